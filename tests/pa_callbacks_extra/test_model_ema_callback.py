@@ -362,7 +362,7 @@ def test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were
     [
         ({"decay": 1.5}, "decay=1.5"),
         ({"decay": float("nan")}, "decay=nan"),
-        ({"update_every_n_steps": 0}, "update_every_n_steps=0"),
+        ({"update_every_n_steps": 0}, "update_every_n_steps must"),
         ({"callbacks": [RecordingCallback, RecordingCallback]}, "second callback of class RecordingCallback"),
     ],
 )

@@ -87,7 +87,7 @@ def test_arguments_reach_the_tracker(tmp_path: Path) -> None:
         ({"names": "tensorbord"}, ConfigurationError, "given: +'tensorbord'\n +expected: .*tensorboard"),
         ({"names": []}, ConfigurationError, "given: +no name"),
         ({"names": ["tensorboard", NOT_INSTALLED]}, UnsupportedConfigurationError, f"pip install {NOT_INSTALLED}"),
-        ({"project_name": ""}, ConfigurationError, "The project has no name"),
+        ({"project_name": ""}, ConfigurationError, "project_name must be .* got ''"),
         ({"init_kwargs": {"wandb": {}}}, ConfigurationError, "init_kwargs for 'wandb'"),
         ({"init_kwargs": {"tensorboard": {"key": "secret"}}}, ConfigurationError, "key; TypeError: .*'key'"),
     ],

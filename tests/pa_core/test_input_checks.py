@@ -171,16 +171,16 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
         attribute("train_loader", list), EmptyDatasetError, ("list", "create_train_dataloader")
     ),
     **{
-        f"{name}={value}": mistake(ConfigurationError, f"{name}={value}", **{name: value})
+        f"{name}={value}": mistake(ConfigurationError, name, f"got {value}", **{name: value})
         for name in ("per_device_batch_size", "gradient_accumulation_steps", "max_num_train_steps")
         for value in (0, -1, 1.5)
     },
     **{
-        f"num_epochs={value}": mistake(ConfigurationError, f"num_epochs={value}", epochs=value)
+        f"num_epochs={value}": mistake(ConfigurationError, "num_epochs", f"got {value}", epochs=value)
         for value in (0, -1, 0.5)
     },
     **{
-        f"{name}={value}": mistake(ConfigurationError, f"{name}={value}", **{name: value})
+        f"{name}={value}": mistake(ConfigurationError, name, f"got {value}", **{name: value})
         for name in ("gradient_clip_value", "gradient_clip_norm")
         for value in (0, -1.0, float("nan"))
     },
@@ -188,7 +188,7 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
     "a batch size of 0 to evaluate": Mistake(
         lambda trainer: trainer.evaluate(EVAL_DATA, per_device_batch_size=0),
         ConfigurationError,
-        ("per_device_batch_size=0",),
+        ("per_device_batch_size", "got 0"),
     ),
     "a scheduler instead of a factory": Mistake(
         lambda trainer: train(trainer, create_scheduler_fn=scheduler_of(trainer)),

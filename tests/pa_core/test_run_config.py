@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import pickle
+import re
 from functools import partial
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_counts_must_be_positive_whole_numbers(name: str, value: object) -> None
     with pytest.raises(ConfigurationError) as caught:
         make_config(**{name: value})
 
-    assert f"{name}={0 if value == 0 else value!r}" in str(caught.value)
+    assert re.search(rf"^{name} must .*, got {re.escape(repr(0 if value == 0 else value))}\.$", str(caught.value))
 
 
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, "1", True])
@@ -148,7 +149,7 @@ def test_clipping_thresholds_must_be_positive(name: str, value: object) -> None:
     with pytest.raises(ConfigurationError) as caught:
         make_config(**{name: value})
 
-    assert f"{name}={value!r}" in str(caught.value)
+    assert re.search(rf"^{name} must .*, got {re.escape(repr(value))}\.$", str(caught.value))
 
 
 @pytest.mark.parametrize("value", [None, 1, 0.5, math.inf, np.float32(0.5)])
@@ -171,7 +172,7 @@ def test_a_run_that_only_evaluates_has_no_updates(limit: int | None) -> None:
     config = make_config(num_epochs=1, num_update_steps_per_epoch=0, max_num_train_steps=limit)
 
     assert config.num_update_steps_per_epoch == config.num_local_update_steps_per_epoch == 0
-    with pytest.raises(ConfigurationError, match="num_update_steps_per_epoch=-1"):
+    with pytest.raises(ConfigurationError, match=r"num_update_steps_per_epoch must .* got -1"):
         make_config(num_update_steps_per_epoch=-1)
 
 
@@ -233,7 +234,7 @@ def test_the_updates_of_a_process_are_a_field() -> None:
     assert make_config().num_local_update_steps_per_epoch == 10
     assert make_config(num_local_update_steps_per_epoch=5)["num_local_update_steps_per_epoch"] == 5
     assert "num_local_update_steps_per_epoch" in {entry.name for entry in dataclasses.fields(TrainerRunConfig)}
-    with pytest.raises(ConfigurationError, match="num_local_update_steps_per_epoch=-1"):
+    with pytest.raises(ConfigurationError, match=r"num_local_update_steps_per_epoch must .* got -1"):
         make_config(num_local_update_steps_per_epoch=-1)
 
 

@@ -236,7 +236,7 @@ def test_a_dataset_of_a_mapping_is_no_mapping_of_sets() -> None:
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        ({}, "eval_dataset={}"),
+        ({}, "eval_dataset must be"),
         (EvaluationSet(VAL, every_n_epochs=2), 'eval_dataset={"val": EvaluationSet(...)}'),
         ({"test-ood": VAL}, "'test_ood'"),
         ({3: VAL}, "{3: ...}"),

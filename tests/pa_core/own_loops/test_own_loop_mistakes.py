@@ -353,7 +353,7 @@ def test_messages_of_a_loop_do_not_speak_of_the_trainer() -> None:
 
 def test_a_module_beside_the_models() -> None:
     """All models are given when the run is made."""
-    with pytest.raises(ConfigurationError, match="several models by name"):
+    with pytest.raises(ConfigurationError, match="given all of its models when it is made"):
         make_line().add_module("teacher", linear())
 
 

@@ -253,10 +253,10 @@ class Stream(IterableDataset[Tensor]):
         ({"dataset": DataLoader(numbers(3))}, ConfigurationError, "Pass its dataset"),
         ({"dataset": Stream()}, ConfigurationError, "__len__"),
         ({"dataset": []}, EmptyDatasetError, "made"),
-        ({"dataset": numbers(3), "per_device_batch_size": 0}, ConfigurationError, "Pass per_device_batch_size=1"),
+        ({"dataset": numbers(3), "per_device_batch_size": 0}, ConfigurationError, "per_device_batch_size must be"),
         ({"dataset": numbers(3), "dataloader_kwargs": {"shuffle": True}}, ConfigurationError, "Leave shuffle out"),
         ({"dataset": numbers(3), "dataloader_kwargs": {"drop_last": True}}, ConfigurationError, "Leave drop_last out"),
-        ({"dataset": numbers(3), "dataloader_kwargs": {"batch_size": None}}, ConfigurationError, "batch_size=32"),
+        ({"dataset": numbers(3), "dataloader_kwargs": {"batch_size": None}}, ConfigurationError, "batch_size must be"),
         ({"dataset": numbers(3), "seed": -1}, ConfigurationError, "seed"),
     ],
 )

@@ -525,10 +525,10 @@ def test_a_function_is_given_each_batch_once_and_goes_on_after_a_failure_where_p
         ({"write": "s3://bucket/p.csv"}, "send it to the store"),
         ({"write": "."}, "Add a file name"),
         ({"write": 3}, "Pass a path"),
-        ({"write": "p.csv", "samples_per_piece": 0}, "samples_per_piece=1"),
-        ({"write": "p.csv", "other_pieces": "keep"}, "Pass one of the two"),
-        ({"samples_per_piece": 3}, "Leave samples_per_piece out"),
-        ({"pieces": "folder"}, "Leave pieces out"),
+        ({"write": "p.csv", "samples_per_piece": 0}, "samples_per_piece must be"),
+        ({"write": "p.csv", "other_pieces": "keep"}, "got 'keep'"),
+        ({"samples_per_piece": 3}, "samples_per_piece must be left out"),
+        ({"pieces": "folder"}, "pieces must be left out"),
     ],
 )
 def test_what_cannot_be_written_is_refused_at_once(arguments: dict[str, Any], advice: str) -> None:

@@ -119,18 +119,6 @@ def test_metrics_are_drawn_over_any_unit_of_the_clock(
     assert not tick or tick in texts
 
 
-def test_long_runs_are_drawn_over_hours(tmp_path: Path, history: InMemoryRunHistory) -> None:
-    """Nobody reads 36,000 seconds."""
-    state = history.state_dict()
-    for columns in state["metrics"].values():
-        columns["seconds"] = [0.0, 5 * 3600.0, 10 * 3600.0]
-    history.load_state_dict(state)
-
-    texts = _texts(plot_run_history(history, tmp_path / "run.svg", x="seconds"))
-
-    assert {"hours since the start", "10"} <= set(texts)
-
-
 def test_many_values_of_an_epoch_are_spread_over_it(tmp_path: Path) -> None:
     """What is recorded at each step is a curve over epochs, not a vertical line at each."""
     history = InMemoryRunHistory()
@@ -141,19 +129,6 @@ def test_many_values_of_an_epoch_are_spread_over_it(tmp_path: Path) -> None:
     columns = _columns_of(plot_run_history(history, tmp_path / "run.png"), BLUE)
 
     assert columns.max() < 20
-
-
-def test_a_very_long_history_is_drawn_as_mean_and_range(tmp_path: Path) -> None:
-    """A value a step, for very many steps, shows its trend instead of a filled area."""
-    history = InMemoryRunHistory()
-    for update in range(20_001):
-        history.clock.update = update
-        history.update_metric("train_loss_step", float(update % 2))
-
-    columns = _columns_of(plot_run_history(history, tmp_path / "run.png", x="update"), BLUE)
-
-    assert columns.max() < 40
-    assert "20k" in _texts(plot_run_history(history, tmp_path / "run.svg", x="update"))
 
 
 @pytest.mark.parametrize("values", [[1.0], [float("nan")], [1.0, float("nan"), float("inf"), 2.0]])
@@ -240,7 +215,7 @@ class _KeepsNoMoments(RunHistory):
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path, history: InMemoryRunHistory) -> None:
     """A wrong axis, a wrong name, an empty history and one without moments are errors that help."""
     path = tmp_path / "run.png"
-    with pytest.raises(ConfigurationError, match=r"x='step'\n.*'epoch', 'update', 'samples', 'seconds'"):
+    with pytest.raises(ConfigurationError, match="'epoch', 'update', 'samples', 'seconds', got 'step'"):
         plot_run_history(history, path, x="step")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
     with pytest.raises(MetricNotFoundError, match="train_loss_epoch, eval_loss_epoch"):
         plot_run_history(history, path, ["loss"])

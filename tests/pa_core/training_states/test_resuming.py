@@ -295,7 +295,7 @@ def test_a_folder_without_states_is_an_error_unless_a_new_run_may_begin(tmp_path
     """The message says how a script is the same when it is started and when it is started again."""
     with pytest.raises(FileNotFoundError, match='resume_missing="start"'):
         train(make_trainer(), resume_from=tmp_path / "missing")
-    with pytest.raises(ConfigurationError, match='"error" or "start"'):
+    with pytest.raises(ConfigurationError, match='"error", or "start"'):
         train(make_trainer(), resume_from=tmp_path, resume_missing="ignore")
     trainer = make_trainer()
     train(trainer, num_epochs=1, resume_from=tmp_path / "missing", resume_missing="start")

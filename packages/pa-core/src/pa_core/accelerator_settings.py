@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 from pa_core import _accelerate
@@ -33,7 +32,6 @@ def require_usable_settings(accelerator: _accelerate.AcceleratorLike, arguments:
         raise UnsupportedConfigurationError(
             "A run places the model and its batches itself.",
             given="Accelerator(device_placement=False)",
-            expected="device_placement=True",
             do="Leave it out, and choose the device when launching.",
         )
     # Accelerate takes the argument and ignores it; only that of DataLoaderConfiguration has an effect.
@@ -42,7 +40,6 @@ def require_usable_settings(accelerator: _accelerate.AcceleratorLike, arguments:
         raise UnsupportedConfigurationError(
             "A batch belongs to one process here, and is not split over the processes.",
             given=f"split_batches=True on {accelerator.num_processes} processes",
-            expected="split_batches=False",
             do=f"Leave it out, and divide per_device_batch_size by {accelerator.num_processes}.",
         )
 
@@ -58,84 +55,52 @@ def require_even_batches(accelerator: _accelerate.AcceleratorLike) -> None:
         raise UnsupportedConfigurationError(
             "Processes with more batches would wait for the others forever.",
             given="even_batches=False and a custom DataLoader on several processes",
-            expected="even_batches=True, or the trainer's own loaders, which repeat no sample",
             do="Leave even_batches out, or let the trainer make the loader from the dataset.",
         )
 
 
 def warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
-    """Warn about each setting that has no effect on a run.
+    """Warn about each setting that has no effect on a run, with what does the same here.
 
     Args:
         accelerator: What ``Trainer._create_accelerator`` returned.
     """
-    for text in _ignored(accelerator):
-        warn_user(text)
-
-
-def _ignored(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
-    """What is ignored, why, and what does the same here."""
-    yield from _ignored_precision(accelerator)
-    yield from _ignored_accumulation(accelerator)
-    yield from _ignored_loader_settings(accelerator)
-    yield from _ignored_files(accelerator)
     settings: Any = accelerator
-    if not settings.step_scheduler_with_optimizer:
-        yield (
-            "step_scheduler_with_optimizer=False has no effect: a scheduler is stepped after each update that was "
-            "made. Override scheduler_step() to step it otherwise."
-        )
-    if settings.profile_handler is not None:
-        yield "ProfileKwargs have no effect. Use ProfilerCallback of pa-callbacks-extra."
+    steps, asked, computed = (
+        accelerator.gradient_accumulation_steps,
+        accelerator.mixed_precision,
+        _accelerate.computed_precision(accelerator),
+    )
+    project_settings = cast("dict[str, object]", vars(settings.project_configuration))
+    project = [f"{name}={value!r}" for name, value in project_settings.items() if value]
+    ignored = {
+        f"mixed_precision={asked!r} has no effect on the device {_accelerate.device_of(accelerator)}: the run computes "
+        "in fp32. Use 'bf16' there, or 'no'.": computed != asked,
+        f"GradScalerKwargs have no effect in {computed!r}: only fp16 on an accelerator scales gradients.": (
+            settings.scaler_handler is not None and accelerator.scaler is None
+        ),
+        f"gradient_accumulation_steps={steps} of accelerate has no effect. Pass it to train(), or to Run.": steps != 1,
+        "sync_with_dataloader=False has no effect: an update never reaches beyond its epoch.": (
+            not settings.gradient_state.sync_with_dataloader
+        ),
+        "sync_each_batch=True has no effect: gradients are exchanged once an update.": (
+            settings.gradient_state.plugin_kwargs.get("sync_each_batch")
+        ),
+        **_ignored_by_loaders(settings),
+        "log_with has no effect. Pass TrackerCallback of pa-callbacks-extra as a callback.": settings.log_with,
+        f"The project configuration ({', '.join(project)}) has no effect: what saves takes its folder as an argument, "
+        "such as SaveTrainingStateCallback(save_dir, max_checkpoints=...).": project,
+        "step_scheduler_with_optimizer=False has no effect: a scheduler is stepped after each update that was made. "
+        "Override scheduler_step() to step it otherwise.": not settings.step_scheduler_with_optimizer,
+        "ProfileKwargs have no effect. Use ProfilerCallback of pa-callbacks-extra.": settings.profile_handler,
+    }
+    for text, is_set in ignored.items():
+        if is_set:
+            warn_user(text)
 
 
-def _ignored_precision(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
-    if _accelerate.computed_precision(accelerator) != accelerator.mixed_precision:
-        yield (
-            f"mixed_precision={accelerator.mixed_precision!r} has no effect on the device "
-            f"{_accelerate.device_of(accelerator)}: the run computes in fp32. Use 'bf16' there, or 'no'."
-        )
-    settings: Any = accelerator
-    if settings.scaler_handler is not None and accelerator.scaler is None:
-        yield (
-            f"GradScalerKwargs have no effect in {_accelerate.computed_precision(accelerator)!r}: only fp16 on an "
-            "accelerator scales gradients."
-        )
-
-
-def _ignored_accumulation(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
-    if accelerator.gradient_accumulation_steps != 1:
-        yield (
-            f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps} of accelerate has no effect. "
-            "Pass it to train(), or to Run."
-        )
-    settings: Any = accelerator
-    if not settings.gradient_state.sync_with_dataloader:
-        yield "sync_with_dataloader=False has no effect: an update never reaches beyond its epoch."
-    if settings.gradient_state.plugin_kwargs.get("sync_each_batch"):
-        yield "sync_each_batch=True has no effect: gradients are exchanged once an update."
-
-
-def _ignored_loader_settings(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
-    settings: Any = accelerator
-    config: Any = settings.dataloader_config
-    defaults = {"dispatch_batches": None, "use_seedable_sampler": False, "data_seed": None}
-    for name, default in defaults.items():
-        value = getattr(config, name, default)
-        if value != default:
-            yield f"{name}={value!r} {_OWN_LOADERS}"
-    if settings.rng_types != ["generator"]:
-        yield f"rng_types={settings.rng_types!r} {_OWN_LOADERS}"
-
-
-def _ignored_files(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
-    settings: Any = accelerator
-    if settings.log_with:
-        yield "log_with has no effect. Pass TrackerCallback of pa-callbacks-extra as a callback."
-    project = cast("dict[str, object]", vars(settings.project_configuration))
-    given = [f"{name}={value!r}" for name, value in project.items() if value]
-    if given:
-        yield (
-            f"The project configuration ({', '.join(given)}) has no effect: what saves takes its folder as an "
-            "argument, such as SaveTrainingStateCallback(save_dir, max_checkpoints=...)."
-        )
+def _ignored_by_loaders(settings: Any) -> dict[str, bool]:
+    defaults: dict[str, Any] = {"dispatch_batches": None, "use_seedable_sampler": False, "data_seed": None}
+    given = {name: getattr(settings.dataloader_config, name, default) for name, default in defaults.items()}
+    given["rng_types"], defaults["rng_types"] = settings.rng_types, ["generator"]
+    return {f"{name}={value!r} {_OWN_LOADERS}": value != defaults[name] for name, value in given.items()}

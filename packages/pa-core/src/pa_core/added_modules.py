@@ -93,7 +93,6 @@ class AddedModules:
             raise ConfigurationError(
                 "What a trainer trains does not change while a run is in progress.",
                 given=f"add_module({name!r}, ...) in a callback, a hook or a step",
-                expected="all modules before the run has begun",
                 do="Call it where the trainer is made.",
             )
         _check_name(name, self._by_name)
@@ -254,7 +253,6 @@ def _require_same_on_all_processes(name: str, module: nn.Module) -> None:
         raise UnsupportedConfigurationError(
             f"The module {name!r} has drifted apart on the processes before the first update of the trainer.",
             given="steps that run a backward pass and their own update, whose gradients are not averaged",
-            expected="an added module that is trained by the loss that a step returns",
             do="Add its loss to the one that is returned; for a separate loss and separate updates, use Run.",
         )
 
@@ -284,7 +282,6 @@ def _check_scheduler_factory(name: str, added: AddedModule) -> None:
         raise ConfigurationError(
             f"The module {name!r} has no optimizer whose rates a scheduler could set.",
             given="create_scheduler_fn without optimizer",
-            expected="both of them, or neither",
             do="Pass the optimizer of the module too.",
         )
 
@@ -297,7 +294,6 @@ def _check_parameters(name: str, added: AddedModule, beside: Mapping[int, str], 
         raise ConfigurationError(
             f"The module {name!r} has parameters that {shared} has too.",
             given=f"{type(added.module).__name__}, which shares parameters with {shared}",
-            expected="a module with its own parameters",
             do="Leave it out: it is trained already, with what it is a part of."
             if shared == "the model"
             else "Add one module that holds both.",
@@ -315,7 +311,6 @@ def _check_optimizer(name: str, optimizer: Optimizer, own: set[int], ours: set[i
         raise ConfigurationError(
             f"Two optimizers would train the module {name!r}.",
             given=f"{kind} of {len(held & ours)} parameters that the trainer's optimizer has too",
-            expected="one optimizer for each parameter",
             do="Leave optimizer out, or create the trainer's from the parameters of the model alone.",
         )
     if not held or held - own:
@@ -334,6 +329,5 @@ def _refuse_untrained(name: str, module: nn.Module) -> None:
         raise ConfigurationError(
             f"No optimizer would train the module {name!r}.",
             given=f"{type(module).__name__} with {len(trainable)} trainable parameters, in training mode",
-            expected="an optimizer of its parameters, or a module without training",
             do="Pass its optimizer, or call requires_grad_(False) on it.",
         )

@@ -157,7 +157,6 @@ def _require_supported_sharding(accelerator: _accelerate.AcceleratorLike, plugin
         raise UnsupportedConfigurationError(
             "Sharded models are not trained in fp16: scaling its gradients was not tried on them.",
             given="mixed_precision='fp16' and FSDP",
-            expected="'no' or 'bf16'",
             do="Use bf16.",
         )
 
@@ -178,14 +177,12 @@ def _require_data_parallel(accelerator: _accelerate.AcceleratorLike, parallelism
         raise UnsupportedConfigurationError(
             "The ParallelismConfig is for a different number of processes.",
             given=f"ParallelismConfig({given}) on {accelerator.num_processes} processes",
-            expected="sizes whose product is the number of processes",
             do="Change dp_shard_size, or launch as many processes.",
         )
     if is_sharded and sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1:
         raise UnsupportedConfigurationError(
             "Nothing is left to shard: each process would be a replica of the whole model.",
             given=f"FSDP and ParallelismConfig({given})",
-            expected="a dp_shard_size of more than 1",
             do=f"Set dp_shard_size, with dp_replicate_size x dp_shard_size = {accelerator.num_processes}.",
         )
 
@@ -196,7 +193,6 @@ def _require_connected(accelerator: _accelerate.AcceleratorLike) -> None:
         raise UnsupportedConfigurationError(
             "Each of the launched processes would train by itself.",
             given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
-            expected="as many processes as the launcher started",
             do="Create the Accelerator with cpu=True (or set ACCELERATE_USE_CPU=true) to train on CPU, "
             "or start the script without the launcher.",
         )
@@ -208,7 +204,6 @@ def _require_working_hook(accelerator: _accelerate.AcceleratorLike) -> None:
         raise UnsupportedConfigurationError(
             "Torch's batched PowerSGD fails at the first update that it compresses, by default after 1000.",
             given="DistributedDataParallelKwargs(comm_hook=BATCHED_POWER_SGD)",
-            expected="another hook, or none",
             do="Use DDPCommunicationHookType.POWER_SGD.",
         )
 
@@ -226,7 +221,6 @@ def require_usable_model(model: nn.Module) -> None:
         raise UnsupportedConfigurationError(
             "The model is wrapped in DistributedDataParallel already.",
             given=f"{type(model).__name__} with a DistributedDataParallel in it",
-            expected="the module itself, which is wrapped for the length of a run",
             do="Pass the module inside, and DistributedDataParallelKwargs to the Accelerator.",
         )
     # Where the module is not imported, nothing is wrapped in its classes; importing it here would cost a second.
@@ -235,7 +229,6 @@ def require_usable_model(model: nn.Module) -> None:
         raise UnsupportedConfigurationError(
             "The model is wrapped in FullyShardedDataParallel, the first version of FSDP.",
             given=f"{type(model).__name__} with a FullyShardedDataParallel in it",
-            expected="the module itself, or one from fully_shard",
             do="Shard it with torch.distributed.fsdp.fully_shard.",
         )
 
@@ -258,7 +251,6 @@ def _sharded(given: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         "A module that is added to the model has to be whole on each process.",
         given=given,
-        expected="a module that is not sharded",
         do="Pass the whole module; for several sharded models, use Run.",
     )
 

@@ -342,7 +342,6 @@ def _start(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[s
             # without their values, among which may be keys that are nobody's business
             given=f"project_name={project_name!r}, logging_dir={str(logging_dir)!r}, {', '.join(kwargs) or 'no more'}; "
             f"{type(error).__name__}: {error}",
-            expected="what its package accepts",
             do=f"Correct the arguments, or init_kwargs[{name!r}]; see the error above.",
         ) from error
 
@@ -350,10 +349,7 @@ def _start(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[s
 def _check_arguments(names: tuple[str, ...], project_name: str, init_kwargs: Mapping[str, Mapping[str, Any]]) -> None:
     if not project_name:
         raise ConfigurationError(
-            "The project has no name.",
-            given=f"project_name={project_name!r}",
-            expected="some text",
-            do="Pass the name under which the trackers shall show the run.",
+            f"project_name must be the name under which the trackers shall show the run, got {project_name!r}."
         )
     if others := [name for name in init_kwargs if name not in names]:
         raise ConfigurationError(

@@ -78,10 +78,7 @@ def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
         )
     if cpu is not None and not isinstance(cpu, bool):
         raise ArgumentTypeError(
-            "The argument cpu is not a bool.",
-            given=f"cpu={cpu!r}",
-            expected="True, or None for the device that the script was launched on",
-            do="Choose another device when launching; pass cpu=True for the CPU.",
+            f"cpu must be True, or None for the device that the script was launched on, got {cpu!r}."
         )
 
 
@@ -101,7 +98,6 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
         raise ConfigurationError(
             "A trainer has one run at a time, and the iterator of a prediction is still open.",
             given=f"{name}() before the last batch of predict() was taken",
-            expected="an iterator that has come to its end, or was closed",
             do="Call close() on what predict() returned, if the rest is not needed.",
         )
     if name == "predict":
@@ -137,7 +133,6 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
         raise ConfigurationError(
             "There is no optimizer to train with.",
             given="optimizer=None",
-            expected="an optimizer of the model's parameters",
             do="Pass one, for example torch.optim.SGD(model.parameters(), lr=0.1).",
         )
     of_model = {id(parameter) for parameter in model.parameters()}
@@ -146,7 +141,6 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
         raise ConfigurationError(
             "The model has no parameters, so that nothing would be trained.",
             given=f"{type(model).__name__} without parameters",
-            expected="a model with parameters",
             do="Register the parts of the model with it: as attributes, or in nn.ModuleList instead of a list.",
         )
     if not of_optimizer:
@@ -183,7 +177,6 @@ def require_step_without_closure(optimizer: Optimizer) -> None:
         raise ConfigurationError(
             "The optimizer computes losses by itself, which a step after the backward pass cannot do.",
             given=f"{name}, whose step(closure) needs its argument",
-            expected="an optimizer whose step() uses the gradients that are there",
             do="Train with a subclass of Trainer whose optimizer_step() calls self.optimizer.step(closure): closure() "
             "clears the gradients, calculates the loss of the batch, calls loss.backward() and returns the loss.",
         )
@@ -216,7 +209,6 @@ def check_optimizer_factory(factory: object, optimizer: object) -> None:
         raise ConfigurationError(
             "There are an optimizer and a function that makes one.",
             given=f"optimizer={type(optimizer).__name__}(...) and create_optimizer_fn",
-            expected="one of them",
             do="Pass optimizer=None, or leave create_optimizer_fn out.",
         )
 
@@ -256,7 +248,6 @@ def check_scheduler(scheduler: object) -> None:
         raise ArgumentTypeError(
             "create_scheduler_fn made no scheduler.",
             given="a function that returned None",
-            expected="the scheduler that it made",
             do="Add the return statement, or leave create_scheduler_fn out to train without a scheduler.",
         )
     if isinstance(scheduler, tuple):
@@ -264,7 +255,6 @@ def check_scheduler(scheduler: object) -> None:
         raise ArgumentTypeError(
             "create_scheduler_fn returned more than the scheduler.",
             given=f"a function that returned a tuple of {kinds}",
-            expected="the scheduler alone",
             do="Return that item, for example with lambda optimizer: create(optimizer)[0].",
         )
 
@@ -286,7 +276,6 @@ def check_optimizer_of_scheduler(scheduler: object, optimizer: Optimizer) -> Non
         raise ConfigurationError(
             "create_scheduler_fn made a scheduler of another optimizer, which would change nothing of this run.",
             given=f"{type(scheduler).__name__} of an optimizer with other parameters",
-            expected="a scheduler of the optimizer that the function is called with",
             do=f"Pass lambda optimizer: {type(scheduler).__name__}(optimizer, ...).",
         )
 
@@ -304,7 +293,6 @@ def require_evaluation_data(data: object) -> None:
         raise ConfigurationError(
             "There is nothing to evaluate.",
             given="evaluate() without a dataset, on a trainer that has no evaluation dataset from train()",
-            expected="a dataset",
             do="Call evaluate(dataset).",
         )
 
@@ -323,7 +311,6 @@ def check_sanity_evaluation(num_batches: int, eval_dataset: object) -> None:
         raise ConfigurationError(
             "There is nothing to evaluate before the first epoch.",
             given=f"sanity_eval_steps={num_batches} and no eval_dataset",
-            expected="an evaluation dataset, or no sanity_eval_steps",
             do="Pass eval_dataset, or leave sanity_eval_steps out.",
         )
 
@@ -341,7 +328,6 @@ def require_evaluation_loader(loader: _LoaderT | None) -> _LoaderT:
         raise ConfigurationError(
             "There is nothing to evaluate.",
             given="a run without an evaluation dataset",
-            expected="train(..., eval_dataset=...)",
             do="Pass an evaluation dataset, or remove the callback that evaluates.",
         )
     return loader
@@ -370,13 +356,11 @@ def check_kind_of_module(module: object, argument: str) -> None:
         raise ArgumentTypeError(
             f"The {argument} is a class.",
             given=f"{argument}={module.__name__}",
-            expected="an instance of the class",
             do=f"Create the {argument} first, with the arguments that it needs: {argument}={module.__name__}(...).",
         )
     raise ArgumentTypeError(
         f"The {argument} is not a torch.nn.Module.",
         given=f"a {argument} of type {type(module).__name__}",
-        expected="an instance of torch.nn.Module",
         do="Pass the module that is to be trained as the first argument."
         if argument == "model"
         else "Pass the module itself.",
@@ -430,7 +414,6 @@ def check_kind_of_optimizer(optimizer: object) -> None:
         raise ArgumentTypeError(
             "The optimizer is a class.",
             given=f"optimizer={_qualified(optimizer)}",
-            expected="an optimizer of the model's parameters",
             do=f"Create it: optimizer={_qualified(optimizer)}(model.parameters(), lr=...).",
         )
     # Optimizers of other libraries need not derive from torch's.
@@ -440,7 +423,6 @@ def check_kind_of_optimizer(optimizer: object) -> None:
             given=f"optimizer={optimizer!r}"
             if isinstance(optimizer, str)
             else f"an optimizer of type {type(optimizer).__name__}",
-            expected="an instance of torch.optim.Optimizer",
             do="Pass an optimizer of the model's parameters, for example "
             "optimizer=torch.optim.SGD(model.parameters(), lr=0.1).",
         )
@@ -454,7 +436,6 @@ def _swapped(loss_func: object, optimizer: object) -> ArgumentTypeError:
     return ArgumentTypeError(
         "The loss function is an optimizer.",
         given=f"loss_func={_short(loss_func)}, optimizer={_short(optimizer)}",
-        expected="the order Trainer(model, loss_func, optimizer)",
         do="Swap the two arguments, or pass them by name: Trainer(model, loss_func=..., optimizer=...).",
     )
 

@@ -225,12 +225,7 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
     """
     accepted = not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) >= minimum
     if not accepted:
-        raise ConfigurationError(
-            f"{name} is not usable.",
-            given=f"{name}={value!r}",
-            expected=f"a whole number of at least {minimum}",
-            do=f"Pass {name}={max(minimum, 1)} or more.",
-        )
+        raise ConfigurationError(f"{name} must be a whole number of at least {minimum}, got {value!r}.")
 
 
 def check_run_arguments(
@@ -276,12 +271,7 @@ def check_clip_threshold(name: str, value: object) -> None:
     """
     accepted = value is None or (not isinstance(value, bool) and isinstance(value, numbers.Real) and float(value) > 0)
     if not accepted:
-        raise ConfigurationError(
-            f"{name} is not usable.",
-            given=f"{name}={value!r}",
-            expected="a positive number, or None for no clipping",
-            do=f"Pass {name}=1.0, for example, or leave it out.",
-        )
+        raise ConfigurationError(f"{name} must be a positive number, or None for no clipping, got {value!r}.")
 
 
 def _plain(value: object) -> Any:

@@ -94,7 +94,6 @@ def _check_assigned_scheduler(scheduler: object, optimizer: Optimizer) -> None:
         raise ConfigurationError(
             "The scheduler belongs to another optimizer, and would change nothing of this run.",
             given=f"trainer.scheduler, {type(scheduler).__name__} of another {type(own).__name__}",
-            expected="a scheduler of trainer.optimizer",
             do="Pass create_scheduler_fn to train(), or set trainer.scheduler = None to train without one.",
         )
     rates: Any = getattr(scheduler, "base_lrs", None)

@@ -44,10 +44,7 @@ class SchedulerStepping:
         given: str = step_scheduler
         if given not in ("update", "epoch"):
             raise ConfigurationError(
-                "A scheduler is stepped after each update or after each epoch.",
-                given=f"step_scheduler={given!r}",
-                expected='"update" or "epoch"',
-                do='Pass "epoch" for a schedule that counts epochs.',
+                f'step_scheduler must be "update" or "epoch", after which a scheduler is stepped, got {given!r}.'
             )
         self.after: Literal["update", "epoch"] = step_scheduler if watch_metric is None else "epoch"
         self.watch_metric = watch_metric

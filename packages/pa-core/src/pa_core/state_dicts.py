@@ -78,7 +78,6 @@ def without_frozen(state: Mapping[str, Any]) -> dict[str, Any]:
     raise ConfigurationError(
         "Nothing of the model is trained, so nothing is left to save.",
         given="trainable_only=True, and a model whose parameters are all frozen",
-        expected="parameters with requires_grad",
         do="Call it while the adapter is trainable, or leave out trainable_only.",
     )
 

@@ -48,12 +48,7 @@ class BestMetric:
 
     def __init__(self, greater_is_better: bool = False, min_change: float = 0.0) -> None:
         if not (math.isfinite(min_change) and min_change >= 0):
-            raise ConfigurationError(
-                "The change that counts as an improvement is not usable.",
-                given=f"min_change={min_change!r}",
-                expected="a finite number of at least 0",
-                do="Pass the size of the change; greater_is_better says its direction.",
-            )
+            raise ConfigurationError(f"min_change must be a finite number of at least 0, got {min_change!r}.")
         self.greater_is_better = greater_is_better
         self.min_change = min_change
         self.value: float | None = None
@@ -117,7 +112,6 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
         raise ConfigurationError(
             "The metric to watch is not recorded without an evaluation.",
             given=f"watch_metric={metric_name!r} and no eval_dataset",
-            expected="an evaluation dataset, or a metric of the training",
             do='Pass eval_dataset to Trainer.train(), or watch_metric="train_loss_epoch".',
         )
 

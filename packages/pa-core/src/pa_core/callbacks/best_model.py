@@ -226,6 +226,5 @@ def _require_same_trained(at_first: set[str], now: set[str]) -> None:
         raise ConfigurationError(
             "Other parameters are trained than before: a file with trainable_only would lack some of them.",
             given=f"{changed[0]}, one of {len(changed)} that were frozen or unfrozen since the first epoch",
-            expected="the same ones throughout the run",
             do="Leave out trainable_only of SaveBestModelCallback.",
         )

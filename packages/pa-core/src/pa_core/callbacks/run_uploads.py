@@ -48,12 +48,7 @@ def check_upload_arguments(save_dir: str | Path, upload_to: str | None, upload_e
             do="Put the kind of store and :// in front of it, or pass a local folder as save_dir.",
         )
     if upload_errors not in ("warn", "raise"):
-        raise ConfigurationError(
-            "upload_errors is not usable.",
-            given=f"upload_errors={upload_errors!r}",
-            expected='"warn" or "raise"',
-            do='Pass "raise" to end the run where a state could not be sent.',
-        )
+        raise ConfigurationError(f'upload_errors must be "warn" or "raise", got {upload_errors!r}.')
 
 
 class RunUploads:

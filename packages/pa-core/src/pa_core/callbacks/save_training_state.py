@@ -105,10 +105,7 @@ class SaveTrainingStateCallback(TrainerCallback):
                 check_count(name, count)
         if save_every_n_seconds is not None and not save_every_n_seconds > 0:
             raise ConfigurationError(
-                "save_every_n_seconds is not usable.",
-                given=f"save_every_n_seconds={save_every_n_seconds!r}",
-                expected="a positive number, or None",
-                do="Pass save_every_n_seconds=600 to save every ten minutes, for example.",
+                f"save_every_n_seconds must be a positive number, or None, got {save_every_n_seconds!r}."
             )
         check_upload_arguments(save_dir, upload_to, upload_errors)
         self.save_dir: Path = Path(save_dir)

@@ -63,7 +63,6 @@ class SignalWatch:
             raise ConfigurationError(
                 "Signals cannot be watched from here.",
                 given=f"a run in the thread {threading.current_thread().name!r}",
-                expected="a run in the main thread, to which Python brings all signals",
                 do="Train in the main thread, or leave stop_on_signals out.",
             )
         for one in self._signals:

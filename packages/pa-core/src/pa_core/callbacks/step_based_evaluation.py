@@ -61,7 +61,6 @@ class StepBasedEvaluationCallback(TrainerCallback):
             raise ConfigurationError(
                 "There is nothing to evaluate in the middle of the epochs.",
                 given="StepBasedEvaluationCallback in a run without an evaluation dataset",
-                expected="an evaluation dataset",
                 do="Pass eval_dataset to Trainer.train(); in a custom training loop, evaluate without the callback.",
             )
         sets = trainer.eval_sets
@@ -71,7 +70,6 @@ class StepBasedEvaluationCallback(TrainerCallback):
                 "There is nothing to evaluate in the middle of the epochs.",
                 given="StepBasedEvaluationCallback, and evaluation sets that are not evaluated in each epoch: "
                 + ", ".join(map(repr, sets)),
-                expected="the names of those that are evaluated more often than after their epochs",
                 do=f"Pass StepBasedEvaluationCallback({self.eval_every_n_steps}, eval_names=[{next(iter(sets))!r}]).",
             )
         if unknown := [name for name in chosen or () if name not in sets]:

@@ -130,7 +130,6 @@ def require_same_lengths(lengths: Sequence[int | None]) -> None:
         raise ConfigurationError(
             "The training loaders of the processes have different lengths.",
             given=f"{', '.join(map(str, lengths))} batches",
-            expected="as many batches on each process",
             do="Give each process as many batches as the others, or return a torch.utils.data.DataLoader over the "
             "whole dataset, which is split over the processes.",
         )

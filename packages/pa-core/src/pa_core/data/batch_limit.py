@@ -45,12 +45,7 @@ class DataLoaderSlice(Generic[_BatchT_co]):
 
     def __init__(self, dl: SizedIterable[_BatchT_co], slice_size: int) -> None:
         if slice_size < 1:
-            raise ConfigurationError(
-                "A slice of a loader holds at least one batch.",
-                given=f"slice_size={slice_size}",
-                expected="an integer of at least 1",
-                do="Pass the number of batches to keep, for example slice_size=1.",
-            )
+            raise ConfigurationError(f"slice_size must be a whole number of at least 1, got {slice_size!r}.")
         self.wrapped: SizedIterable[_BatchT_co] = dl
         self.slice_size: int = slice_size
 
@@ -135,9 +130,6 @@ def batch_limit_from_environment() -> int | None:
         return None
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise ConfigurationError(
-            f"The environment variable {BATCH_LIMIT_VARIABLE} is not usable.",
-            given=f"{BATCH_LIMIT_VARIABLE}={os.environ[BATCH_LIMIT_VARIABLE]!r}",
-            expected="a whole number of at least 1",
-            do=f"Set it to the number of batches of an epoch, or unset it: unset {BATCH_LIMIT_VARIABLE}",
+            f"{BATCH_LIMIT_VARIABLE} must be a whole number of at least 1, or unset, got {text!r}."
         )
     return int(text)

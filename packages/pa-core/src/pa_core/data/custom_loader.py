@@ -62,16 +62,12 @@ def check_loader(loader: object, origin: str) -> None:
     kind = type(loader).__name__
     if not isinstance(innermost(loader), Iterable):
         raise ConfigurationError(
-            "There is no loader.",
-            given=f"{kind} from {origin}",
-            expected="an iterable of batches",
-            do="Return a DataLoader, or a list of batches.",
+            "There is no loader.", given=f"{kind} from {origin}", do="Return a DataLoader, or a list of batches."
         )
     if length_of(loader) == 0:
         raise EmptyDatasetError(
             "The loader has no batch.",
             given=f"a {kind} of length 0 from {origin}",
-            expected="at least one batch for each process",
             do="Look at how the dataset was made, choose a smaller batch size, or leave drop_last out.",
         )
 
@@ -90,7 +86,6 @@ def check_passes(loader: object, origin: str) -> None:
         raise ConfigurationError(
             "The loader is used up after one evaluation.",
             given=f"a {type(loader).__name__} from {origin}, an iterator",
-            expected="an iterable that starts again each time it is iterated over",
             do="Make the loader a list, or an object whose __iter__ yields the batches.",
         )
 
@@ -122,7 +117,6 @@ def length_is_missing(loader: object) -> ConfigurationError:
     return ConfigurationError(
         "The training data has no length, so it is not known when the run ends.",
         given=f"{describe_loader(innermost(loader))}, for which len() fails, and max_num_train_steps=None",
-        expected="a number of updates after which the run ends, or data with a length",
         do=f"Pass max_num_train_steps. If the length is known, give {what} a __len__.",
     )
 

@@ -317,10 +317,7 @@ def _checked(data: EvaluationData, argument: str) -> dict[str, EvaluationSet]:
         sets[name] = one if isinstance(one, EvaluationSet) else EvaluationSet(one)
     if not sets:
         raise ConfigurationError(
-            "There is no evaluation set.",
-            given=f"{argument}={{}}",
-            expected="at least one dataset with its name",
-            do=f"Pass {argument}=None for no evaluation.",
+            f"{argument} must be at least one dataset with its name, or None for no evaluation, got {{}}."
         )
     return sets
 

@@ -111,7 +111,6 @@ class GivenData:
             raise ConfigurationError(
                 "Two loaders were given for the same data.",
                 given=f"a {type(self.data).__name__} as {self.argument}, and {trainer_class.__name__}.{self.method}",
-                expected="one of them",
                 do=f"Pass the dataset as {self.argument}, or do not override {self.method}.",
             )
 
@@ -190,7 +189,6 @@ def _without_effect_on_order(per_device_batch_size: int, given: GivenData) -> Co
     return ConfigurationError(
         "per_device_batch_size has no effect with an order that makes the batches.",
         given=f"per_device_batch_size={per_device_batch_size}, and the order {kind}",
-        expected="no per_device_batch_size, unless there is an eval_dataset, whose batches have that size",
         do=f"Leave per_device_batch_size out, and give {kind} what it makes its batches by.",
     )
 

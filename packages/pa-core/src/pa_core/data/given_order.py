@@ -103,10 +103,7 @@ def without_effect_on_loader(order: Order, loader: str) -> ConfigurationError:
 
 def _without_effect(order: Order, other: str, do: str) -> ConfigurationError:
     return ConfigurationError(
-        "The order of the samples is given twice.",
-        given=f"order={type(order).__name__}(...), and {other}",
-        expected="one of them",
-        do=do,
+        "The order of the samples is given twice.", given=f"order={type(order).__name__}(...), and {other}", do=do
     )
 
 

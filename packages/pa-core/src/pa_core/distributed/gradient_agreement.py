@@ -66,7 +66,6 @@ class GradientAgreement:
             raise UnsupportedConfigurationError(
                 "Several processes cannot train a model without trainable parameters.",
                 given=f"{type(module).__name__}, every parameter of which has requires_grad=False",
-                expected="at least one trainable parameter",
                 do="Unfreeze a part of the model before the run begins, or evaluate it without training.",
             )
         self._values = nn.Parameter(torch.zeros(num_values, dtype=trainable.dtype, device=trainable.device))

@@ -72,7 +72,6 @@ def _require_dense(parameters: Mapping[str, Tensor]) -> None:
             raise UnsupportedConfigurationError(
                 "Sparse gradients are exchanged of the model only.",
                 given=f"a sparse gradient of {name} on {num_processes()} processes",
-                expected="dense gradients",
                 do="Make the layer with sparse=False.",
             )
 

@@ -133,7 +133,6 @@ class GradientExchange:
         return UnsupportedConfigurationError(
             "On several processes, each parameter has to get a gradient in each backward pass.",
             given=f"no gradient for {_enumerate(unused)}",
-            expected="a loss that depends on every trainable parameter of the model",
             do="Return Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)]) from "
             "_create_accelerator, or freeze what is never used with requires_grad_(False).",
         )
@@ -154,10 +153,7 @@ class GradientExchange:
         differing = [name for name, is_same in zip(names, of_each, strict=True) if not is_same]
         if differing:
             raise UnsupportedConfigurationError(
-                problem,
-                given=f"other gradients on each process for {_enumerate(differing)}",
-                expected="the same gradients on all processes after the backward pass of an update",
-                do=do,
+                problem, given=f"other gradients on each process for {_enumerate(differing)}", do=do
             )
 
 
@@ -170,7 +166,6 @@ def never_used(names: Collection[str]) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         "On several processes, each trainable parameter has to get a gradient in each update.",
         given=f"no gradient for {_enumerate(sorted(names))}",
-        expected="backward passes that reach every trainable parameter of the model",
         do="Freeze what the losses of the update do not depend on, with requires_grad_(False).",
     )
 

@@ -49,7 +49,6 @@ def notebook_launcher(
         raise UnsupportedConfigurationError(
             "The processes of a notebook cannot be started once it has made a trainer: they would share its device.",
             given=f"num_processes={num_processes}, after a Trainer, a Run or an Accelerator in this process",
-            expected="a notebook that has made none of them",
             do="Restart the kernel, and make the trainer inside the function.",
         )
     _accelerate.launch_in_notebook(function, args, num_processes=num_processes, **kwargs)

@@ -201,7 +201,6 @@ def require_all_processes(caller: str) -> None:
         raise ConfigurationError(
             "This process would wait for others that are not going to come.",
             given=f"{caller} in a function or block that the other processes do not run now",
-            expected="a place that all processes come to together",
             do=f"Call {caller} before or after it.",
         )
 

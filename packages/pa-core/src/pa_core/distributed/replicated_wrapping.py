@@ -206,6 +206,5 @@ def _static_graph() -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         "With a static graph, torch exchanges gradients only after a forward pass of its wrapper.",
         given="static_graph=True",
-        expected="a wrapper whose exchange each backward pass can prepare",
         do="Leave static_graph out of the DistributedDataParallelKwargs.",
     )

@@ -185,9 +185,4 @@ def _advice(gone: Mapping[int, Sign], run: int) -> str:
 def _check_max_wait_seconds(value: object) -> None:
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf):
         return
-    raise ConfigurationError(
-        "This is not how long a process may wait for another one.",
-        given=f"max_wait_seconds={value!r}",
-        expected="a positive number of seconds, or None to wait for ever",
-        do=f"Leave it out for {DEFAULT_MAX_WAIT_SECONDS:g} seconds, or pass a different number.",
-    )
+    raise ConfigurationError(f"max_wait_seconds must be a positive number, or None to wait for ever, got {value!r}.")

@@ -94,7 +94,6 @@ def frozen_model(name: str) -> ConfigurationError:
     return ConfigurationError(
         "There is nothing to train.",
         given=f"backward(...) for {name!r}, every parameter of which has requires_grad=False",
-        expected="at least one trainable parameter",
         do="Call requires_grad_() on what is to be trained, before the forward pass.",
     )
 
@@ -115,7 +114,6 @@ def graph_is_gone(name: str, *, is_of_this_batch: bool) -> ConfigurationError:
     return ConfigurationError(
         "A backward pass goes through a graph that an earlier one has freed.",
         given=f"backward(...) for {name!r}, through a graph of {batch}",
-        expected="one backward pass through each graph, or a graph that is kept",
         do=do,
     )
 
@@ -143,10 +141,7 @@ def over(what: str) -> ConfigurationError:
 def second_block(stage: str) -> ConfigurationError:
     """Return the error of a run whose block is entered twice."""
     return ConfigurationError(
-        "A run has one block.",
-        given=f"with run: a second time, {stage} its block",
-        expected="one with statement for each run",
-        do="Make another Run.",
+        "A run has one block.", given=f"with run: a second time, {stage} its block", do="Make another Run."
     )
 
 
@@ -155,7 +150,6 @@ def run_within_run() -> ConfigurationError:
     return ConfigurationError(
         "There is one run at a time.",
         given="the block of a run within the block of another one",
-        expected="runs one after the other",
         do="End the block of the other run first, or give one run several models by name.",
     )
 
@@ -175,7 +169,6 @@ def second_loop() -> ConfigurationError:
     return ConfigurationError(
         "All epochs of the run are over.",
         given="a second loop over epochs, updates or batches, for which nothing is left",
-        expected="one loop over all epochs of the run",
         do="Write for epoch in run.epochs(): around the loop over updates or batches, which then has one epoch.",
     )
 
@@ -185,7 +178,6 @@ def left_loop() -> ConfigurationError:
     return ConfigurationError(
         "A break has ended the run.",
         given="another loop over epochs, updates or batches after one over all epochs that was left early",
-        expected="one loop over all epochs of the run",
         do="Leave the loop over the updates of an epoch, in the body of run.epochs(): that ends one epoch only.",
     )
 
@@ -195,7 +187,6 @@ def log_between_batches(name: object) -> ConfigurationError:
     return ConfigurationError(
         "There is no batch that the value could belong to.",
         given=f"log({name!r}, ...) outside of a loop over batches, or after the step of an update",
-        expected="a call for a batch, before the step: in the body of a loop over batches, or in an event of a batch",
         do="Log it before the step; a value that is not a mean over samples is for run.record(name, value).",
     )
 
@@ -205,7 +196,6 @@ def within_evaluation(what: str) -> ConfigurationError:
     return ConfigurationError(
         "An evaluation does not train.",
         given=f"{what} in the body of a loop over evaluation batches",
-        expected="a body that only measures",
         do=f"Move {what} after the evaluation.",
     )
 
@@ -215,7 +205,6 @@ def epoch_without_updates() -> ConfigurationError:
     return ConfigurationError(
         "An epoch was left without its updates.",
         given="a loop over run.epochs() whose body takes no updates",
-        expected="a loop over the updates, or over the batches, of the epoch in its body",
         do="Write for update in run.updates(): ..., or for batch in run.batches(): ..., in the body.",
     )
 
@@ -225,7 +214,6 @@ def no_gradients_left(name: str) -> ConfigurationError:
     return ConfigurationError(
         "The gradients of an update are gone.",
         given=f"backward passes of {name!r}, after which none of its parameters has a gradient",
-        expected="gradients of a loss that depends on these parameters, which only the step clears",
         do="Remove zero_grad() from the loop: the step clears gradients. With several models, check model=.",
     )
 
@@ -235,7 +223,6 @@ def no_length() -> ConfigurationError:
     return ConfigurationError(
         "Nothing says how long the run is.",
         given="neither num_epochs nor max_num_train_steps",
-        expected="one of them",
         do="Pass num_epochs=10, for example; a break ends the run earlier.",
     )
 
@@ -245,7 +232,6 @@ def no_update(what: str) -> ConfigurationError:
     return ConfigurationError(
         "No update is in progress.",
         given=f"run.{what} outside of a loop over updates() or batches()",
-        expected="a call in the body of that loop",
         do="Write for batch in run.batches(): ..., and call it for each batch.",
     )
 
@@ -255,7 +241,6 @@ def no_batch(number: int, call: str) -> ConfigurationError:
     return ConfigurationError(
         "There is no batch that this could belong to.",
         given=f"{call} before the first batch of update {number}",
-        expected="a call in the body of a loop over the batches of the update",
         do="Write for batch in update: ..., and call it for each batch.",
     )
 
@@ -265,7 +250,6 @@ def no_previous_batch() -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         "This process has no batch, while others have one.",
         given="a custom loader without any batch on this process",
-        expected="at least one batch on each process, which can stand in where others have more",
         do="Pass a dataset, or a loader with samples for each process.",
     )
 
@@ -285,7 +269,6 @@ def update_over(what: str, number: int) -> ConfigurationError:
     return ConfigurationError(
         "This update is over.",
         given=f"{what} of update {number}, after the loop had continued",
-        expected="calls in the body of the loop that yielded the update",
         do="Use the update that run.updates() yielded last.",
     )
 
@@ -305,7 +288,6 @@ def backward_after_step(name: str) -> ConfigurationError:
     return ConfigurationError(
         "A backward pass came after the step of its optimizer.",
         given=f"backward(...) for {name!r} after its step in the same update",
-        expected="all backward passes of an update before its step",
         do=f"Step after the last backward pass, or add the losses up and call backward(...) once. {_SEVERAL}",
     )
 
@@ -315,7 +297,6 @@ def step_before_last_batch() -> ConfigurationError:
     return ConfigurationError(
         "An update is stepped after its last batch.",
         given="update.step() while batches of the update are left",
-        expected="a step after the loop over the batches of the update",
         do="Move update.step() after the loop, or call run.step(), which steps after the last batch only.",
     )
 
@@ -325,8 +306,7 @@ def step_by_hand(name: str) -> ConfigurationError:
     return ConfigurationError(
         "The loop has stepped an optimizer that the run steps.",
         given=f"step() of the optimizer {name!r} itself",
-        expected="update.step() or run.step(), which agree, clip, step and clear the gradients",
-        do="Remove optimizer.step() from the loop.",
+        do="Remove optimizer.step() from the loop: update.step() or run.step() agrees, clips, steps and clears.",
     )
 
 
@@ -335,7 +315,6 @@ def second_step(name: str) -> ConfigurationError:
     return ConfigurationError(
         "An optimizer was stepped twice in one update.",
         given=f"a second step of {name!r}",
-        expected="one step of each optimizer in an update",
         do=f"Remove one of the two calls. {_SEVERAL}",
     )
 
@@ -345,7 +324,6 @@ def step_without_backward(name: str) -> ConfigurationError:
     return ConfigurationError(
         "There are no gradients to step with.",
         given=f"a step of {name!r} without its backward pass in this update",
-        expected="backward(loss) for each batch of an update before its step",
         do="Call update.backward(loss) or run.backward(loss) instead of loss.backward().",
     )
 
@@ -355,7 +333,6 @@ def no_backward_of_last_batch(name: str) -> ConfigurationError:
     return ConfigurationError(
         "The last batch of an update had no backward pass, with which gradients are exchanged between processes.",
         given=f"a step of {name!r} after backward passes of earlier batches of the update only",
-        expected="backward(loss) for the last batch of an update before its step",
         do="Call backward(loss) for each batch; a loss that should not count can be multiplied by 0.",
     )
 
@@ -365,7 +342,6 @@ def forgotten_step(number: int, *, has_gradients: bool) -> ConfigurationError:
     return ConfigurationError(
         "An update was left without a step.",
         given=f"update {number}, {'with' if has_gradients else 'without'} a backward pass, and no step",
-        expected="backward(loss) for each batch of an update, and a step",
         do="Call update.step() after the loop over the batches of the update, or run.step() after each batch.",
     )
 
@@ -375,7 +351,6 @@ def forgotten_step_of_one(number: int, name: str) -> ConfigurationError:
     return ConfigurationError(
         "An update was left with gradients that no step has used.",
         given=f"update {number} with a backward pass of {name!r}, and no step of it",
-        expected="a step of each optimizer whose model had a backward pass in the update",
         do=f'Call update.step("{name}") too, or leave its backward pass out of updates in which it does not step.',
     )
 
@@ -385,7 +360,6 @@ def no_callback_evaluates() -> ConfigurationError:
     return ConfigurationError(
         "A custom loop runs its evaluations itself.",
         given="a callback that requests an evaluation",
-        expected="an evaluation in the loop",
         do="Remove the callback, and iterate over run.evaluation_batches(dataset) in the loop.",
     )
 
@@ -395,7 +369,6 @@ def no_module_beside(name: str) -> ConfigurationError:
     return ConfigurationError(
         "A run is given all of its models when it is made.",
         given=f"add_module({name!r}, ...)",
-        expected="several models by name",
         do=f'Write Run({{"model": ..., {name!r}: ...}}, {{"model": ..., {name!r}: ...}}, ...).',
     )
 
@@ -415,7 +388,6 @@ def scaler_of_several() -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         "Several optimizers cannot share the gradient scaler of fp16.",
         given='mixed_precision="fp16" and several optimizers',
-        expected="one optimizer, or another precision",
         do='Pass mixed_precision="bf16", which needs no scaler.',
     )
 
@@ -425,7 +397,6 @@ def no_max_updates_per_batch() -> ConfigurationError:
     return ConfigurationError(
         "Nothing says how many updates the loop makes of a batch, with which the length of the run is counted.",
         given="updates(batches) in a run without max_updates_per_batch",
-        expected="the largest number that comes of a batch",
         do="Pass Run(..., max_updates_per_batch=4), for example; fewer are allowed.",
     )
 
@@ -445,7 +416,6 @@ def updates_between_backward_and_step(number: int) -> ConfigurationError:
     return ConfigurationError(
         "Other updates cannot come between the backward pass of an update and its step.",
         given=f"updates(batches) in update {number}, which has gradients",
-        expected="updates(batches) before the backward pass of the batch, after its step, or in place of them",
         do="Step first, or make the loss of the batch itself one of the updates: run.updates([*batches, batch]).",
     )
 

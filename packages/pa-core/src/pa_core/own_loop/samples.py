@@ -31,7 +31,6 @@ def count_samples(batch: object) -> int:
         raise ConfigurationError(
             "The number of samples in the batch is not known.",
             given=describe_batch(batch),
-            expected="a batch with a tensor whose first dimension is the samples",
             do="Return tensors from the dataset or from collate_fn, or pass a dataset instead of the loader.",
         )
     if len(set(numbers)) > 1:

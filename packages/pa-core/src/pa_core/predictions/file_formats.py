@@ -178,7 +178,6 @@ class _Parquet(FileFormat):
             raise UnsupportedConfigurationError(
                 "Parquet files are written by pyarrow, which is not installed.",
                 given="a file whose name ends in .parquet",
-                expected="an environment with pyarrow",
                 do='Run pip install "pa-core[parquet]", or write to a .csv or .jsonl file.',
             )
         self._arrow: Any = importlib.import_module("pyarrow")

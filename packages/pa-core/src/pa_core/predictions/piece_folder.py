@@ -73,7 +73,6 @@ class PieceFolder:
             raise ConfigurationError(
                 "The processes do not share the folder in which they put the pieces of the predictions.",
                 given=f"{self.folder}, which some of them do not see",
-                expected="a folder on a disk that all machines share",
                 do="Write to such a disk, or iterate over predict() and write on the first process.",
             )
         return found

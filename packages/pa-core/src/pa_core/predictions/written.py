@@ -58,12 +58,7 @@ class Writing:
         other_pieces: Literal["error", "remove"],
     ) -> None:
         if other_pieces not in ("error", "remove"):
-            raise ConfigurationError(
-                "There is no such thing to do with pieces of other predictions.",
-                given=f"other_pieces={other_pieces!r}",
-                expected='"error" or "remove"',
-                do="Pass one of the two.",
-            )
+            raise ConfigurationError(f'other_pieces must be "error" or "remove", got {other_pieces!r}.')
         self.path: Path | None = _path_of(write)
         self.pieces: Pieces = _cut(job.num_samples, job.batch_size, samples_per_piece)
         self._function = None if self.path is not None else cast("PredictionWriter[Any]", write)
@@ -177,7 +172,6 @@ def _path_of(write: object) -> Path | None:
         raise ConfigurationError(
             "Predictions are written to a file of this machine, or of a disk that all machines share.",
             given=f"write={write!r}",
-            expected="a path",
             do="Write to a local file, and send it to the store afterwards.",
         )
     if isinstance(write, str | Path):
@@ -225,9 +219,4 @@ def require_nothing_to_write(
     asked = {"samples_per_piece": samples_per_piece, "pieces": pieces, "other_pieces": other_pieces}
     for name, value in asked.items():
         if value != defaults[name]:
-            raise ConfigurationError(
-                "There are no pieces where predictions are iterated over.",
-                given=f"{name}={value!r} without write",
-                expected="write, a file or a function",
-                do=f"Leave {name} out, or pass write.",
-            )
+            raise ConfigurationError(f"{name} must be left out without write, a file or a function, got {value!r}.")

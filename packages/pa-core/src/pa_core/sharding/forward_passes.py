@@ -165,6 +165,5 @@ def _stopped_before_first_call() -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         "A process was stopped before it called its sharded model for the first time, for which the others wait.",
         given="a StopTrainingError in the first step of a run",
-        expected="a call of the model in the first step on each process",
         do="Raise StopTrainingError in a callback, such as in on_train_step_end.",
     )

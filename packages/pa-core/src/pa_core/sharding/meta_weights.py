@@ -113,7 +113,6 @@ class MetaWeights:
             raise ConfigurationError(
                 "The weights of a model on the meta device are made a few modules at a time.",
                 given=f"{type(self._model).__name__}.init_weights(), which reads weights that are not there yet",
-                expected="weights that are made without looking at the weights of other modules",
                 do="Tie weights instead of copying them.",
             ) from error
 
@@ -157,7 +156,6 @@ class MetaWeights:
         return ConfigurationError(
             f"A {kind} of a model on the meta device has no values.",
             given=f"{f'{path}.{one.name}'.lstrip('.')}, of which {maker} makes nothing",
-            expected="values for all parameters and buffers",
             do=f"Set it in {maker}.",
         )
 

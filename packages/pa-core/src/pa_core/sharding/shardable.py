@@ -45,7 +45,6 @@ def _require_one_dtype(parameters: Iterable[nn.Parameter], names: Mapping[int, s
         raise UnsupportedConfigurationError(
             "The trainable parameters of a block are gathered together, and have to have one dtype.",
             given=", ".join(f"{name} in {str(dtype).removeprefix('torch.')}" for dtype, name in by_dtype.items()),
-            expected="one dtype for all of them",
             do='Convert the model, for example model.float(), and pass mixed_precision="bf16" to compute in bf16.',
         )
 
@@ -54,7 +53,6 @@ def _sparse(module: nn.Module) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         "Sparse gradients cannot be split over processes.",
         given=f"{type(module).__name__}(sparse=True)",
-        expected="dense gradients",
         do="Leave sparse=True out, or name the module in ignored_modules of the plugin.",
     )
 
@@ -63,7 +61,6 @@ def _hooks(name: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         "Hooks of a parameter would be lost: sharding puts a new parameter in its place.",
         given=f"a hook that was registered on {name}",
-        expected="parameters without hooks",
         do="Shard the model yourself with fully_shard, and register the hooks on the parameters that it then has.",
     )
 

@@ -75,14 +75,12 @@ class ShardedModules:
                 raise UnsupportedConfigurationError(
                     "Batches are weighed for gradients that are averaged over the processes.",
                     given=f"set_gradient_divide_factor({factor})",
-                    expected="the mean over the processes, as fully_shard has it",
                     do="Leave the call out; for losses over other items than samples, tell their number with the loss.",
                 )
         if any(map(is_sharded, self.plain_parameters())):
             raise UnsupportedConfigurationError(
                 "Parameters are split over processes in another way than by fully_shard.",
                 given="DTensor parameters that no fully_shard has been applied to",
-                expected="fully_shard, applied to the model or to all modules with such parameters",
                 do="Apply torch.distributed.fsdp.fully_shard to the model after its blocks.",
             )
 

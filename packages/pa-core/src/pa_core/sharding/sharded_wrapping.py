@@ -211,7 +211,6 @@ def _explaining_calls_of_pieces() -> Generator[None]:
         raise UnsupportedConfigurationError(
             "A layer of the sharded model was called while each process had only its piece of the weights.",
             given="a call of a layer, or of a method other than forward, from outside of the model",
-            expected="calls of the model itself, which gathers the weights",
             do="Call self.model in the step; for another method, call "
             'torch.distributed.fsdp.register_fsdp_forward_method(model, "NAME") once.',
         ) from error
@@ -221,7 +220,6 @@ def _fp16() -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         "A sharded model is not trained in fp16: the scale of its gradients was never tried.",
         given="mixed_precision='fp16'",
-        expected="'bf16' or 'no'",
         do="Use bf16.",
     )
 

@@ -11,7 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from pa_core.errors import ConfigurationError
 from pa_core.plot_style import PlotStyle, plot_style
@@ -31,7 +31,6 @@ _AXIS_LABELS: dict[PlotAxis, str] = {
     "samples": "training samples",
     "seconds": "seconds since the start",
 }
-_TIME_UNITS = ((3600.0, "hours since the start"), (60.0, "minutes since the start"))
 # "ema_model_eval_loss_epoch" is the quantity "loss" of the series "ema_model eval"
 _PHASED_NAME = re.compile(
     r"(?:(?P<prefix>.+)_)?(?P<phase>train|eval|evaluation|val|valid|validation|test)_"
@@ -40,19 +39,10 @@ _PHASED_NAME = re.compile(
 _LOSS_OF_SET = re.compile(r"eval_(?P<name>\w+)_loss_epoch")
 _COLUMNS = 3
 _MARKED_POINTS = 50  # with more of them a marker at each would hide the line
-_DRAWN_POINTS = 300  # more cannot be told apart at this size
 _COLOURED_ALIKE: tuple[str, ...] = ("train", "eval")  # in each panel; other curves take the colours after theirs
 
 
-class _Curve(NamedTuple):
-    """What is drawn of one metric: values, and the range of what each of them stands for."""
-
-    positions: list[float]
-    values: list[float]
-    lowest: list[float]
-    highest: list[float]
-
-
+_Curve: TypeAlias = tuple[list[float], list[float]]
 _Panels: TypeAlias = dict[str, dict[str, _Curve]]
 
 
@@ -98,12 +88,7 @@ def plot_run_history(
         'losses.png'
     """
     if x not in get_args(PlotAxis):
-        raise ConfigurationError(
-            "Metrics cannot be drawn over this.",
-            given=f"x={x!r}",
-            expected=f"one of {', '.join(map(repr, get_args(PlotAxis)))}",
-            do='Leave x out to draw over epochs, or pass x="update", for example.',
-        )
+        raise ConfigurationError(f"x must be one of {', '.join(map(repr, get_args(PlotAxis)))}, got {x!r}.")
     panels = _panels(_records(history, metrics), x)
     style = plot_style(dark=dark)
     return style.save(_draw(panels, x, style), path)
@@ -115,7 +100,6 @@ def _records(history: RunHistory, metrics: Sequence[str] | None) -> dict[str, li
         raise ConfigurationError(
             "This history cannot be drawn.",
             given=f"a {type(history).__name__}",
-            expected="an InMemoryRunHistory, which keeps the moment of each value",
             do="Derive your history from InMemoryRunHistory.",
         )
     names: Iterable[str] = history.get_metric_names() if metrics is None else metrics
@@ -126,7 +110,6 @@ def _records(history: RunHistory, metrics: Sequence[str] | None) -> dict[str, li
         raise ConfigurationError(
             "There is nothing to draw.",
             given=f"{len(history.get_metric_names())} recorded metrics, metrics={metrics!r}",
-            expected="at least one metric with numbers",
             do="Draw after a run, before the history is reset.",
         )
     return records
@@ -140,7 +123,7 @@ def _panels(records: Mapping[str, list[MetricRecord]], x: PlotAxis) -> _Panels:
         match = _of_set(name, sets) or _PHASED_NAME.fullmatch(name)
         quantity = match["quantity"] if match else name.removesuffix("_epoch")
         series = " ".join(filter(None, (match["prefix"], match["phase"]))) if match else name
-        curve = _curve(_positions(of_metric, x), [record.value for record in of_metric])
+        curve = _positions(of_metric, x), [record.value for record in of_metric]
         panels[quantity.replace("_", " ")][series.replace("_", " ")] = curve
     return panels
 
@@ -169,20 +152,6 @@ def _positions(records: Sequence[MetricRecord], x: PlotAxis) -> list[float]:
     return positions
 
 
-def _curve(positions: list[float], values: list[float]) -> _Curve:
-    """Draw each value, or of very many the mean and the range of each stretch."""
-    stretch = math.ceil(len(values) / _DRAWN_POINTS)
-    if stretch == 1:
-        return _Curve(positions, values, values, values)
-    stretches = [slice(start, start + stretch) for start in range(0, len(values), stretch)]
-    return _Curve(
-        [positions[part][0] for part in stretches],
-        [sum(values[part]) / len(values[part]) for part in stretches],
-        [min(values[part]) for part in stretches],
-        [max(values[part]) for part in stretches],
-    )
-
-
 def _draw(panels: _Panels, x: PlotAxis, style: PlotStyle) -> Figure:
     """Return a figure with one panel for each quantity."""
     try:
@@ -199,51 +168,28 @@ def _draw(panels: _Panels, x: PlotAxis, style: PlotStyle) -> Figure:
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
     figure = Figure(figsize=(1.0 + 4.2 * columns, 0.3 + 3.0 * rows), layout=layout)
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
-    scale, axis_label = _scale(panels, x)
-    limits = _limits(panels, scale)
     for axes, (quantity, series) in zip(grid.flat, panels.items(), strict=False):
-        _draw_panel(axes, quantity, series, scale, style)
-        axes.set_xlim(limits)
-        axes.set_xlabel(axis_label)
+        _draw_panel(axes, quantity, series, style)
+        axes.set_xlabel(_AXIS_LABELS[x])
+        axes.tick_params(labelbottom=True)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=x != "seconds"))
-        if x in ("update", "samples"):
+        if x != "epoch":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         style.dress(axes)
     return figure
 
 
-def _scale(panels: _Panels, x: PlotAxis) -> tuple[float, str]:
-    """Return what to divide positions by, and the axis label: long runs are drawn over minutes or hours."""
-    longest = max(curve.positions[-1] for series in panels.values() for curve in series.values())
-    for seconds, label in _TIME_UNITS:
-        if x == "seconds" and longest > 2 * seconds:
-            return seconds, label
-    return 1.0, _AXIS_LABELS[x]
-
-
-def _limits(panels: _Panels, scale: float) -> tuple[float, float]:
-    """Return the ends of the horizontal axis, the same in each panel so that they can be compared."""
-    curves = [curve for series in panels.values() for curve in series.values()]
-    start = min(curve.positions[0] for curve in curves) / scale
-    end = max(curve.positions[-1] for curve in curves) / scale
-    margin = 0.03 * (end - start) or 0.5
-    return start - margin, end + margin
-
-
-def _draw_panel(axes: Axes, quantity: str, series: Mapping[str, _Curve], scale: float, style: PlotStyle) -> None:
+def _draw_panel(axes: Axes, quantity: str, series: Mapping[str, _Curve], style: PlotStyle) -> None:
     """Draw the curves of one quantity."""
     kept: dict[str, str] = dict(zip(_COLOURED_ALIKE, style.curves, strict=False))
     others = itertools.cycle(style.curves[len(kept) :])
-    for label, curve in series.items():
-        positions = [position / scale for position in curve.positions]
+    for label, (positions, values) in series.items():
         colour = kept.get(label) or next(others)
         marker = "o" if len(positions) <= _MARKED_POINTS else ""
-        axes.plot(positions, curve.values, label=label, color=colour, marker=marker, markersize=3.5)
-        if curve.lowest is not curve.highest:
-            axes.fill_between(positions, curve.lowest, curve.highest, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(positions, values, label=label, color=colour, marker=marker, markersize=3.5)
     only = next(iter(series))
     several = len(series) > 1
     title = quantity if several or only == quantity else f"{only} {quantity}"

@@ -181,7 +181,6 @@ def _check_name(name: object) -> None:
         raise ConfigurationError(
             "The name of this logged value is taken.",
             given='log("loss", ...)',
-            expected='another name than "loss", under which the loss that is trained on is recorded',
             do='Choose another name, such as "reconstruction_loss".',
         )
 
@@ -206,12 +205,7 @@ def single_number(name: str, value: object) -> MetricValue:
     if isinstance(value, Tensor):
         given = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
         do = f'Log its mean, log("{name}", value.mean()), or each element under its own name.'
-    raise ConfigurationError(
-        "Only single numbers can be logged.",
-        given=f'log("{name}", ...) with {given}',
-        expected="a number, or a tensor with one real element",
-        do=do,
-    )
+    raise ConfigurationError("Only single numbers can be logged.", given=f'log("{name}", ...) with {given}', do=do)
 
 
 def _outside_of_steps(name: object) -> ConfigurationError:
@@ -229,6 +223,5 @@ def logged_twice(name: str) -> ConfigurationError:
     return ConfigurationError(
         "A value was logged twice in one step.",
         given=f'a second log("{name}", ...) in the same step',
-        expected="one value for each name in a step",
         do="Log the sum or the mean of the values, or use another name for each.",
     )

@@ -341,10 +341,7 @@ def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "st
     """
     if resume_missing not in ("error", "start"):
         raise ConfigurationError(
-            "resume_missing is not usable.",
-            given=f"resume_missing={resume_missing!r}",
-            expected='"error" or "start"',
-            do='Pass "start" to begin a new run where there is nothing to resume from.',
+            f'resume_missing must be "error", or "start" for a new run where there is no state, got {resume_missing!r}.'
         )
     chosen, saved = _choose_on_rank_zero(Path(resume_from)) if distributed.rank() == 0 else help_to_verify()
     for one in chosen.skipped:

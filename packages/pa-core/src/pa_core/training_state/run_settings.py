@@ -172,10 +172,7 @@ def check_resume_overrides(allowed: Collection[str]) -> None:
     """
     if isinstance(allowed, str) or not set(allowed) <= RESUME_OVERRIDES.keys():
         raise ConfigurationError(
-            "resume_allow contains names that cannot be allowed.",
-            given=f"resume_allow={allowed!r}",
-            expected=f"a collection of some of: {', '.join(RESUME_OVERRIDES)}",
-            do='Write for example resume_allow=("samples_per_update",).',
+            f"resume_allow must be a collection of some of {', '.join(map(repr, RESUME_OVERRIDES))}, got {allowed!r}."
         )
 
 
