@@ -165,7 +165,7 @@ class Cell:
 
 DISTRIBUTIONS = (
     Distribution("pa-checkpoint", "pa_checkpoint", extras=("fsspec",)),
-    Distribution("pa-data", "pa_data", extras=("fsspec", "parquet")),
+    Distribution("pa-data", "pa_data", extras=("fsspec", "parquet"), test_requirements=("lightning",)),
     Distribution(
         "pa-core",
         "pa_core",

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
-from pa_core.data import KeyedDataLoader, workers
+from pa_core.data import KeyedDataLoader
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.testing import TinyClassifier, make_classification
 from tests.support.drawing import Drawing, draw_after, preserved_streams, samples_by_index
@@ -330,7 +330,7 @@ def test_further_sigterms_leave_workers_to_the_main_process_as_well() -> None:
 
 def test_a_worker_that_is_stuck_ends_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the second SIGTERM, such as the one of a loader that is closed: it would keep the process from ending."""
-    monkeypatch.setattr(workers, "SECONDS_AFTER_SECOND_SIGTERM", 0.1)
+    monkeypatch.setattr("pa_data._workers.SECONDS_AFTER_SECOND_SIGTERM", 0.1)
     before, children = signal.signal(signal.SIGTERM, lambda _number, _frame: None), multiprocessing.active_children()
     try:
         iterator = iter(KeyedDataLoader(Terminated(), 2, num_workers=1))

@@ -324,9 +324,10 @@ def describe_loader(purpose: str, loader: object) -> dict[str, str]:
         }
         if not has_plain_order(own.given_order):
             order = own.order
+            first = min(_FIRST, order.num_samples)
             texts |= {
                 f"{name}, order": own.given_order.identity,
-                f"{name}, first samples": describe_value(order.indices(0, min(_FIRST, order.num_samples)).tolist()),
+                f"{name}, first samples": describe_value([int(index) for index in order.indices(0, first)]),
             }
     elif kind == _SPLIT:
         texts[f"{name}, length"] = describe_value(length_of(own))

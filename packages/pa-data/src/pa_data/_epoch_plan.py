@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Sampler
 from typing_extensions import override
 
 from pa_data._fetching import BatchRequest
-from pa_data._split import Split
+from pa_data._split import EvalSplit, Split
 from pa_data.orders._epoch_order import EpochOrder, index_list
 from pa_data.rng import extend_key
 
-__all__ = ["EpochBatches", "EpochPlan", "WorkerRequests"]
+__all__ = ["EpochBatches", "EpochPlan", "EpochProgress", "WorkerRequests"]
 
 _POSITIONS = -2  # extends the key of an epoch whose draws are keyed by position
 _STEPS_AT_ONCE = 64
@@ -80,6 +81,32 @@ class EpochPlan:
         return indices.view(number, split.num_processes, split.batch_size)[:, self.rank].unbind()
 
 
+class EpochProgress:
+    """How far an iterator is in its epoch.
+
+    Args:
+        plan: What it iterates.
+    """
+
+    def __init__(self, plan: EpochPlan) -> None:
+        self._plan = plan
+        self._steps = 0
+
+    def count(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of the iterator, counting them."""
+        for batch in batches:
+            self._steps += 1
+            yield batch
+        self._steps = len(self._plan.split)
+
+    def place(self) -> tuple[bool, int]:
+        """Return whether the epoch has ended, and, if not, the number of its samples that were taken."""
+        split = self._plan.split
+        if self._steps == len(split):
+            return True, 0
+        return False, 0 if isinstance(split, EvalSplit) else split.piece(self._steps, 0).start
+
+
 class EpochBatches(Sampler[list[int]]):
     """The batch sampler of a loader: the dataset indices of each batch of the chosen epoch.
 
@@ -87,15 +114,23 @@ class EpochBatches(Sampler[list[int]]):
 
     Args:
         plan: The plan of a whole epoch.
+        set_epoch: Chooses an epoch of the loader.
 
     Attributes:
         plan: The plan of the chosen epoch, from the chosen position on.
         whole_epoch: The plan of the chosen epoch from its first position on.
+        sampler: This sampler. Trainers call ``loader.batch_sampler.sampler.set_epoch``.
+        set_epoch: Chooses an epoch of the loader.
     """
 
-    def __init__(self, plan: EpochPlan) -> None:
+    def __init__(self, plan: EpochPlan, set_epoch: Callable[[int], None]) -> None:
         self.plan: EpochPlan = plan
         self.whole_epoch: EpochPlan = plan
+        self.set_epoch: Callable[[int], None] = set_epoch
+
+    @property
+    def sampler(self) -> EpochBatches:
+        return self
 
     def __len__(self) -> int:
         """Return the number of batches of the whole of the chosen epoch."""

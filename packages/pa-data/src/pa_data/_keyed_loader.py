@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate  # pyright: ig
 from typing_extensions import override
 
 from pa_data._device import can_pin_memory, move_to_device, pin_memory, prefetched
-from pa_data._epoch_plan import EpochBatches, EpochPlan, WorkerRequests
+from pa_data._epoch_plan import EpochBatches, EpochPlan, EpochProgress, WorkerRequests
 from pa_data._fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset
 from pa_data._loader_checks import (
     check_batch_size,
@@ -55,9 +55,12 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     Batches of datasets that only hold tensors, and of those that are a `SupportsFetchBatch`, are fetched
     whole, without keys and several times as fast. They equal those that torch's default collation makes.
 
-    An epoch is chosen by `start_epoch`; until then it is epoch 0. Iterating again without choosing another
-    repeats the same epoch from the same position. Seeking costs nothing: no sample before the position is
-    loaded.
+    An epoch is chosen by `set_epoch` or `start_epoch`; until then it is epoch 0. Iterating again without choosing
+    another repeats the same epoch from the same position. Seeking costs nothing: no sample before the position is
+    loaded. `state_dict` says where the newest iterator is, and `load_state_dict` goes there.
+
+    ``Accelerator.prepare`` of accelerate leaves the loader as it is, and ``save_state`` saves its position. Lightning
+    saves it too, and chooses the epochs; pass ``use_distributed_sampler=False`` to its trainer.
 
     Args:
         dataset: A dataset with a length and integer indices. It is what ``loader.dataset`` returns.
@@ -116,6 +119,10 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         True
     """
 
+    # accelerate divides no loader that has the first of these, and saves the state of one that has the second.
+    _is_accelerate_prepared = True
+    use_stateful_dataloader = True
+
     def __init__(
         self,
         dataset: Dataset[_SampleT_co],
@@ -166,7 +173,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         self.device: torch.device | None = None if device is None else torch.device(device)
         self.keyed_augmentation: bool = keyed_augmentation
         self.whole_batches: bool = decide_whole_batches(dataset, collate_fn, whole_batches)
-        self._batches = EpochBatches(self._plan_of_whole_epoch(0))
+        self._batches = EpochBatches(self._plan_of_whole_epoch(0), self.set_epoch)
+        self._progress = EpochProgress(self._batches.plan)
         check_epoch(self.split)
         self._own_generator = torch.Generator()
         self._options: dict[str, Any] = {
@@ -268,6 +276,59 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             plan = replace(plan, split=replace(plan.split, start=position))
         self._epoch = epoch
         self._batches.plan, self._batches.whole_epoch = plan, whole_epoch
+        self._progress = EpochProgress(plan)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose an epoch for the next iterator, from its first sample on; the chosen one keeps its position.
+
+        So a loop over epochs may begin with the epoch in which it was resumed. As ``DistributedSampler`` has it.
+
+        Args:
+            epoch: The number of the epoch.
+        """
+        if epoch != self._epoch:
+            self.start_epoch(epoch)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return where the newest iterator is: after the batch that it yielded last, whatever workers have prefetched.
+
+        It holds the epoch and the number of its samples that all processes together have taken, so one state serves
+        any number of processes. At the end of an epoch it is the beginning of the next one. An evaluation has no
+        position: it is repeated.
+        """
+        ended, samples = self._progress.place()
+        return {
+            "version": 1,
+            "epoch": self._epoch + ended,
+            "samples": samples,
+            "seed": self._seed,
+            "dataset_samples": self._num_samples,
+            "order": self.given_order.identity,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, int | str]) -> None:
+        """Choose the epoch and the position of a `state_dict`, for the next iterator.
+
+        Args:
+            state_dict: What `state_dict` returned, on any number of processes, with any number of workers.
+
+        Raises:
+            ConfigurationError: The state is of another seed, order or length of the dataset, where the position would
+                stand for other samples, or it is no state of such a loader.
+        """
+        expected = {**self.state_dict(), "epoch": 0, "samples": 0}
+        state = {name: state_dict.get(name) for name in expected}
+        epoch, samples = state["epoch"], state["samples"]
+        wrong = [name for name, value in expected.items() if name not in ("epoch", "samples") and state[name] != value]
+        if wrong or not isinstance(epoch, int) or not isinstance(samples, int) or min(epoch, samples) < 0:
+            names = wrong or ["epoch", "samples"]
+            raise ConfigurationError(
+                "The state is not one of this loader.",
+                given=", ".join(f"{name}={state[name]!r}" for name in names),
+                expected=", ".join(f"{name}={expected[name]!r}" if wrong else f"{name} >= 0" for name in names),
+                do="Make the loader as the one that was saved, or start an epoch of your choice with start_epoch().",
+            )
+        self.start_epoch(epoch, samples)
 
     def num_steps(self, epoch: int) -> int:
         """Return the number of steps of a whole epoch, which is the same on every process.
@@ -315,11 +376,12 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         check_length(self.dataset, self._num_samples)
         plan = self._batches.plan
         batches = self._load_here(plan) if self.num_workers == 0 else self._load_in_workers(plan)
-        if self.device is None:
-            return batches
-        if self.device.type == "cuda" and self._pins:
-            return prefetched(batches, self.device)
-        return self._moved(batches, self.device)
+        if self.device is not None and self.device.type == "cuda" and self._pins:
+            batches = prefetched(batches, self.device)
+        elif self.device is not None:
+            batches = self._moved(batches, self.device)
+        self._progress = EpochProgress(plan)
+        return self._progress.count(batches)
 
     def _load_here(self, plan: EpochPlan) -> Iterator[Any]:
         batches = self._fetch_here(plan)

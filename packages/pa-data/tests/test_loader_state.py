@@ -1,0 +1,165 @@
+"""What a hand-written loop relies on when it saves where a loader is, and starts again there."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pa_data import KeyedDataLoader
+from pa_data.errors import ConfigurationError
+from pa_data.orders import TokenBudget, Weighted
+from tests.support.drawing import Drawing, Indices, indices_of, ranks_of
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@given(
+    num_samples=st.integers(1, 60),
+    batch_size=st.integers(1, 5),
+    before=st.integers(1, 4),
+    after=st.integers(1, 4),
+    taken=st.integers(0, 100),
+)
+def test_an_epoch_continues_on_any_number_of_processes(
+    num_samples: int, batch_size: int, before: int, after: int, taken: int
+) -> None:
+    """Before and after a resume together, each sample of the epoch comes once, and the order is that of the seed."""
+    first, *_ = ranks_of(Indices(num_samples), before, batch_size=batch_size, shuffle=True, seed=5)
+    taken = min(taken, first.num_steps(0) - 1)
+    iterator = iter(first)
+    list(islice(iterator, taken))
+    resumed = ranks_of(Indices(num_samples), after, batch_size=batch_size, shuffle=True, seed=5)
+    for loader in resumed:
+        loader.load_state_dict(first.state_dict())
+
+    rest = list(chain.from_iterable(chain.from_iterable(map(indices_of, resumed))))
+    order = first.order.indices(0, num_samples).tolist()
+    assert sorted(rest) == sorted(order[taken * batch_size * before :])
+    assert {loader.epoch for loader in resumed} == {0}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_workers_have_prefetched_is_not_counted(num_workers: int) -> None:
+    """The state is that of the batch in the loop, and after a resume each sample draws what it would have drawn."""
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 2}
+    whole = list(KeyedDataLoader(Drawing(40), **options))
+    loader = KeyedDataLoader(Drawing(40), num_workers=num_workers, **options)
+    for step, _ in enumerate(loader):
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"]) == ((0, 4 * step + 4) if step < 9 else (1, 0))
+        if step == 2:
+            break
+    resumed = KeyedDataLoader(Drawing(40), **options)
+    resumed.load_state_dict(loader.state_dict())
+    assert all(one.equal(other) for one, other in zip(resumed, whole[3:], strict=True))
+
+
+def test_a_loop_over_epochs_continues_where_it_was() -> None:
+    """`set_epoch` keeps the position of the epoch that was resumed, and begins all others at their first sample."""
+    options: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 1}
+    calm = KeyedDataLoader(Indices(10), **options)
+    seen: list[list[list[int]]] = []
+    states: list[dict[str, int | str]] = []
+    for epoch in range(3):
+        calm.set_epoch(epoch)
+        seen.append([])
+        for batch in calm:
+            seen[-1].append(indices_of([batch])[0])
+            states.append(calm.state_dict())
+
+    for number, state in enumerate(states):
+        loader = KeyedDataLoader(Indices(10), **options)
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        rest: list[list[int]] = []
+        for epoch in range(loader.epoch, 3):
+            loader.set_epoch(epoch)
+            rest += indices_of(loader)
+        assert rest == [*chain.from_iterable(seen)][number + 1 :]
+
+
+def test_an_order_that_makes_the_batches_continues_at_a_batch() -> None:
+    """A budget of tokens gives the same batches after a resume."""
+    order = TokenBudget([3, 1, 4, 1, 5, 9, 2, 6, 5, 3], max_tokens=12)
+    loader = KeyedDataLoader(Indices(10), order=order, seed=4, batch_size=None)
+    whole = indices_of(loader)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    assert indices_of(loader) == whole[2:]
+
+
+def test_an_evaluation_is_repeated() -> None:
+    """It has no position: a state that is taken in the middle begins it again."""
+    loader = KeyedDataLoader(Indices(10), 4, split="eval")
+    next(iter(loader))
+    other = KeyedDataLoader(Indices(10), 4, split="eval")
+    other.load_state_dict(loader.state_dict())
+    assert indices_of(other) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"seed": 8}, "seed=7"),
+        ({"shuffle": False}, "order='shuffled-v1"),
+        ({"order": Weighted([1.0] * 10)}, "order='shuffled-v1"),
+        ({"dataset": Indices(11)}, "dataset_samples=10"),
+    ],
+    ids=["seed", "sequence", "order", "dataset"],
+)
+def test_a_state_in_which_the_position_means_other_samples_is_an_error(options: dict[str, Any], named: str) -> None:
+    """Of another seed, order or dataset, it names what differs, and the loader stays where it is."""
+    saved = KeyedDataLoader(Indices(10), 4, shuffle=True, seed=7).state_dict()
+    arguments: dict[str, Any] = {"dataset": Indices(10), "batch_size": 4, "shuffle": True, "seed": 7, **options}
+    loader: KeyedDataLoader[Any] = KeyedDataLoader(**arguments)
+    loader.start_epoch(3, 4)
+    with pytest.raises(ConfigurationError, match=re.escape(named)):
+        loader.load_state_dict(saved)
+    assert (loader.epoch, loader.position) == (3, 4)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"epoch": -1}, {"samples": "4"}, {"version": 2}], ids=str)
+def test_something_else_than_a_state_is_an_error(wrong: dict[str, Any]) -> None:
+    """A state of another loader, or of a later version, is not taken for a position."""
+    loader = KeyedDataLoader(Indices(10), 4)
+    with pytest.raises(ConfigurationError, match="not one of this loader"):
+        loader.load_state_dict({**loader.state_dict(), **wrong} if wrong else {})
+
+
+def test_the_example_of_the_readme_ends_the_same_however_often_it_is_killed(tmp_path: Path) -> None:
+    """Killed at 20 random moments and started again, it ends with the weights of a run that nobody killed."""
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    slow = code.replace(
+        "        optimizer.step()\n", "        optimizer.step()\n        __import__('time').sleep(0.05)\n"
+    )
+    assert slow != code
+    choice = random.Random(0)
+    ends: list[dict[str, Any]] = []
+    for name, kills in (("calm", 0), ("killed", 20)):
+        folder = tmp_path / name
+        folder.mkdir()
+        for _ in range(kills):
+            process = subprocess.Popen([sys.executable, "-c", slow], cwd=folder)
+            time.sleep(choice.uniform(1.0, 3.0))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+        ends.append(torch.load(folder / "state.pt"))
+    calm, killed = ends
+    assert calm["loader"] == killed["loader"]
+    assert (calm["loader"]["epoch"], calm["loader"]["samples"]) == (4, 0)
+    assert all(weight.equal(killed["model"][name]) for name, weight in calm["model"].items())
