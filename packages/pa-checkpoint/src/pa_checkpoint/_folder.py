@@ -160,8 +160,8 @@ class Folder:
         """Return what a function makes of the newest checkpoint that it can read, and the newer ones that it cannot.
 
         Args:
-            read: Reads the checkpoint at a path. One for which it raises a ``CheckpointError`` is skipped. Where the
-                path of this folder is that of a checkpoint, it is the only one.
+            read: Reads the checkpoint at a path. One for which it raises a ``CheckpointError`` is skipped. Where
+                this folder is a checkpoint itself, it is the only one.
 
         Returns:
             None where it can read none, and those that were skipped, newest first; none where there is nothing at all.

@@ -290,7 +290,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             self.start_epoch(epoch)
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return where the newest iterator is: after the batch that it yielded last, whatever workers have prefetched.
+        """Return where the newest iterator is: after the batch that it yielded last, no matter what was prefetched.
 
         It holds the epoch and the number of its samples that all processes together have taken, so one state serves
         any number of processes. At the end of an epoch it is the beginning of the next one. An evaluation has no
@@ -313,8 +313,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             state_dict: What `state_dict` returned, on any number of processes, with any number of workers.
 
         Raises:
-            ConfigurationError: The state is of another seed, order or length of the dataset, where the position would
-                stand for other samples, or it is no state of such a loader.
+            ConfigurationError: The state has another seed, order or length of the dataset, where the position would
+                stand for other samples, or it comes from something else.
         """
         expected = {**self.state_dict(), "epoch": 0, "samples": 0}
         state = {name: state_dict.get(name) for name in expected}
