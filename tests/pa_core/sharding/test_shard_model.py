@@ -327,7 +327,7 @@ def test_an_optimizer_that_is_made_without_sharding() -> None:
     )
     trainer.train(TensorDataset(*sentences(8)), 1)
     assert isinstance(trainer.optimizer, AdamW)
-    with pytest.raises(ConfigurationError, match="one of them"):
+    with pytest.raises(ConfigurationError, match="Pass optimizer=None"):
         Trainer(model, None, trainer.optimizer, create_optimizer_fn=lambda model: AdamW(model.parameters()))
     with pytest.raises(ArgumentTypeError, match=r"lambda model: AdamW\(model.parameters\(\)"):
         Trainer(model, None, None, create_optimizer_fn=cast("Any", AdamW))
