@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import reprlib
 from collections.abc import Mapping
@@ -157,6 +158,9 @@ def _from_dict(content: dict[str, Any], digest: str) -> Manifest:
     summary, files = content["summary"], content["files"]
     if wrong := [name for name, value in summary.items() if not _fits(name, value)]:
         message = f"summary.{wrong[0]} is {reprlib.repr(summary[wrong[0]])}"
+        raise ValueError(message)
+    if wrong := [name for name in files if name in ("", os.pardir) or name != Path(name).name or "\0" in name]:
+        message = f"a file called {wrong[0]!r}"
         raise ValueError(message)
     return Manifest(
         summary, {name: FileEntry(int(one["bytes"]), str(one["sha256"])) for name, one in files.items()}, digest

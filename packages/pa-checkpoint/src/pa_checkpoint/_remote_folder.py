@@ -410,7 +410,7 @@ class RemoteFolder:
         try:
             with staged(target, run) as staging:
                 for name, entry in manifest.files.items():
-                    self._fetch(f"{_FILES}/{state.key}/{entry.sha256}", staging / _plain(name, self._url(state)), entry)
+                    self._fetch(f"{_FILES}/{state.key}/{entry.sha256}", staging / name, entry)
                 (staging / MANIFEST).write_bytes(text)
                 sync_file(staging / MANIFEST)
                 publish(staging, target, run)
@@ -501,10 +501,3 @@ def _object_name(name: str, manifest: Manifest) -> str:
     summary = manifest.summary
     sequence, update, run = summary.get("sequence", 0), summary.get("update", 0), str(summary.get("run", ""))
     return f"{sequence:09}_{update}_{key_of(run)}_{quote(name, safe='')}.json"
-
-
-def _plain(name: str, source: str) -> str:
-    """A name that leads nowhere else than into the folder."""
-    if name != Path(name).name or name in ("", os.pardir):
-        raise damage(Path(source), f"a file called {name!r}", "names of files in the folder of the checkpoint")
-    return name
