@@ -130,7 +130,22 @@ def _of_checkpoints(name: str, figure: str, ranks: int = 1) -> Comparison:
     )
 
 
+def _of_loaders(
+    name: str, what: str, unit: str, variants: tuple[str, ...], *, in_one_process: bool = True
+) -> Comparison:
+    return Comparison(
+        f"a loader, {name}",
+        f"resuming_loaders {what}",
+        variants,
+        unit,
+        limit=1.00,
+        in_one_process=in_one_process,
+        rounds=3,
+    )
+
+
 CHECKPOINTS = (("200 MB", "200 7"), ("2 GB", "2000 2"))
+WORKERS = ((0, "no workers"), (2, "two workers"))
 FEW_AND_MANY = ("ten_thousand", "a_hundred_million")
 
 COMPARISONS = (
@@ -253,6 +268,41 @@ COMPARISONS = (
     *(_of_checkpoints(f"saving {name}, of which 5 % changed", f"unchanged {size}") for name, size in CHECKPOINTS),
     _of_checkpoints("saving 200 MB sharded", "save_sharded 200 7", ranks=2),
     _of_checkpoints("loading 200 MB sharded", "load_sharded 200 7", ranks=2),
+    *(
+        _of_loaders(
+            f"a sample of {name}, {of_workers}",
+            f"clock {kind} {samples} {workers}",
+            "us",
+            ("torchdata", "torch", "ours", "ours_unkeyed"),
+        )
+        for kind, samples, name in (
+            ("tensors", 12_800, "tensors in memory"),
+            ("rows", 3_200, "rows that Python parses"),
+        )
+        for workers, of_workers in WORKERS
+    ),
+    *(
+        _of_loaders(
+            f"resuming at the {place} of {samples:,} samples, {of_workers}",
+            f"resume {place} {samples} {workers}",
+            "ms",
+            ("torchdata", "ours"),
+        )
+        for samples in (100_000, 1_000_000)
+        for place in ("middle", "end")
+        for workers, of_workers in WORKERS
+    ),
+    *(
+        _of_loaders(f"its state, {of_workers}", f"state 10000 {workers}", "bytes", ("torchdata", "ours"))
+        for workers, of_workers in WORKERS
+    ),
+    _of_loaders(
+        "memory of two workers amid a million samples",
+        "memory 1000000 2",
+        "MiB",
+        ("torchdata", "torch", "ours"),
+        in_one_process=False,
+    ),
     _of_scale("an update, of a million", "updates", ("the_first", "the_last"), 1.05, rounds=1),
     _of_scale("a recorded metric, of a million", "metrics", ("the_first", "the_last"), 1.05),
     _of_scale("an update, with callbacks that implement no event", "callbacks", ("none", "a_thousand"), 1.05),

@@ -22,6 +22,7 @@ from benchmarks.measures import loop_named
 from benchmarks.page import as_page
 from benchmarks.processes import ROOT, measure
 from benchmarks.report import rows
+from benchmarks.resuming_loaders import RESUMABLE, position_at, state_after, tensors
 from benchmarks.tasks import TASKS, AdversarialTask, Sentences, Task
 from tests.launching import run_command
 
@@ -121,6 +122,38 @@ def test_checkpoints_are_compared_with_those_of_torch(figure: str, ranks: int) -
     figures = measure(comparison, None)
     assert set(figures) == {"dcp", "ours"}
     assert min(figures.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("figure", "variants", "in_one_process"),
+    [
+        ("clock tensors 320 0", ("torchdata", "torch", "ours", "ours_unkeyed"), True),
+        ("processor rows 320 2", ("torchdata", "torch", "ours", "ours_unkeyed"), True),
+        ("resume end 320 2", ("torchdata", "ours"), True),
+        ("state 320 2", ("torchdata", "ours"), True),
+        ("memory 320 2", ("ours",), False),
+    ],
+)
+def test_loaders_are_compared_with_those_of_others(
+    figure: str, variants: tuple[str, ...], in_one_process: bool
+) -> None:
+    """Each figure is measured for each loader, of few samples too."""
+    comparison = Comparison("a loader", f"resuming_loaders {figure}", variants)
+    figures = measure(comparison, None if in_one_process else "ours")
+    assert set(figures) == set(variants)
+    assert min(figures.values()) > 0
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it with torch 2.13
+@pytest.mark.parametrize("name", RESUMABLE)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_that_are_compared_resume_at_the_same_place(name: str, workers: int) -> None:
+    """What a loader yields after a state is what it had not yielded before."""
+    dataset = tensors(320)
+    whole = [batch[0][:, 0].tolist() for batch in RESUMABLE[name](dataset, workers)]
+    resumed = RESUMABLE[name](dataset, workers)
+    resumed.load_state_dict(state_after(RESUMABLE[name](dataset, workers), position_at("middle", 320)))
+    assert [batch[0][:, 0].tolist() for batch in resumed] == whole[5:]
 
 
 @pytest.mark.parametrize("megabytes", [1, 20])
