@@ -84,10 +84,10 @@ def test_the_identity_says_which_samples_come_when() -> None:
 @pytest.mark.parametrize(
     ("numbers", "given"),
     [
-        ({"window": 0}, "window=0"),
-        ({"lanes": 0}, "lanes=0"),
-        ({"block": -1}, "block=-1"),
-        ({"window": 2, "lanes": 3}, "window=2, lanes=3"),
+        ({"window": 0}, "window must be a whole number >= 1, got 0"),
+        ({"lanes": 0}, "lanes must be a whole number >= 1, got 0"),
+        ({"block": -1}, "block must be a whole number >= 1, got -1"),
+        ({"window": 2, "lanes": 3}, "window must be >= lanes=3, which share it, got 2"),
     ],
 )
 def test_numbers_that_describe_no_order_are_refused(numbers: dict[str, int], given: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from pa_data.files._shard_file import ShardFile
 
 __all__ = ["JsonLines", "TextLines"]
 
+_SampleT = TypeVar("_SampleT")
 _BLOCK = 1 << 22
 _NEW_LINE, _RETURN = b"\n", b"\r"
 
@@ -45,9 +47,11 @@ class TextLines:
         """Return the number of lines that are not empty."""
         return len(_places(file)["begins"])
 
-    def open(self, file: ShardFile) -> _TextShard:
+    def open(self, file: ShardFile) -> _LinesOfFile[str]:
         """Open a file."""
-        return _TextShard(file, self.encoding)
+        return _LinesOfFile(
+            file, lambda line: line.removesuffix(_RETURN).decode(self.encoding), f"text in {self.encoding}"
+        )
 
 
 @dataclass(frozen=True)
@@ -72,54 +76,35 @@ class JsonLines:
         """Return the number of lines that are not empty."""
         return len(_places(file)["begins"])
 
-    def open(self, file: ShardFile) -> _JsonShard:
+    def open(self, file: ShardFile) -> _LinesOfFile[Any]:
         """Open a file."""
-        return _JsonShard(file)
+        return _LinesOfFile(file, json.loads, "one JSON value in UTF-8 on each line")
 
 
-class _Lines:
-    """The bytes of each line of an open file."""
+class _LinesOfFile(Generic[_SampleT]):
+    """The samples of an open file, each made of the bytes of its line, with a carriage return if it ends in one."""
 
-    def __init__(self, file: ShardFile) -> None:
-        self._file = file
+    def __init__(self, file: ShardFile, parse: Callable[[bytes], _SampleT], expected: str) -> None:
+        self._file, self._parse, self._expected = file, parse, expected
         places = _places(file)
         self._begins, self._ends = places["begins"], places["ends"]
         self._source = file.source()
 
-    def line(self, row: int) -> bytes:
-        """Return one line, with a carriage return if it ends in one."""
-        return self._source.read(int(self._begins[row]), int(self._ends[row]))
-
-    def bad(self, row: int, error: Exception, expected: str) -> ShardError:
-        """Return what to raise for a line that is not what it should be."""
-        begin = int(self._begins[row])
-        before = sum(self._source.read(at, min(at + _BLOCK, begin)).count(_NEW_LINE) for at in range(0, begin, _BLOCK))
-        return ShardError(
-            "A line of a file cannot be read.",
-            given=f"{self._file.path}, line {before + 1}: {error}",
-            expected=expected,
-            do="Correct or remove the line. If it is the last one, the file may be incomplete: copy or write it again.",
-        )
-
-
-class _TextShard(_Lines):
-    def __init__(self, file: ShardFile, encoding: str) -> None:
-        super().__init__(file)
-        self._encoding = encoding
-
-    def __getitem__(self, row: int) -> str:
+    def __getitem__(self, row: int) -> _SampleT:
+        begin, end = int(self._begins[row]), int(self._ends[row])
+        line = self._source.read(begin, end)
         try:
-            return self.line(row).removesuffix(_RETURN).decode(self._encoding)
-        except UnicodeDecodeError as error:
-            raise self.bad(row, error, f"text in {self._encoding}") from error
-
-
-class _JsonShard(_Lines):
-    def __getitem__(self, row: int) -> Any:
-        try:
-            return json.loads(self.line(row))
+            return self._parse(line)
         except ValueError as error:  # which a wrong encoding raises too
-            raise self.bad(row, error, "one JSON value in UTF-8 on each line") from error
+            blocks = (self._source.read(at, min(at + _BLOCK, begin)) for at in range(0, begin, _BLOCK))
+            number = 1 + sum(block.count(_NEW_LINE) for block in blocks)
+            raise ShardError(
+                "A line of a file cannot be read.",
+                given=f"{self._file.path}, line {number}: {error}",
+                expected=self._expected,
+                do="Correct or remove the line. If it is the last one, the file may be incomplete: "
+                "copy or write it again.",
+            ) from error
 
 
 def _places(file: ShardFile) -> Arrays:

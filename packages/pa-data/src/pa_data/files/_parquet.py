@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,53 +59,19 @@ class Parquet:
         return _ParquetShard(file, None if self.columns is None else list(self.columns))
 
 
-class _Value(Protocol):
-    def as_py(self) -> object: ...
-
-
-class _Array(Protocol):
-    def __getitem__(self, row: int) -> _Value: ...
-
-
-class _ChunkedArray(_Array, Protocol):
-    @property
-    def num_chunks(self) -> int: ...
-    def chunk(self, i: int) -> _Array: ...
-
-
 @dataclass(frozen=True)
 class _Rows:
     """A decoded row group."""
 
     nbytes: int
-    columns: Mapping[str, _Array]
-
-
-class _Table(Protocol):
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def column_names(self) -> list[str]: ...
-    @property
-    def columns(self) -> list[_ChunkedArray]: ...
-
-
-class _ParquetFile(Protocol):
-    """What is used of pyarrow, which has no types."""
-
-    @property
-    def metadata(self) -> Any: ...
-    @property
-    def schema_arrow(self) -> Any: ...
-    def read_row_group(self, i: int, columns: list[str] | None, use_threads: bool) -> _Table: ...
-    def close(self) -> None: ...
+    columns: Mapping[str, Any]
 
 
 class _ParquetShard:
     def __init__(self, file: ShardFile, columns: list[str] | None) -> None:
         self._file: ShardFile = file
         self._columns: list[str] | None = columns
-        self._opened: _ParquetFile = _open(file)
+        self._opened: Any = _open(file)  # pyarrow has no types
         about = self._opened.metadata
         sizes = [int(about.row_group(number).num_rows) for number in range(about.num_row_groups)]
         self._ends: NDArray[np.int64] = np.array([0, *accumulate(sizes)], np.int64)
@@ -141,20 +107,14 @@ class _ParquetShard:
             )
 
 
-def _open(file: ShardFile) -> _ParquetFile:
+def _open(file: ShardFile) -> Any:
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise UnsupportedConfigurationError(
-            "Parquet files are read by a package that is not installed.",
-            given=f"{file.path}, and no pyarrow",
-            expected="pyarrow",
-            do="Install pa-core[parquet].",
-        ) from error
+        problem = "Parquet files are read by pyarrow, which is not installed."
+        raise UnsupportedConfigurationError(problem, do="Install pa-core[parquet].") from error
     with _explaining(file):
-        if is_url(file.path):
-            return cast("_ParquetFile", ParquetFile(file.open(), pre_buffer=True))
-        return cast("_ParquetFile", ParquetFile(file.path))
+        return ParquetFile(file.open(), pre_buffer=True) if is_url(file.path) else ParquetFile(file.path)
 
 
 @contextmanager
@@ -166,8 +126,5 @@ def _explaining(file: ShardFile) -> Generator[None]:
             raise
         except (ValueError, OSError) as error:  # pyarrow's own errors are one or the other
             raise ShardError(
-                "A Parquet file cannot be read.",
-                given=f"{file.path}: {error}",
-                expected="a whole Parquet file",
-                do="Copy or write the file again.",
+                "A Parquet file cannot be read.", given=f"{file.path}: {error}", do="Copy or write the file again."
             ) from error

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import glob
+import gzip
+import lzma
 import os
 import posixpath
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -14,7 +17,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from pa_data.errors import ShardError
 
-__all__ = ["FileSystem", "Stamp", "explained", "find_files", "is_url", "names_of", "remote", "stamp_of"]
+__all__ = ["DAMAGED", "FileSystem", "Stamp", "explained", "find_files", "is_url", "names_of", "remote", "stamp_of"]
 
 _PATTERN = frozenset("*?[")
 _NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -38,25 +41,11 @@ class Stamp:
 class FileSystem(Protocol):
     """What is used of fsspec, which has no types."""
 
-    def info(self, path: str) -> dict[str, Any]:
-        """Return the size of a file, and more."""
-        ...
-
-    def glob(self, path: str) -> list[str]:
-        """Return the files that a pattern names."""
-        ...
-
-    def unstrip_protocol(self, name: str) -> str:
-        """Return the URL of a path."""
-        ...
-
-    def cat_file(self, path: str, start: int, end: int) -> bytes:
-        """Return a part of a file."""
-        ...
-
-    def open(self, path: str, mode: str, cache_type: str) -> BinaryIO:
-        """Open a file."""
-        ...
+    def info(self, path: str) -> dict[str, Any]: ...
+    def glob(self, path: str) -> list[str]: ...
+    def unstrip_protocol(self, name: str) -> str: ...
+    def cat_file(self, path: str, start: int, end: int) -> bytes: ...
+    def open(self, path: str, mode: str, cache_type: str) -> BinaryIO: ...
 
 
 def is_url(path: str) -> bool:
@@ -100,14 +89,9 @@ def find_files(paths: Iterable[str | os.PathLike[str]], options: Mapping[str, An
         if place not in places:
             places.add(place)
             continue
-        raise ShardError(
-            "A file is named twice.",
-            given=file,
-            expected="each file once",
-            do="Pass each path, and each pattern, once.",
-        )
+        raise ShardError("A file is named twice.", given=file, do="Pass each path, and each pattern, once.")
     if not found:
-        raise ShardError("There are no files.", given="no path", expected="at least one", do="Pass the paths.")
+        raise ShardError("There are no files: paths is empty.")
     return tuple(found)
 
 
@@ -133,7 +117,6 @@ def _fitting(path: str, options: Mapping[str, Any]) -> list[str]:
         raise ShardError(
             "No file fits the pattern.",
             given=f"{path!r} in {Path.cwd()}" if not is_url(path) else repr(path),
-            expected="a pattern of files that are there",
             do="Check the folder and the ending.",
         )
     return found
@@ -179,20 +162,23 @@ def explained(path: str, error: BaseException) -> ShardError:
         path: The file.
         error: What came.
     """
-    if isinstance(error, FileNotFoundError):
-        problem, expected, do = "A file of the dataset is missing.", "a file", "Check the path, or leave the file out."
-    elif isinstance(error, IsADirectoryError):
-        problem, expected, do = "A folder was given in place of files.", "files", f"Pass a pattern: {path}/*"
-    elif isinstance(error, ImportError):
-        problem = "A URL needs a package that is not installed."
-        expected, do = "fsspec, and its package for such URLs", "Install pa-core[fsspec], and s3fs for s3://."
-    elif isinstance(error, PermissionError):
-        problem, expected = "A file of the dataset may not be read.", "a file that this process may read"
-        do = "See who may read it, and what the credentials of a store allow."
-    elif isinstance(error, ValueError) and is_url(path):
-        problem, expected, do = "A URL is not known.", "a URL that fsspec knows", "Check the beginning of the URL."
-    elif isinstance(error, EOFError):
-        problem, expected, do = "A file ends too early.", "the whole file", "Copy or write the file again."
-    else:
-        problem, expected, do = "A file of the dataset could not be read.", "its bytes", "Try to read it by itself."
-    return ShardError(problem, given=f"{path}: {type(error).__name__}: {error}", expected=expected, do=do)
+    default = "A file of the dataset could not be read.", "Try to read it by itself."
+    problem, do = next(((problem, do) for kind, problem, do in _REASONS if isinstance(error, kind)), default)
+    return ShardError(problem, given=f"{path}: {type(error).__name__}: {error}", do=do)
+
+
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+"""What reading a compressed file raises that is not whole."""
+
+_REASONS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...] = (
+    (FileNotFoundError, "A file of the dataset is missing.", "Check the path, or leave the file out."),
+    (IsADirectoryError, "A folder was given in place of files.", "Pass a pattern, such as folder/*."),
+    (PermissionError, "A file of the dataset may not be read.", "See who may, and what the credentials allow."),
+    (ImportError, "A URL needs a package that is not installed.", "Install pa-core[fsspec], and s3fs for s3://."),
+    (DAMAGED, "A file ends too early, or is damaged.", "Copy or write the file again."),
+    (
+        ValueError,
+        "A URL is not known.",
+        "Check how it begins: a URL that fsspec knows is for example s3://BUCKET/FILE.",
+    ),
+)

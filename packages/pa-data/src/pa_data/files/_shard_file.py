@@ -6,7 +6,6 @@ import bz2
 import gzip
 import lzma
 import os
-import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -16,7 +15,7 @@ from typing import IO, Any, BinaryIO, Protocol, TypeVar, cast
 from pa_data.errors import ShardError
 from pa_data.files._file_index import Arrays, IndexFolder
 from pa_data.files._kept_pieces import KeptPieces, Piece
-from pa_data.files._places import Stamp, explained, is_url, names_of, remote, stamp_of
+from pa_data.files._places import DAMAGED, Stamp, explained, is_url, names_of, remote, stamp_of
 
 __all__ = ["ByteSource", "ShardFile", "shard_files"]
 
@@ -29,7 +28,6 @@ _COMPRESSED: Mapping[str, Callable[[BinaryIO], gzip.GzipFile | bz2.BZ2File | lzm
     ".xz": lzma.LZMAFile,
 }
 _UNKNOWN = (".zst", ".zstd", ".lz4", ".snappy", ".br", ".zip", ".7z")
-_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 
 
 class ByteSource(Protocol):
@@ -132,7 +130,13 @@ class ShardFile:
         Raises:
             ShardError: It is missing or damaged, or compressed in an unknown way.
         """
-        self._check_ending()
+        if self._ending in _UNKNOWN:
+            raise ShardError(
+                "A file is compressed in a way that cannot be read here.",
+                given=self.path,
+                expected=f"an uncompressed file, or one of {', '.join(_COMPRESSED)}",
+                do="Decompress it: only then can samples be read without what comes before them.",
+            )
         with self.open(reads_all=True) as file, self.explaining():
             if self.is_compressed:
                 with _COMPRESSED[self._ending](file) as decompressed:
@@ -151,7 +155,6 @@ class ShardFile:
             ShardError: As ``stream``.
         """
         if self._index_folder is not None:
-            self._check_ending()
             return self._index_folder.get(self.path, kind, self._stamp, make)
         if kind not in self._in_memory:
             self._in_memory[kind] = make()
@@ -173,10 +176,8 @@ class ShardFile:
             yield
         except ShardError:
             raise
-        except (OSError, *_DAMAGED) as error:
-            is_damaged = isinstance(error, _DAMAGED)
-            reason = EOFError(f"{type(error).__name__}: {error}") if is_damaged else error
-            raise explained(self.path, reason) from error
+        except (OSError, *DAMAGED) as error:
+            raise explained(self.path, error) from error
 
     def check_unchanged(self) -> None:
         """Raise an error for a file that has changed since it was first looked at.
@@ -184,23 +185,13 @@ class ShardFile:
         Raises:
             ShardError: It has changed.
         """
-        was_seen = "_stamp" in vars(self)
-        now = stamp_of(self.path, self.options) if was_seen else self._stamp
-        if now != self._stamp:
+        before = self._stamp
+        now = stamp_of(self.path, self.options)
+        if now != before:
             raise ShardError(
                 "A file has changed since its samples were counted.",
                 given=f"{self.path}, {self.size} bytes before and {now.size} bytes now",
-                expected="files that stay as they are during a run",
                 do="Restart the run, so that its samples are counted again.",
-            )
-
-    def _check_ending(self) -> None:
-        if self._ending in _UNKNOWN:
-            raise ShardError(
-                "A file is compressed in a way that cannot be read here.",
-                given=self.path,
-                expected=f"an uncompressed file, or one of {', '.join(_COMPRESSED)}",
-                do="Decompress it: only then can samples be read without what comes before them.",
             )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_data.errors import ConfigurationError
+from pa_data.orders._checks import check_count
 from pa_data.orders._epoch_order import EpochOrder, index_list
 from pa_data.orders._order import Order
 from pa_data.rng import extend_key
@@ -65,20 +66,9 @@ class ShardOrder(Order):
     def __post_init__(self) -> None:
         """Raise an error if the numbers do not describe an order."""
         for name in ("window", "lanes", "block"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(
-                    f"The number {name} is out of its range.",
-                    given=f"{name}={getattr(self, name)}",
-                    expected="an integer of at least 1",
-                    do=f"Pass {name}=1 to switch it off.",
-                )
+            check_count(name, getattr(self, name))
         if self.lanes > self.window:
-            raise ConfigurationError(
-                "The window is smaller than the number of lanes that share it.",
-                given=f"window={self.window}, lanes={self.lanes}",
-                expected="a window of at least one sample for each lane",
-                do="Pass a larger window.",
-            )
+            raise ConfigurationError(f"window must be >= lanes={self.lanes}, which share it, got {self.window}.")
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
@@ -87,7 +77,6 @@ class ShardOrder(Order):
                 "The order of the files belongs to another dataset.",
                 given=f"a dataset of {num_samples} samples, an order of {len(self.counts)} shards with "
                 f"{sum(self.counts)} samples",
-                expected="the dataset that the order was made for",
                 do="Pass the ShardedFiles itself as dataset; a part of it is shuffled by Shuffled().",
             )
         return _EpochOfShards(self, seed=seed, epoch=epoch)

@@ -200,7 +200,6 @@ class ShardedFiles(Dataset[_SampleT_co]):
             raise ShardError(
                 "A file has a different number of samples than was given.",
                 given=f"{file.path}: {self.counts[number]} in counts, and {found} in the file",
-                expected="the number of samples of each file, in the order of the attribute paths",
                 do="Correct the counts, or leave them out to have the samples counted.",
             )
         return self._reader.open(file)
@@ -227,7 +226,6 @@ class ShardedFiles(Dataset[_SampleT_co]):
             raise EmptyDatasetError(
                 "The files hold no samples.",
                 given=f"{len(self.paths)} files, such as {self.paths[0]}",
-                expected="at least one sample",
                 do="Check that the reader is the one for these files.",
             )
         if empty:
@@ -237,9 +235,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
 def _checked(counts: Sequence[int], paths: tuple[str, ...]) -> tuple[int, ...]:
     if len(counts) != len(paths) or any(count < 0 for count in counts):
         raise ConfigurationError(
-            "The counts do not fit the files.",
-            given=f"{len(counts)} counts, the smallest {min(counts, default=0)}, and {len(paths)} files",
-            expected="one number of at least 0 for each file",
-            do="Pass the number of samples of each file, in the order of the files.",
+            "counts must have a number >= 0 for each file, in their order, "
+            f"got {len(counts)} counts, the smallest {min(counts, default=0)}, and {len(paths)} files."
         )
     return tuple(int(count) for count in counts)

@@ -6,7 +6,7 @@ import re
 import tarfile
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -87,36 +87,13 @@ class _TarShard:
         return bytes(self._members["names"][begin : int(ends[member])]).decode()
 
 
-@dataclass
-class _Found:
-    """What is noted of the members of an archive, in the order in which they come."""
-
-    begins: array[int] = field(default_factory=lambda: array("q"))
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    sample_ends: array[int] = field(default_factory=lambda: array("q"))
-    names: bytearray = field(default_factory=bytearray)
-    name_ends: array[int] = field(default_factory=lambda: array("q"))
-
-    def add(self, member: tarfile.TarInfo) -> None:
-        self.begins.append(member.offset_data)
-        self.sizes.append(member.size)
-        self.names += member.name.encode(errors="surrogateescape")
-        self.name_ends.append(len(self.names))
-
-    def arrays(self) -> Arrays:
-        numbers = {name: getattr(self, name) for name in ("begins", "sizes", "sample_ends", "name_ends")}
-        return {
-            **{name: np.array(values, np.int64) for name, values in numbers.items()},
-            "names": np.frombuffer(bytes(self.names), np.uint8),
-        }
-
-
 def _members(file: ShardFile) -> Arrays:
     return file.index("tar-samples-v1", lambda: _find_members(file))
 
 
 def _find_members(file: ShardFile) -> Arrays:
-    found, seen = _Found(), set[str]()
+    numbers = {name: array("q") for name in ("begins", "sizes", "sample_ends", "name_ends")}
+    names, seen = bytearray(), set[str]()
     key, endings = "", set[str]()
     for member in _files_of(file):
         of_member, ending = _parts(member.name)
@@ -124,16 +101,19 @@ def _find_members(file: ShardFile) -> Arrays:
             if of_member in seen:
                 raise _bad(file, f"{member.name}, and other files between it and the files of the same name")
             if endings:
-                found.sample_ends.append(len(found.begins))
+                numbers["sample_ends"].append(len(numbers["begins"]))
             key, endings = of_member, set[str]()
             seen.add(key)
         if ending in endings:
             raise _bad(file, f"{member.name} twice")
         endings.add(ending)
-        found.add(member)
+        names += member.name.encode(errors="surrogateescape")
+        for name, number in (("begins", member.offset_data), ("sizes", member.size), ("name_ends", len(names))):
+            numbers[name].append(number)
     if endings:
-        found.sample_ends.append(len(found.begins))
-    return found.arrays()
+        numbers["sample_ends"].append(len(numbers["begins"]))
+    arrays = {name: np.array(values, np.int64) for name, values in numbers.items()}
+    return {**arrays, "names": np.frombuffer(bytes(names), np.uint8)}
 
 
 class _Header(tarfile.TarInfo):
@@ -164,10 +144,7 @@ def _files_of(file: ShardFile) -> Iterator[tarfile.TarInfo]:
                         yield member
         except tarfile.TarError as error:
             raise ShardError(
-                "A tar archive cannot be read.",
-                given=f"{file.path}: {error}",
-                expected="a whole tar archive",
-                do="Copy or write the archive again.",
+                "A tar archive cannot be read.", given=f"{file.path}: {error}", do="Copy or write the archive again."
             ) from error
 
 
@@ -178,8 +155,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 def _bad(file: ShardFile, given: str) -> ShardError:
     return ShardError(
-        "The files of a sample are not as they should be in a tar archive.",
+        "The files of a sample are next to each other in a tar archive, each once.",
         given=f"{file.path}: {given}",
-        expected="the files of a sample next to each other, each once",
         do="Write the archive again, sorted by name.",
     )

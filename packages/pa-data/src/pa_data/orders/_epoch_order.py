@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
 from typing import ClassVar, cast
 
 import torch
@@ -17,8 +16,9 @@ from pa_data.orders._feistel import permutations
 from pa_data.orders._keyed_numbers import as_int64
 from pa_data.rng import mix
 
-__all__ = ["ALGORITHMS", "RANDPERM_LIMIT", "EpochOrder", "epoch_order", "index_list"]
+__all__ = ["ALGORITHMS", "RANDPERM_LIMIT", "ChunkedEpoch", "EpochOrder", "epoch_order", "index_list"]
 
+_CHUNK = 65_536
 RANDPERM_LIMIT = 10_000_000
 """Up to this many samples an epoch is shuffled with a table from `torch.randperm`, 80 MB at the limit."""
 
@@ -95,6 +95,28 @@ class EpochOrder(ABC):
         return {}
 
 
+class ChunkedEpoch(EpochOrder):
+    """An epoch of which some positions that follow each other are computed at once, and kept for those that follow."""
+
+    def __init__(self, num_samples: int, *, seed: int, epoch: int) -> None:
+        super().__init__(num_samples, seed=seed, epoch=epoch)
+        self._start, self._chunk = 0, torch.empty(0, dtype=torch.int64)
+
+    @abstractmethod
+    def chunk_at(self, position: int) -> tuple[int, Tensor]:
+        """Return the first position of the chunk that has a position, and the samples of the chunk."""
+
+    @override
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        parts = [torch.empty(0, dtype=torch.int64)]
+        while start < stop:
+            if not self._start <= start < self._start + self._chunk.numel():
+                self._start, self._chunk = self.chunk_at(start)
+            parts.append(self._chunk[start - self._start : stop - self._start])
+            start += parts[-1].numel()
+        return torch.cat(parts)
+
+
 class _IdentityOrder(EpochOrder):
     algorithm = "identity"
 
@@ -103,46 +125,23 @@ class _IdentityOrder(EpochOrder):
         return torch.arange(start, stop)
 
 
-class _RandpermOrder(EpochOrder):
+class _RandpermOrder(ChunkedEpoch):
     algorithm = "randperm-v1"
 
-    @cached_property
-    def _permutation(self) -> Tensor:
+    @override
+    def chunk_at(self, position: int) -> tuple[int, Tensor]:
         generator = torch.Generator().manual_seed(self._key)
-        return torch.randperm(self.num_samples, generator=generator)
-
-    @override
-    def compute_indices(self, start: int, stop: int) -> Tensor:
-        return self._permutation[start:stop].clone()
+        return 0, torch.randperm(self.num_samples, generator=generator)
 
 
-class _FeistelOrder(EpochOrder):
+class _FeistelOrder(ChunkedEpoch):
     algorithm = "feistel-v1"
-    _CHUNK = 65_536
-
-    def __init__(self, num_samples: int, *, seed: int, epoch: int) -> None:
-        super().__init__(num_samples, seed=seed, epoch=epoch)
-        self._permutation = permutations(torch.tensor(num_samples), torch.tensor(as_int64(self._key)))
-        self._chunk_number = -1
-        self._chunk = torch.empty(0, dtype=torch.int64)
 
     @override
-    def compute_indices(self, start: int, stop: int) -> Tensor:
-        if start == stop:
-            return torch.empty(0, dtype=torch.int64)
-        parts: list[Tensor] = []
-        for number in range(start // self._CHUNK, (stop - 1) // self._CHUNK + 1):
-            first = number * self._CHUNK
-            parts.append(self._cached_chunk(number)[max(0, start - first) : stop - first])
-        return torch.cat(parts)
-
-    def _cached_chunk(self, number: int) -> Tensor:
-        if number != self._chunk_number:
-            first = number * self._CHUNK
-            positions = torch.arange(first, min(first + self._CHUNK, self.num_samples))
-            self._chunk = self._permutation.of(positions)
-            self._chunk_number = number
-        return self._chunk
+    def chunk_at(self, position: int) -> tuple[int, Tensor]:
+        first = position - position % _CHUNK
+        positions = torch.arange(first, min(first + _CHUNK, self.num_samples))
+        return first, permutations(torch.tensor(self.num_samples), torch.tensor(as_int64(self._key))).of(positions)
 
 
 _ORDERS: dict[str, type[EpochOrder]] = {
@@ -177,7 +176,8 @@ def epoch_order(
     """
     check_count("num_samples", num_samples, minimum=0)
     if algorithm is None:
-        algorithm = _default_algorithm(num_samples, shuffle=shuffle)
+        shuffled: type[EpochOrder] = _RandpermOrder if num_samples <= RANDPERM_LIMIT else _FeistelOrder
+        algorithm = (shuffled if shuffle else _IdentityOrder).algorithm
     if algorithm not in _ORDERS:
         raise ConfigurationError(
             "The order of the data was made by an algorithm that this version does not have.",
@@ -191,9 +191,3 @@ def epoch_order(
 def index_list(indices: Tensor) -> list[int]:
     """Return the elements of an integer tensor of one dimension as python integers."""
     return cast("list[int]", indices.tolist())  # pyright: ignore[reportUnknownMemberType]  # open in torch
-
-
-def _default_algorithm(num_samples: int, *, shuffle: bool) -> str:
-    if not shuffle:
-        return _IdentityOrder.algorithm
-    return _RandpermOrder.algorithm if num_samples <= RANDPERM_LIMIT else _FeistelOrder.algorithm

@@ -34,11 +34,6 @@ class Stretch(NamedTuple):
         """The first position."""
         return int(self.taken.sum())
 
-    @property
-    def stop(self) -> int:
-        """The position after the last one."""
-        return self.start + self.sources.numel()
-
 
 class Interleaving:
     """Spreads the samples of several sources over an epoch.

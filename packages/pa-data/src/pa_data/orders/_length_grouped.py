@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from pa_data.errors import ConfigurationError
 from pa_data.orders._checks import check_count, check_one_for_each_sample
-from pa_data.orders._chunked_epoch import ChunkedEpoch
-from pa_data.orders._epoch_order import EpochOrder
+from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder
 from pa_data.orders._feistel import permutations
 from pa_data.orders._keyed_numbers import as_int64
 from pa_data.orders._lengths import lengths_of_samples
@@ -84,18 +83,18 @@ class _LengthGroupedEpoch(ChunkedEpoch):
     algorithm = LengthGrouped.name
 
     def __init__(self, lengths: Tensor, group_size: int, window: int, *, seed: int, epoch: int) -> None:
-        super().__init__(len(lengths), window, seed=seed, epoch=epoch)
-        self._lengths = lengths
-        self._group_size = group_size
+        super().__init__(len(lengths), seed=seed, epoch=epoch)
+        self._lengths, self._group_size, self._window = lengths, group_size, window
         self._permutation = permutations(torch.tensor(len(lengths)), torch.tensor(as_int64(self._key)))
 
     @override
-    def _compute(self, start: int, stop: int) -> Tensor:
-        samples = self._permutation.of(torch.arange(start, stop))
+    def chunk_at(self, position: int) -> tuple[int, Tensor]:
+        start = position - position % self._window
+        samples = self._permutation.of(torch.arange(start, min(start + self._window, self.num_samples)))
         samples = samples[self._lengths[samples].argsort(stable=True)]
         generator = torch.Generator().manual_seed(extend_key(self._key, start))
         # a group that is not full comes last, so that the others begin where a batch does
         num_full = len(samples) // self._group_size
         order = torch.randperm(num_full, generator=generator)
         full = samples[: num_full * self._group_size].view(num_full, self._group_size)
-        return torch.cat([full[order].flatten(), samples[num_full * self._group_size :]])
+        return start, torch.cat([full[order].flatten(), samples[num_full * self._group_size :]])

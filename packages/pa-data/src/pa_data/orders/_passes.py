@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_data.orders._epoch_order import EpochOrder
+from pa_data.orders._epoch_order import ChunkedEpoch
 from pa_data.orders._feistel import permutations
 from pa_data.orders._interleaving import Interleaving
 from pa_data.orders._keyed_numbers import extend_keys
@@ -49,7 +48,7 @@ class SourcesOfSamples:
         return places if self._table is None else self._table[places]
 
 
-class EpochOfSources(EpochOrder):
+class EpochOfSources(ChunkedEpoch):
     """Takes the next samples of each source, where the epoch before it ended.
 
     Args:
@@ -66,23 +65,12 @@ class EpochOfSources(EpochOrder):
         self._interleaving = Interleaving(sources.counts, extend_key(self._key, _INTERLEAVING))
         self._passes_key = mix(seed, _PASSES)
         self._done = sources.counts * epoch
-        self._start = 0
-        self._stretch = torch.empty(0, dtype=torch.int64)
 
     @override
-    def compute_indices(self, start: int, stop: int) -> Tensor:
-        parts = [torch.empty(0, dtype=torch.int64)]
-        while start < stop:
-            if not self._start <= start < self._start + self._stretch.numel():
-                self._go_to(start)
-            parts.append(self._stretch[start - self._start : stop - self._start])
-            start += parts[-1].numel()
-        return torch.cat(parts)
-
-    def _go_to(self, position: int) -> None:
+    def chunk_at(self, position: int) -> tuple[int, Tensor]:
         stretch = self._interleaving.stretch_at(position)
         numbers = self._done[stretch.sources] + stretch.numbers
-        self._start, self._stretch = stretch.start, self._sources.samples(stretch.sources, numbers, self._passes_key)
+        return stretch.start, self._sources.samples(stretch.sources, numbers, self._passes_key)
 
     @override
     def shares(self, stop: int) -> Mapping[str, float]:

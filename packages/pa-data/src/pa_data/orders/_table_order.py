@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from typing_extensions import override
 
 from pa_data.errors import ArgumentTypeError, ConfigurationError
 from pa_data.orders._checks import check_count, check_range
-from pa_data.orders._epoch_order import EpochOrder
+from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder
 from pa_data.orders._order import Order
 from pa_data.rng import extend_key, preserve_rng_state, seed_rng
 
@@ -77,7 +76,7 @@ class TableOrder(Order):
         return _Table(self, num_samples, seed=seed, epoch=epoch)
 
 
-class _Table(EpochOrder):
+class _Table(ChunkedEpoch):
     algorithm = "table-v1"
     repeats = True  # it may, and nobody has to look
 
@@ -85,8 +84,8 @@ class _Table(EpochOrder):
         super().__init__(_length(order, num_samples, epoch), seed=seed, epoch=epoch)
         self._order, self._of_dataset, self._epoch = order, num_samples, epoch
 
-    @cached_property
-    def _table(self) -> Tensor:
+    @override
+    def chunk_at(self, position: int) -> tuple[int, Tensor]:
         with preserve_rng_state():
             seed_rng(extend_key(self._key, _DRAWS))
             given: object = self._order.indices_of_epoch(self._of_dataset, self._epoch)
@@ -100,11 +99,7 @@ class _Table(EpochOrder):
                 do="Override length_of_epoch() to return the number of indices of each epoch.",
             )
         check_range(table, self._of_dataset, name)
-        return table
-
-    @override
-    def compute_indices(self, start: int, stop: int) -> Tensor:
-        return self._table[start:stop].clone()
+        return 0, table
 
 
 def _length(order: TableOrder, num_samples: int, epoch: int) -> int:

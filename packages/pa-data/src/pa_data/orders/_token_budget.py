@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from pa_data.errors import ConfigurationError
 from pa_data.orders._checks import check_count, check_one_for_each_sample
-from pa_data.orders._chunked_epoch import ChunkedEpoch
-from pa_data.orders._epoch_order import EpochOrder, index_list
+from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder, index_list
 from pa_data.orders._feistel import permutations
 from pa_data.orders._keyed_numbers import extend_keys
 from pa_data.orders._lengths import lengths_of_samples
@@ -171,7 +170,7 @@ class _TokenBudgetEpoch(ChunkedEpoch):
     algorithm = TokenBudget.name
 
     def __init__(self, layout: _Layout, *, seed: int, epoch: int) -> None:
-        super().__init__(len(layout.samples), _CHUNK, seed=seed, epoch=epoch)
+        super().__init__(len(layout.samples), seed=seed, epoch=epoch)
         self._layout = layout
 
     @cached_property
@@ -191,8 +190,9 @@ class _TokenBudgetEpoch(ChunkedEpoch):
         return self._batch_ends
 
     @override
-    def _compute(self, start: int, stop: int) -> Tensor:
-        positions = torch.arange(start, stop)
+    def chunk_at(self, position: int) -> tuple[int, Tensor]:
+        start = position - position % _CHUNK
+        positions = torch.arange(start, min(start + _CHUNK, self.num_samples))
         batches = torch.searchsorted(self._batch_ends, positions, right=True)
         # how far it is to the end of its batch is the same here as in the layout
         rest_of_batch = self._batch_ends[batches] - positions
@@ -200,7 +200,7 @@ class _TokenBudgetEpoch(ChunkedEpoch):
         buckets = torch.searchsorted(self._layout.bucket_ends, places, right=True)
         begins = (self._layout.bucket_ends - self._layout.bucket_sizes)[buckets]
         sizes, keys = self._layout.bucket_sizes[buckets], extend_keys(self._key, buckets)
-        return self._layout.samples[permutations(sizes, keys).of(places - begins) + begins].long()
+        return start, self._layout.samples[permutations(sizes, keys).of(places - begins) + begins].long()
 
 
 def _grid(most: int, multiple: int, growth: float) -> list[int]:

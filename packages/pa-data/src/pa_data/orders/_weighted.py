@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import ClassVar, cast
 
 import torch
@@ -13,7 +12,7 @@ from typing_extensions import override
 
 from pa_data.errors import ConfigurationError
 from pa_data.orders._checks import and_more, check_count, check_one_for_each_sample, column
-from pa_data.orders._epoch_order import EpochOrder
+from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder
 from pa_data.orders._keyed_numbers import uniform
 from pa_data.orders._order import Order
 from pa_data.rng import extend_key
@@ -108,7 +107,7 @@ class _WithReplacement(EpochOrder):
         return torch.searchsorted(self._sums, drawn.to(torch.int64).clamp_(max=total - 1), right=True)
 
 
-class _WithoutReplacement(EpochOrder):
+class _WithoutReplacement(ChunkedEpoch):
     """Each sample is drawn a waiting time, exponential with its weight, and they come by that.
 
     See Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
@@ -120,17 +119,13 @@ class _WithoutReplacement(EpochOrder):
         super().__init__(num_samples, seed=seed, epoch=epoch)
         self._weights = weights
 
-    @cached_property
-    def _table(self) -> Tensor:
+    @override
+    def chunk_at(self, position: int) -> tuple[int, Tensor]:
         key, number = extend_key(self._key, _DRAWS), self._weights.numel()
         waits = torch.cat(
             [_waits(key, self._weights, first, min(first + _CHUNK, number)) for first in range(0, number, _CHUNK)]
         )
-        return waits.argsort(stable=True)[: self.num_samples].clone()
-
-    @override
-    def compute_indices(self, start: int, stop: int) -> Tensor:
-        return self._table[start:stop].clone()
+        return 0, waits.argsort(stable=True)[: self.num_samples].clone()
 
 
 def _waits(key: int, weights: Tensor, start: int, stop: int) -> Tensor:
