@@ -57,20 +57,9 @@ from pa_core.storage.torch_file import find_damage
 from pa_core.training_state.model_state import SavedModel, capture_model, restore_models
 from pa_core.training_state.optimizer_state import load_state as load_optimizer_state
 from pa_core.user_warnings import warn_user
-from pa_data import is_in_memory
 from pa_data._device import can_pin_memory, pin_memory, prefetched, rebuilt_mapping, rebuilt_sequence
 from pa_data._fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset, can_fetch_batch
 from pa_data._workers import WorkerStart, explaining_failed_start, sigterm_held_back
-from pa_data.orders._epoch_order import index_list
-from pa_data.rng import (
-    capture_rng_state,
-    check_rng_state,
-    extend_key,
-    mix,
-    preserve_rng_state,
-    restore_rng_state,
-    seed_rng,
-)
 
 __all__ = [
     "BUFFERS",
@@ -100,8 +89,6 @@ __all__ = [
     "can_fetch_batch",
     "can_pin_memory",
     "capture_model",
-    "capture_rng_state",
-    "check_rng_state",
     "copy_weights",
     "describe_arguments",
     "describe_callbacks",
@@ -114,13 +101,10 @@ __all__ = [
     "ending_process_unless_all_fail",
     "ensure_plain",
     "explaining_failed_start",
-    "extend_key",
     "file_writer_of",
     "find_damage",
     "foreach",
     "fork_between_collectives",
-    "index_list",
-    "is_in_memory",
     "is_sharded",
     "is_sharded_module",
     "is_unscaled",
@@ -132,23 +116,19 @@ __all__ = [
     "local_pieces",
     "misfit_of_optimizer",
     "misfit_of_scheduler",
-    "mix",
     "non_persistent_buffers",
     "nothing_kept_of_runs",
     "parameters_of",
     "parameters_of_module",
     "pin_memory",
     "prefetched",
-    "preserve_rng_state",
     "process_state",
     "rebuilt_mapping",
     "rebuilt_sequence",
     "require_alike",
     "reshard",
     "restore_models",
-    "restore_rng_state",
     "runs_on_gloo",
-    "seed_rng",
     "set_epoch",
     "showing_errors_once",
     "sigterm_held_back",

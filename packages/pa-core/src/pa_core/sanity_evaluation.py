@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from pa_core.data.loaders import end_workers
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.private_parts import own_attributes
 from pa_core.tracking import InMemoryRunHistory
-from pa_data.rng import capture_rng_state, restore_rng_state
+from pa_data.rng import restored_rng_states
 
 __all__ = ["sanity_evaluation"]
 
@@ -64,12 +64,12 @@ def sanity_evaluation(trainer: AnyTrainer, num_batches: int, watch_metric: str |
 @contextmanager
 def _as_before(trainer: AnyTrainer) -> Generator[None]:
     """Restore attributes, buffers, workers and random number generators."""
-    attributes, rng_state = dict(vars(trainer)), capture_rng_state(trainer.device)
+    attributes = dict(vars(trainer))
     loaders = [innermost(one) for one in (*trainer.eval_dataloaders.values(), trainer.eval_dataloader)]
-    generators = [(one, one.get_state()) for loader in loaders for one in _generators(loader)]
     buffers = [(one, one.clone()) for module in _modules_of(trainer) for one in buffers_of_module(module)]
     try:
-        yield
+        with restored_rng_states(trainer.device, loaders):
+            yield
     finally:
         for name in vars(trainer).keys() - attributes.keys():
             del vars(trainer)[name]
@@ -80,9 +80,6 @@ def _as_before(trainer: AnyTrainer) -> Generator[None]:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
-        for generator, state in generators:
-            generator.set_state(state)
-        restore_rng_state(rng_state, trainer.device)
 
 
 def _takes_part(callback: TrainerCallback[Any, Any, Any]) -> bool:
@@ -113,14 +110,3 @@ def _modules_of(trainer: AnyTrainer) -> list[nn.Module]:
     """Those that a run trains or calls."""
     modules = (*trainer.named_models().values(), *trainer.modules.values(), trainer.loss_func)
     return [one for one in modules if isinstance(one, nn.Module)]
-
-
-def _generators(of: object) -> Iterable[torch.Generator]:
-    """The generators that a loader and its samplers draw from."""
-    if isinstance(of, torch.Generator):
-        yield of
-        return
-    for name in ("generator", "sampler", "batch_sampler"):
-        part = getattr(of, name, None)
-        if part is not None:
-            yield from _generators(part)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -119,18 +120,13 @@ class EpochBatches(Sampler[list[int]]):
     Attributes:
         plan: The plan of the chosen epoch, from the chosen position on.
         whole_epoch: The plan of the chosen epoch from its first position on.
-        sampler: This sampler. Trainers call ``loader.batch_sampler.sampler.set_epoch``.
-        set_epoch: Chooses an epoch of the loader.
+        sampler: Has nothing but ``set_epoch``, which trainers look for here.
     """
 
     def __init__(self, plan: EpochPlan, set_epoch: Callable[[int], None]) -> None:
         self.plan: EpochPlan = plan
         self.whole_epoch: EpochPlan = plan
-        self.set_epoch: Callable[[int], None] = set_epoch
-
-    @property
-    def sampler(self) -> EpochBatches:
-        return self
+        self.sampler: SimpleNamespace = SimpleNamespace(set_epoch=set_epoch)
 
     def __len__(self) -> int:
         """Return the number of batches of the whole of the chosen epoch."""

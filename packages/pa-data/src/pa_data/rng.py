@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
@@ -23,6 +23,7 @@ __all__ = [
     "numpy_random",
     "preserve_rng_state",
     "restore_rng_state",
+    "restored_rng_states",
     "seed_rng",
     "seed_rng_of_rank",
 ]
@@ -159,6 +160,39 @@ def capture_rng_state(device: torch.device) -> dict[str, Any]:
     if device.type != "cpu":
         state["device"] = torch.get_device_module(device).get_rng_state(device)
     return state
+
+
+@contextmanager
+def restored_rng_states(device: torch.device, loaders: Iterable[object] = ()) -> Generator[None]:
+    """Restore all RNG states on exit, and the generators that loaders and their samplers draw from.
+
+    Unlike inside `preserve_rng_state`, draws continue from the states as they are.
+
+    Args:
+        device: The device of the run.
+        loaders: Loaders, samplers or generators.
+
+    Example:
+        >>> with restored_rng_states(torch.device("cpu")):
+        ...     first = torch.rand(1)
+        >>> bool(torch.rand(1) == first)
+        True
+    """
+    state = capture_rng_state(device)
+    generators = [(one, one.get_state()) for loader in loaders for one in _generators(loader)]
+    try:
+        yield
+    finally:
+        for generator, before in generators:
+            generator.set_state(before)
+        restore_rng_state(state, device)
+
+
+def _generators(of: object) -> list[torch.Generator]:
+    if isinstance(of, torch.Generator):
+        return [of]
+    parts = [getattr(of, name, None) for name in ("generator", "sampler", "batch_sampler")]
+    return [generator for part in parts if part is not None for generator in _generators(part)]
 
 
 def check_rng_state(state: Mapping[str, Any]) -> None:

@@ -33,8 +33,9 @@ from pa_core import (
     TrainerCallback,
     UnsupportedConfigurationError,
 )
-from pa_core.parts import BUFFERS, PARAMETERS, capture_rng_state, nothing_kept_of_runs, restore_rng_state
+from pa_core.parts import BUFFERS, PARAMETERS, nothing_kept_of_runs
 from pa_core.plot_style import PlotStyle, plot_style
+from pa_data.rng import restored_rng_states
 from pa_schedulers.argument_checks import whole_number
 from pa_schedulers.figures import legend_above, single_axes
 
@@ -304,7 +305,7 @@ def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any], *data: object) -> Gene
         if isinstance(value, Tensor)
     ]
     try:
-        with nothing_kept_of_runs(trainer), _same_random_numbers(trainer.device), _same_generators(data):
+        with nothing_kept_of_runs(trainer), restored_rng_states(trainer.device, data):
             trainer.run_history = InMemoryRunHistory()
             yield
     finally:
@@ -369,34 +370,6 @@ def _all_modules(roots: Iterable[nn.Module]) -> list[nn.Module]:
 
 def _has_extra(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
-
-
-@contextmanager
-def _same_random_numbers(device: torch.device) -> Generator[None]:
-    """Restore the RNG states of Python, NumPy and torch, and of torch on the device."""
-    state = capture_rng_state(device)
-    try:
-        yield
-    finally:
-        restore_rng_state(state, device)
-
-
-@contextmanager
-def _same_generators(data: Iterable[object]) -> Generator[None]:
-    """Restore the generators that loaders and samplers draw from."""
-    before = [(generator, generator.get_state()) for one in data for generator in _generators(one)]
-    try:
-        yield
-    finally:
-        for generator, state in before:
-            generator.set_state(state)
-
-
-def _generators(of: object) -> list[torch.Generator]:
-    if isinstance(of, torch.Generator):
-        return [of]
-    parts = [getattr(of, name, None) for name in ("generator", "sampler", "batch_sampler")]
-    return [generator for part in parts if part is not None for generator in _generators(part)]
 
 
 def _draw(curve: LearningRateCurve, style: PlotStyle) -> Figure:

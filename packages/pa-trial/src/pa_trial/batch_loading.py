@@ -24,15 +24,11 @@ from pa_core.parts import (
     can_fetch_batch,
     can_pin_memory,
     explaining_failed_start,
-    extend_key,
-    index_list,
-    is_in_memory,
-    mix,
     pin_memory,
-    preserve_rng_state,
-    seed_rng,
     sigterm_held_back,
 )
+from pa_data import is_in_memory
+from pa_data.rng import extend_key, mix, preserve_rng_state, seed_rng
 from pa_trial.batch_order import BatchRequest, EpochOrders, SamplerOrder
 from pa_trial.random_draws import RngStates
 
@@ -289,7 +285,7 @@ def _cannot_draw(dataset: Dataset[Any]) -> bool:
 
 
 def _listed(indices: Any) -> list[Any]:
-    return index_list(indices) if isinstance(indices, Tensor) else indices
+    return indices.tolist() if isinstance(indices, Tensor) else indices  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # open in torch
 
 
 def _as_it_is(batch: Any) -> Any:

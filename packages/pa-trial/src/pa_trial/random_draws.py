@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pa_core.parts import seed_rng
+from pa_data.rng import seed_rng
 
 __all__ = ["OwnRngs", "RngStates"]
 

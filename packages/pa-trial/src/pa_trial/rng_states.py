@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pa_core.parts import capture_rng_state, check_rng_state, restore_rng_state
+from pa_data.rng import capture_rng_state, check_rng_state, restore_rng_state
 
 __all__ = ["capture", "check", "restore"]
 
