@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 
 import pytest
 
@@ -28,3 +29,10 @@ def test_public_names_are_sorted_and_documented(name: str) -> None:
         if (inspect.isclass(value) or inspect.isroutine(value)) and not value.__doc__
     ]
     assert undocumented == []
+
+
+@pytest.mark.parametrize("package", sorted({name.partition(".")[0] for name in MODULES} - {"pytorch_accelerated"}))
+def test_a_package_says_which_of_its_modules_are_public(package: str) -> None:
+    """The docstring of the package names them all; pa-compat's are those of pytorch-accelerated."""
+    _, _, public = (importlib.import_module(package).__doc__ or "").partition("Public are the names in ``__all__`` of")
+    assert re.findall(r"``([\w.]+)``", public) == [name for name in MODULES if name.partition(".")[0] == package]

@@ -1,4 +1,7 @@
-"""More callbacks for the trainer of pa-core, and their building blocks."""
+"""More callbacks for the trainer of pa-core, and their building blocks.
+
+Public are the names in ``__all__`` of ``pa_callbacks_extra``.
+"""
 
 from __future__ import annotations
 

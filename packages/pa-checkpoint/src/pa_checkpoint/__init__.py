@@ -1,4 +1,7 @@
-"""Checkpoints that are whole or absent, and are read without running any code from them."""
+"""Checkpoints that are whole or absent, and are read without running any code from them.
+
+Public are the names in ``__all__`` of ``pa_checkpoint``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Loaders that resume at any sample, on any number of processes, and the orders that they follow."""
+"""Loaders that resume at any sample, on any number of processes, and the orders that they follow.
+
+Public are the names in ``__all__`` of ``pa_data``, ``pa_data.batches``, ``pa_data.errors``, ``pa_data.files``,
+``pa_data.orders`` and ``pa_data.rng``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Freezing, unfreezing and learning rates for the parts of a model, for transfer learning in any PyTorch loop."""
+"""Freezing, unfreezing and learning rates for the parts of a model, for transfer learning in any PyTorch loop.
+
+Public are the names in ``__all__`` of ``pa_finetuning``.
+"""
 
 from __future__ import annotations
 
