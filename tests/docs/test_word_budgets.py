@@ -34,6 +34,7 @@ KINDS: dict[str, str | tuple[str, int]] = {
     "docs/coming-from/lightning.md": "migration",
     "docs/coming-from/pytorch.md": "migration",
     "docs/coming-from/transformers.md": "migration",
+    "docs/data-alone.md": ("how-to", 500),
     "docs/data.md": "how-to",
     "docs/finetuning.md": "how-to",
     "docs/getting-started.md": "tutorial",

@@ -1,4 +1,4 @@
-"""What a training with Lightning relies on when its data come from a keyed loader."""
+"""What a training with Lightning, as in `docs/data-alone.md`, relies on when its data come from a keyed loader."""
 
 from __future__ import annotations
 
