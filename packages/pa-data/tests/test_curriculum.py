@@ -114,7 +114,7 @@ def test_its_identity_is_the_name_of_the_function_and_its_first_choice() -> None
         ([True] * 9, ConfigurationError, r"9 elements of choose\(2\) and a dataset of 10 samples"),
         ([0, 10], ConfigurationError, r"10 at position 1(.|\n)*choose\(2\)"),
         ([-1], ConfigurationError, r"-1 at position 0"),
-        ([0.5, 1.0], ConfigurationError, r"float32 from choose\(2\)"),
+        ([0.5, 1.0], ArgumentTypeError, r"float32 from choose\(2\)"),
         ([], EmptyDatasetError, r"choose\(2\) returned none"),
         ([False] * 10, EmptyDatasetError, r"choose\(2\) returned none"),
         (None, ArgumentTypeError, r"choose\(2\) of type NoneType(.|\n)*Return indices from choose"),

@@ -139,13 +139,9 @@ def rebuilt_mapping(values: Mapping[Any, Any], change: Callable[[Any], Any]) -> 
 
 
 def _map_dataclass(value: Any, function: Callable[[Any], Any], method: str) -> Any:
-    moved: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        old = getattr(value, field.name)
-        new = _map_leaves(old, function, method)
-        if new is not old:
-            moved[field.name] = new
-    if not moved:
+    values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    moved = {name: _map_leaves(old, function, method) for name, old in values.items()}
+    if all(moved[name] is old for name, old in values.items()):
         return value
     clone = copy.copy(value)
     for name, new in moved.items():

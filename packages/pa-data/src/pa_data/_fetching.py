@@ -35,17 +35,9 @@ The epoch travels with every batch, so workers that live for several epochs neve
 
 
 class BatchFetcher(Protocol):
-    """Makes the batch of some samples."""
+    """Makes a batch of the samples at ``indices``; ``draws`` extend the key of the epoch, or else the indices do."""
 
-    def __call__(self, key: int, indices: Tensor, draws: Sequence[int] | None = None) -> Any:
-        """Return the batch of some samples.
-
-        Args:
-            key: The key of the epoch.
-            indices: The samples.
-            draws: What extends the key for each of them; None for the indices.
-        """
-        ...
+    def __call__(self, key: int, indices: Tensor, draws: Sequence[int] | None = None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -186,11 +178,9 @@ def can_fetch_batch(dataset: Dataset[Any]) -> bool:
     Returns:
         True if it is in memory, if it is a `SupportsFetchBatch`, or if it is a subset of such a dataset.
     """
-    if is_in_memory(dataset) or _offers_fetch_batch(dataset):
+    if isinstance(dataset, Subset) and _indexes_as(dataset, Subset) and can_fetch_batch(dataset.dataset):
         return True
-    if not isinstance(dataset, Subset):
-        return False
-    return _indexes_as(dataset, Subset) and can_fetch_batch(dataset.dataset)
+    return is_in_memory(dataset) or _offers_fetch_batch(dataset)
 
 
 def fetch_batch(dataset: Dataset[Any], indices: Tensor) -> Any:
@@ -242,9 +232,8 @@ def _fetch_concatenated(dataset: ConcatDataset[Any], indices: Tensor) -> list[Te
 
 def _indexes_as(dataset: Dataset[Any], kind: type[Dataset[Any]]) -> bool:
     """Tell whether a dataset gets its samples as its torch class does, with neither method overridden."""
-    return all(
-        getattr(type(dataset), name, None) is getattr(kind, name, None) for name in ("__getitem__", "__getitems__")
-    )
+    names = ("__getitem__", "__getitems__")
+    return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names)
 
 
 def _is_dense(tensor: Tensor) -> bool:

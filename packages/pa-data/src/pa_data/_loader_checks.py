@@ -38,16 +38,17 @@ def count_samples(dataset: Dataset[Any]) -> int:
         EmptyDatasetError: If there is no sample.
     """
     kind = type(dataset).__name__
-    advice = "Give the dataset __len__ and __getitem__, or load it with a plain torch.utils.data.DataLoader."
-    needed = "a dataset with a length whose samples are indexed by integers"
-    if isinstance(dataset, IterableDataset):
-        given = f"a dataset of type {kind}, which is an IterableDataset"
-        raise ConfigurationError("An iterable dataset has no order that could be chosen.", given, needed, advice)
     try:
+        if isinstance(dataset, IterableDataset):
+            raise TypeError("an iterable dataset has no order that could be chosen")
         num_samples = len(cast("Sized", dataset))
     except (TypeError, NotImplementedError) as error:
-        given = f"a dataset of type {kind}, for which len() fails: {error}"
-        raise ConfigurationError("The dataset has no length.", given, needed, advice) from error
+        raise ConfigurationError(
+            "The dataset has no length.",
+            given=f"a dataset of type {kind}: {error}",
+            expected="a dataset with a length whose samples are indexed by integers",
+            do="Give the dataset __len__ and __getitem__, or load it with a plain torch.utils.data.DataLoader.",
+        ) from error
     if num_samples == 0:
         raise EmptyDatasetError(
             "The dataset is empty.",
@@ -205,14 +206,9 @@ def decide_whole_batches(
     if asked_for is None:
         return possible
     if asked_for and not possible:
-        reason = (
-            f"a dataset of type {type(dataset).__name__}, not tensors in memory and without fetch_batch"
-            if collate_fn is None
-            else "a collate_fn, which takes single samples"
-        )
         raise ConfigurationError(
-            "Batches cannot be fetched whole.",
-            given=f"whole_batches=True and {reason}",
+            "Only tensors in memory and datasets with fetch_batch are fetched whole, and without collate_fn.",
+            given=f"whole_batches=True, a dataset of type {type(dataset).__name__}, and collate_fn={collate_fn}",
             do="Give the dataset a method fetch_batch, leave collate_fn out, or leave whole_batches out.",
         )
     return asked_for

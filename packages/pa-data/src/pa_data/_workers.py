@@ -128,7 +128,6 @@ def _let_sigterm_through() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-_WITHOUT_GUARD = "before the current process has finished its bootstrapping phase"
 _ENDED = re.compile(r"DataLoader worker .*(exited unexpectedly|is killed)", re.DOTALL)
 
 
@@ -165,51 +164,35 @@ def explaining_failed_start(context: str | BaseContext | None, sent: Mapping[str
         yield
     except (PicklingError, AttributeError, TypeError, RuntimeError, OSError, EOFError) as error:
         method = start_method(context)
-        explained = None if method == "fork" else _explain(error, method, sent)
-        if explained is None:
+        if method == "fork":
             raise
-        raise explained from error
+        if isinstance(error, BrokenPipeError | ConnectionError | EOFError) or _ENDED.search(str(error)):
+            raise ConfigurationError(
+                "The workers of a loader could not start.",
+                given=f"processes that are started by {method!r}, and a worker that ended before its first batch; "
+                f"what it printed is above ({type(error).__name__})",
+                do='Put the call of train() or evaluate() under if __name__ == "__main__":, and move classes that were '
+                "defined in a notebook to a file; or load without workers: num_workers=0.",
+            ) from error
+        for name, value in sent.items():
+            if not _can_be_pickled(value):
+                kind = getattr(value, "__qualname__", type(value).__name__)
+                raise ConfigurationError(
+                    f"The {name} cannot be sent to the workers of a loader.",
+                    given=f"the {name} {kind}, processes that are started by {method!r}, and "
+                    f"{type(error).__name__}: {error}",
+                    do=f"Replace lambdas and local functions in the {name} by functions at the top level of a file, or "
+                    "load without workers: num_workers=0.",
+                ) from error
+        raise
 
 
-def _explain(error: Exception, method: str, sent: Mapping[str, object]) -> ConfigurationError | None:
-    if _WITHOUT_GUARD in str(error):
-        return _unguarded(method, "a script that starts workers while a worker imports it")
-    if isinstance(error, RuntimeError) and _ENDED.search(str(error)):
-        return _unguarded(method, f"a worker that ended before its first batch; what it printed is above ({error})")
-    if isinstance(error, BrokenPipeError | ConnectionError | EOFError):
-        return _unguarded(method, f"a worker that ended before its first batch ({type(error).__name__})")
-    unpicklable = next((name for name, value in sent.items() if not _can_be_pickled(value)), None)
-    return None if unpicklable is None else _not_picklable(method, unpicklable, sent[unpicklable], error)
-
-
-def _can_be_pickled(value: Any) -> bool:
+def _can_be_pickled(value: object) -> bool:
     try:
         ForkingPickler.dumps(value)
     except Exception:
         return False
     return True
-
-
-def _unguarded(method: str, given: str) -> ConfigurationError:
-    return ConfigurationError(
-        "The workers of a loader could not start.",
-        given=f"processes that are started by {method!r}, and {given}",
-        expected='a script whose main part is under if __name__ == "__main__":, and a dataset of a class that can be '
-        "imported from a file",
-        do='Put the call of train() or evaluate() under if __name__ == "__main__":, and move classes that were defined '
-        "in a notebook to a file; or load without workers: num_workers=0.",
-    )
-
-
-def _not_picklable(method: str, name: str, value: object, error: Exception) -> ConfigurationError:
-    kind = getattr(value, "__qualname__", type(value).__name__)
-    return ConfigurationError(
-        f"The {name} cannot be sent to the workers of a loader.",
-        given=f"the {name} {kind}, processes that are started by {method!r}, and {type(error).__name__}: {error}",
-        expected="what pickle takes: functions and classes at the top level of a file, no open files or locks",
-        do=f"Replace lambdas and local functions in the {name} by functions at the top level of a file, or load "
-        "without workers: num_workers=0.",
-    )
 
 
 def worker_init_fn(worker_id: int) -> None:

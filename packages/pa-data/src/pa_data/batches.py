@@ -48,42 +48,30 @@ def is_array(value: object) -> bool:
 
 
 def _describe(value: Any, depth: int) -> str:
-    name = type(value).__name__
+    kind: type[Any] = value.__class__
+    if depth < 0:
+        return kind.__name__
     if is_array(value) and not is_mapping(value):
         dtype = str(getattr(value, "dtype", "unknown")).removeprefix("torch.")
-        return f"{name} of shape {tuple(value.shape)} and dtype {dtype}"
+        return f"{kind.__name__} of shape {tuple(value.shape)} and dtype {dtype}"
     if is_mapping(value):
         keys = keys_of(value)
-        return f"{name} {{{_shortened((_item(key, value[key], depth) for key in keys[:_MAX_ITEMS]), len(keys))}}}"
-    names = _names_of_fields(value)
-    if names is not None:
-        fields = (f"{field}={_nested(getattr(value, field), depth)}" for field in names[:_MAX_ITEMS])
-        return f"{name}({_shortened(fields, len(names))})"
-    return _describe_sequence(name, value, depth) if issubclass(type(value), (list, tuple)) else name
+        return f"{kind.__name__} {{{_listed([f'{key!r}: ' for key in keys], (value[key] for key in keys), depth)}}}"
+    if (names := _names_of_fields(kind)) is not None:
+        return f"{kind.__name__}({_listed([f'{name}=' for name in names], (getattr(value, n) for n in names), depth)})"
+    if issubclass(kind, (list, tuple)):
+        return f"{kind.__name__} of {len(value)} [{_listed([''] * len(value), value, depth)}]"
+    return kind.__name__
 
 
-def _names_of_fields(value: Any) -> list[str] | None:
+def _names_of_fields(kind: type[Any]) -> Sequence[str] | None:
     """The fields of a dataclass or a named tuple."""
-    kind: type[Any] = value.__class__
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
     fields: Any = getattr(kind, "_fields", None)
-    return list(fields) if issubclass(kind, tuple) and fields is not None else None
+    return fields if issubclass(kind, tuple) else None
 
 
-def _describe_sequence(name: str, values: Sequence[Any], depth: int) -> str:
-    items = (_nested(one, depth) for one in values[:_MAX_ITEMS])
-    return f"{name} of {len(values)} [{_shortened(items, len(values))}]"
-
-
-def _item(key: object, value: object, depth: int) -> str:
-    return f"{key!r}: {_nested(value, depth)}"
-
-
-def _nested(value: object, depth: int) -> str:
-    return _describe(value, depth - 1) if depth > 0 else type(value).__name__
-
-
-def _shortened(items: Iterable[str], number: int) -> str:
-    shown = ", ".join(items)
-    return f"{shown}, ..." if number > _MAX_ITEMS else shown
+def _listed(names: Sequence[str], values: Iterable[Any], depth: int) -> str:
+    items = [name + _describe(value, depth - 1) for name, value in zip(names[:_MAX_ITEMS], values, strict=False)]
+    return ", ".join([*items, "..."] if len(names) > _MAX_ITEMS else items)

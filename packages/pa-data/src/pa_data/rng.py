@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
@@ -17,7 +17,6 @@ import torch
 
 __all__ = [
     "capture_rng_state",
-    "check_rng_state",
     "extend_key",
     "mix",
     "numpy_random",
@@ -193,38 +192,6 @@ def _generators(of: object) -> list[torch.Generator]:
         return [of]
     parts = [getattr(of, name, None) for name in ("generator", "sampler", "batch_sampler")]
     return [generator for part in parts if part is not None for generator in _generators(part)]
-
-
-def check_rng_state(state: Mapping[str, Any]) -> None:
-    """Raise an error for anything that ``restore_rng_state`` could not restore in full; nothing is changed.
-
-    Args:
-        state: What is said to be the RNG states of a process.
-
-    Raises:
-        ValueError: One of them is missing, or its generator does not take it.
-    """
-    of_numpy: Any = numpy_random()
-    generator: object = of_numpy.get_bit_generator()
-    kind: type[Any] = type(generator)
-    generators: dict[str, Callable[[Any], object]] = {
-        "python": random.Random().setstate,
-        "numpy": of_numpy.RandomState(kind(0)).set_state,
-        "torch": torch.Generator().set_state,
-    }
-    for name, set_state in generators.items():
-        try:
-            set_state(state[name])
-        except Exception as error:  # what a wrong state does is not limited to some kinds of errors
-            message = f"{name!r} raising {type(error).__name__}: {error}"
-            raise ValueError(message) from error
-    if not isinstance(state["python"][2], float | None):  # a normal number that was made in a pair with another one
-        message = "'python' with something else than a number"
-        raise ValueError(message)
-    of_device = state.get("device", torch.empty(0, dtype=torch.uint8))
-    if not isinstance(of_device, torch.Tensor) or of_device.dtype is not torch.uint8:
-        message = "'device' not being bytes"
-        raise ValueError(message)
 
 
 def restore_rng_state(state: Mapping[str, Any], device: torch.device) -> None:

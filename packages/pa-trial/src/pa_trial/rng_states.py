@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pa_data.rng import capture_rng_state, check_rng_state, restore_rng_state
+from pa_data.rng import capture_rng_state, restore_rng_state, restored_rng_states
 
 __all__ = ["capture", "check", "restore"]
 
@@ -45,7 +45,13 @@ def check(states: Mapping[str, Any]) -> None:
     Raises:
         ValueError: One of the states is missing or is not one.
     """
-    check_rng_state(_of_engine(states))
+    cpu = torch.device("cpu")
+    with restored_rng_states(cpu):
+        try:
+            restore(states, cpu)
+        except Exception as error:  # what a wrong state does is not limited to some kinds of errors
+            message = f"{type(error).__name__}: {error}"
+            raise ValueError(message) from error
 
 
 def restore(states: Mapping[str, Any], device: torch.device) -> None:

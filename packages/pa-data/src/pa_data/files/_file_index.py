@@ -52,16 +52,15 @@ class IndexFolder:
         target = self._place(path, kind)
         meta = {"kind": kind, "size": str(stamp.size), "version": stamp.version}
         arrays = _read(target, meta)
-        if arrays is None:
-            with self._alone(target.name):
-                arrays = _read(target, meta)
-                if arrays is None:
-                    _write(target, meta, make())
-                    arrays = _read(target, meta)
-        if arrays is None:
-            message = f"the index that was just written to {target} is not there"
-            raise OSError(message)
-        return arrays
+        if arrays is not None:
+            return arrays
+        with self._alone(target.name):
+            arrays = _read(target, meta)
+            if arrays is None:
+                made = make()
+                _write(target, meta, made)
+                arrays = _read(target, meta) or made
+            return arrays
 
     def _place(self, path: str, kind: str) -> Path:
         from_here = path if is_url(path) else _relative(path, self._folder)

@@ -41,22 +41,15 @@ class OpenShards:
         if number not in self._shards:
             self._shards[number] = open_shard(), count
             self._num_samples += count
-            while self._are_too_many():
-                self._close_oldest()
+            while len(self._shards) > 2 * self._lanes + 1 and (
+                len(self._shards) > _MOST or self._num_samples > 2 * self._window
+            ):
+                _, (oldest, num_samples) = self._shards.popitem(last=False)
+                self._num_samples -= num_samples
+                if callable(close := getattr(oldest, "close", None)):
+                    close()
         self._shards.move_to_end(number)
         return self._shards[number][0]
-
-    def _are_too_many(self) -> bool:
-        if len(self._shards) <= 2 * self._lanes + 1:
-            return False
-        return len(self._shards) > _MOST or self._num_samples > 2 * self._window
-
-    def _close_oldest(self) -> None:
-        _, (shard, count) = self._shards.popitem(last=False)
-        self._num_samples -= count
-        close = getattr(shard, "close", None)
-        if callable(close):
-            close()
 
     def _forget(self) -> None:
         self._process = os.getpid()

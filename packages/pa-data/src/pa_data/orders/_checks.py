@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pa_data.errors import ArgumentTypeError, ConfigurationError
 
-__all__ = ["and_more", "check_count", "check_one_for_each_sample", "check_range", "column"]
+__all__ = ["and_more", "check_count", "check_one_for_each_sample", "checked_indices", "column"]
 
 
 def column(
@@ -38,8 +38,8 @@ def column(
 
 
 def _not_a_column(name: str, given: str, do: str | None) -> ArgumentTypeError:
-    problem = f"An order takes its {name} as numbers in one dimension, one for each sample of the dataset."
-    return ArgumentTypeError(problem, given, do=do or f"Pass {name}=torch.tensor([...]).")
+    do = do or f"Pass {name}=torch.tensor([...]), with one number for each sample of the dataset."
+    return ArgumentTypeError(f"An order takes numbers in one dimension as {name}.", given, do=do)
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> None:
@@ -76,17 +76,21 @@ def and_more(number: int) -> str:
     return f", and {number} more like it" if number > 0 else ""
 
 
-def check_range(table: Tensor, num_samples: int, name: str) -> None:
-    """Raise an error for indices that a dataset does not have.
+def checked_indices(table: Tensor, num_samples: int, name: str, do: str) -> Tensor:
+    """Return indices of samples as int64.
 
     Args:
         table: The indices, in the order in which they are visited.
         num_samples: The number of samples of the dataset.
         name: Where the indices come from.
+        do: What to do where they are no integers.
 
     Raises:
+        ArgumentTypeError: They are no integers.
         ConfigurationError: One of them is out of range.
     """
+    if table.is_floating_point() or table.is_complex() or table.dtype == torch.bool:
+        raise ArgumentTypeError(f"The indices of samples are integers, got {table.dtype} from {name}.", do=do)
     wrong = ((table < 0) | (table >= num_samples)).nonzero().squeeze(1)
     if wrong.numel() > 0:
         raise ConfigurationError(
@@ -95,3 +99,4 @@ def check_range(table: Tensor, num_samples: int, name: str) -> None:
             expected=f"indices from 0 to {num_samples - 1}",
             do="Look at how the indices are computed; indices into a dataset before it was split are a common cause.",
         )
+    return table.to(torch.int64)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, cast
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,11 @@ from pa_data.orders._order import Order
 from pa_data.orders._passes import EpochOfSources, SourcesOfSamples
 
 __all__ = ["ClassBalanced"]
+
+_NUMBER_NAMES = (
+    "Pass one integer for each sample. Number the classes: numbers = {name: number for number, name in "
+    "enumerate(sorted(set(labels)))}, and pass [numbers[name] for name in labels], if they have names."
+)
 
 
 class ClassBalanced(Order):
@@ -54,7 +59,7 @@ class ClassBalanced(Order):
     equal_epochs: ClassVar[bool] = True
 
     def __init__(self, labels: Tensor | Sequence[int], *, num_samples: int | None = None) -> None:
-        given = column("labels", labels, do=_number_names(labels))
+        given = column("labels", labels, do=_NUMBER_NAMES)
         if given.numel() == 0:
             raise EmptyDatasetError("labels must have the class of each sample of the dataset, got 0 labels.")
         if given.is_floating_point() or given.is_complex():
@@ -82,18 +87,6 @@ class ClassBalanced(Order):
 
 class _ClassBalancedEpoch(EpochOfSources):
     algorithm = ClassBalanced.name
-
-
-def _number_names(labels: object) -> str | None:
-    """What to do about labels that are strings; None for others."""
-    if isinstance(labels, Tensor) or not isinstance(labels, Iterable):
-        return None
-    if not isinstance(next(iter(cast("Iterable[object]", labels)), None), str):
-        return None
-    return (
-        "Number the classes: numbers = {name: number for number, name in enumerate(sorted(set(labels)))}, and pass "
-        "[numbers[name] for name in labels]."
-    )
 
 
 def _equal_counts(num_samples: int, num_classes: int) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_data.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
-from pa_data.orders._checks import check_one_for_each_sample, check_range, column
+from pa_data.errors import ArgumentTypeError, EmptyDatasetError
+from pa_data.orders._checks import check_one_for_each_sample, checked_indices, column
 from pa_data.orders._epoch_order import EpochOrder, epoch_order
 from pa_data.orders._order import Order
 from pa_data.rng import mix, preserve_rng_state, seed_rng
@@ -21,7 +21,7 @@ __all__ = ["Chosen", "Curriculum"]
 Chosen: TypeAlias = Tensor | Sequence[int] | Sequence[bool]
 """The indices of samples, or whether each sample of the dataset is among them."""
 
-_WHAT_TO_RETURN = "Return indices from choose, or a mask: a tensor or a list of one dimension."
+_WHAT_TO_RETURN = "Return indices from choose, or a mask such as difficulty <= epoch, in one dimension."
 _DRAWS = -6  # extends the key of an epoch for what is drawn while its samples are chosen
 
 
@@ -62,8 +62,7 @@ class Curriculum(Order):
     def __init__(self, choose: Callable[[int], Chosen], *, shuffle: bool = True) -> None:
         if not callable(choose):
             raise ArgumentTypeError(
-                "A curriculum is given as a function.",
-                given=f"choose of type {type(choose).__name__}",
+                f"A curriculum is given as a function, got choose of type {type(choose).__name__}.",
                 do="Pass for example lambda epoch: difficulty <= epoch.",
             )
         self.choose: Callable[[int], Chosen] = choose
@@ -104,17 +103,9 @@ def _indices(chosen: Tensor, num_samples: int, epoch: int) -> Tensor:
         check_one_for_each_sample(f"elements of {name}", chosen.numel(), num_samples)
         chosen = chosen.nonzero().squeeze(1)
     if chosen.numel() == 0:
-        raise EmptyDatasetError(
-            f"An epoch of the curriculum has no sample: {name} returned none.",
-            do="Choose more samples for this epoch, or train for fewer epochs.",
-        )
-    if chosen.is_floating_point() or chosen.is_complex():
-        raise ConfigurationError(
-            f"A curriculum chooses samples by indices or by a mask, got {chosen.dtype} from {name}.",
-            do="Compare the numbers with a limit to get a mask, for example difficulty <= epoch.",
-        )
-    check_range(chosen, num_samples, name)
-    return chosen.to(torch.int64)
+        problem = f"An epoch of the curriculum has no sample: {name} returned none."
+        raise EmptyDatasetError(problem, do="Choose more samples for this epoch, or train for fewer epochs.")
+    return checked_indices(chosen, num_samples, name, _WHAT_TO_RETURN)
 
 
 def _parts(choose: object) -> object:

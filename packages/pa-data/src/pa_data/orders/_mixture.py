@@ -129,7 +129,6 @@ def _lengths(datasets: object) -> dict[str, int]:
         raise ArgumentTypeError(
             "A mixture needs its datasets by name.",
             given=f"a {type(datasets).__name__}" + (f" with the names {list(named)}" if named else ""),
-            expected="a mapping of names to datasets, with at least one",
             do='Pass for example {"ours": ours, "others": others}; the history has their shares by these names.',
         )
     return {str(name): _length(str(name), dataset) for name, dataset in named.items()}
@@ -141,9 +140,8 @@ def _length(name: str, dataset: object) -> int:
         if hasattr(kind, "__getitem__") and not issubclass(kind, IterableDataset):
             return len(cast("Sized", dataset))
     raise ArgumentTypeError(
-        "A mixture takes samples of its datasets in any order.",
+        "A mixture takes datasets with a length, whose samples are indexed by integers.",
         given=f"{name!r} is a {kind.__name__}",
-        expected="a dataset with a length whose samples are indexed by integers",
         do="Give the dataset __len__ and __getitem__.",
     )
 
@@ -153,13 +151,10 @@ def _check_orders(datasets: Mapping[str, Dataset[Any]]) -> None:
     for name, dataset in datasets.items():
         order: object = getattr(dataset, "default_order", None)
         if isinstance(order, Order) and not order.takes_each_once(_length(name, dataset)):
-            is_mixture = isinstance(dataset, Mixture)
             raise ConfigurationError(
                 "The order that a dataset brings has no effect in a mixture.",
                 given=f"{name!r} is a {type(dataset).__name__}, which brings the order {order.name}",
-                do="Pass its datasets themselves, each with its weight among all."
-                if is_mixture
-                else "Pass a dataset without default_order.",
+                do="Pass a dataset without default_order; in place of a mixture, its datasets with their weights.",
             )
 
 
@@ -196,11 +191,8 @@ def _checked_weights(lengths: Mapping[str, int], weights: object) -> dict[str, F
         raise ConfigurationError(f"No sample of a mixture would ever come: weights={weights!r}, none of them above 0.")
     for name, weight in checked.items():
         if weight > 0 and lengths[name] == 0:
-            raise EmptyDatasetError(
-                "A dataset of the mixture is empty.",
-                given=f"{name!r} with 0 samples",
-                do="Give it a weight of 0, or look at how it was made; a wrong path is a common cause.",
-            )
+            problem = f"A dataset of the mixture is empty: {name!r} with 0 samples."
+            raise EmptyDatasetError(problem, do="Give it a weight of 0, or look at how it was made.")
     return checked
 
 
@@ -220,10 +212,9 @@ def _counts(weights: Mapping[str, Fraction], num_samples: int) -> dict[str, int]
         counts[name] += 1
     for name, count in counts.items():
         if count == 0 and weights[name] > 0:
+            share = f"{float(exact[name]):.2g} of the {num_samples} samples of an epoch"
             raise ConfigurationError(
-                "A dataset of the mixture would never come.",
-                given=f"weights[{name!r}]={float(weights[name])}, which is "
-                f"{float(exact[name]):.2g} of the {num_samples} samples of an epoch",
+                f"A dataset would never come: weights[{name!r}]={float(weights[name])}, which is {share}.",
                 do="Make epochs longer with num_samples=..., or give it more weight.",
             )
     return counts

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_data.errors import ArgumentTypeError, ConfigurationError
-from pa_data.orders._checks import check_count, check_range
+from pa_data.errors import ConfigurationError
+from pa_data.orders._checks import check_count, checked_indices, column
 from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder
 from pa_data.orders._order import Order
 from pa_data.rng import extend_key, preserve_rng_state, seed_rng
 
 __all__ = ["TableOrder"]
 
+_WHAT_TO_RETURN = "Return integers, for example torch.randperm(num_samples), or mask.nonzero().squeeze(1) of a mask."
 _DRAWS = -4  # extends the key of an epoch for what is drawn while its table is made
 
 
@@ -88,9 +87,9 @@ class _Table(ChunkedEpoch):
     def chunk_at(self, position: int) -> tuple[int, Tensor]:
         with preserve_rng_state():
             seed_rng(extend_key(self._key, _DRAWS))
-            given: object = self._order.indices_of_epoch(self._of_dataset, self._epoch)
+            given = self._order.indices_of_epoch(self._of_dataset, self._epoch)
         name = f"{type(self._order).__name__}.indices_of_epoch() in epoch {self._epoch}"
-        table = _as_indices(given, name)
+        table = column(name, given, do=_WHAT_TO_RETURN)
         if table.numel() != self.num_samples:
             raise ConfigurationError(
                 "An epoch has a different number of samples than was planned.",
@@ -98,32 +97,10 @@ class _Table(ChunkedEpoch):
                 expected=f"{self.num_samples}, as length_of_epoch() says",
                 do="Override length_of_epoch() to return the number of indices of each epoch.",
             )
-        check_range(table, self._of_dataset, name)
-        return 0, table
+        return 0, checked_indices(table, self._of_dataset, name, _WHAT_TO_RETURN)
 
 
 def _length(order: TableOrder, num_samples: int, epoch: int) -> int:
     length = order.length_of_epoch(num_samples, epoch)
     check_count(f"{type(order).__name__}.length_of_epoch() in epoch {epoch}", length)
     return length
-
-
-def _as_indices(given: Any, name: str) -> Tensor:
-    try:
-        table = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _no_indices(f"a {type(given).__name__} from {name}") from error
-    is_integer = not (table.is_floating_point() or table.is_complex() or table.dtype == torch.bool)
-    if table.dim() != 1 or not is_integer:
-        kind = str(table.dtype).removeprefix("torch.")
-        raise _no_indices(f"{kind} of shape {tuple(table.shape)} from {name}", is_mask=table.dtype == torch.bool)
-    return table.to(device="cpu", dtype=torch.int64)
-
-
-def _no_indices(given: str, *, is_mask: bool = False) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        "These are not the indices of samples.",
-        given=given,
-        expected="integers in one dimension: a tensor, an array or a list",
-        do="Return mask.nonzero().squeeze(1) for the mask." if is_mask else "Return for example torch.randperm(n).",
-    )
