@@ -59,7 +59,7 @@ def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
         >>> require_trackers("tensorbord")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        pa_core.errors.ConfigurationError: There is no such tracker.
+        pa_data.errors.ConfigurationError: There is no such tracker.
           given:    'tensorbord'
           expected: one or several of ...mlflow, ...tensorboard, ...
           do:       Correct the name.

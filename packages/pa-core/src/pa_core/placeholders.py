@@ -144,7 +144,7 @@ class PlaceholderExpression(_Arithmetic):
         >>> range(expression)
         Traceback (most recent call last):
         ...
-        pa_core.errors.ArgumentTypeError: ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1) is not a number yet.
+        pa_data.errors.ArgumentTypeError: ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1) is not a number yet.
         ...
     """
 
