@@ -201,7 +201,7 @@ def test_a_position_within_a_batch_is_refused() -> None:
     ("options", "message"),
     [
         ({"batch_size": 8}, "batch_size=8, and order=TokenBudget"),
-        ({"drop_last": True}, "drop_last=True, and order=TokenBudget"),
+        ({"drop_last": True}, "leave out drop_last=True with order=TokenBudget"),
         ({"split": "eval"}, 'split="eval", and order=TokenBudget'),
     ],
 )

@@ -83,7 +83,7 @@ def check_batches_of_order(order: Order, batch_size: int | None, drop_last: bool
             do=f"Leave batch_size out, and give {kind} what it makes its batches by.",
         )
     if drop_last:
-        raise ConfigurationError(f"An order that makes the batches leaves none out: drop_last=True, and order={kind}.")
+        raise ConfigurationError(f"An order of batches drops none: leave out drop_last=True with order={kind}.")
     if split != "train":
         raise ConfigurationError(
             f'An evaluation goes in the order of the dataset, got split="{split}", and order={kind}.',
