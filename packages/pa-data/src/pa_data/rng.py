@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 __all__ = [
+    "RNGState",
     "capture_rng_state",
     "extend_key",
     "mix",
@@ -26,6 +27,9 @@ __all__ = [
     "seed_rng",
     "seed_rng_of_rank",
 ]
+
+RNGState: TypeAlias = dict[str, Any]
+"""The states of the generators of a process, by name."""
 
 _MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN_GAMMA = 0x9E37_79B9_7F4A_7C15
@@ -137,7 +141,7 @@ def numpy_random() -> ModuleType:
     return importlib.import_module("numpy.random")
 
 
-def capture_rng_state(device: torch.device) -> dict[str, Any]:
+def capture_rng_state(device: torch.device) -> RNGState:
     """Return the RNG states of Python, NumPy, torch, and torch on the accelerator.
 
     Args:
@@ -194,7 +198,7 @@ def _generators(of: object) -> list[torch.Generator]:
     return [generator for part in parts if part is not None for generator in _generators(part)]
 
 
-def restore_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
+def restore_rng_state(state: RNGState, device: torch.device) -> None:
     """Restore the RNG states of this process.
 
     Args:
