@@ -43,10 +43,8 @@ def move_to_device(batch: _BatchT, device: torch.device | str | int, non_blockin
         return batch
 
     def move(leaf: Any) -> Any:
-        if not non_blocking:
-            return leaf.to(target)
         try:
-            return leaf.to(target, non_blocking=True)
+            return leaf.to(target, non_blocking=True) if non_blocking else leaf.to(target)
         except TypeError:  # many objects of users' libraries take the device alone
             return leaf.to(target)
 

@@ -161,7 +161,9 @@ def is_in_memory(dataset: Dataset[Any]) -> bool:
         True
     """
     if isinstance(dataset, TensorDataset):
-        return _indexes_as(dataset, TensorDataset) and all(_is_dense(tensor) for tensor in dataset.tensors)
+        return _indexes_as(dataset, TensorDataset) and all(
+            tensor.layout is torch.strided and not tensor.is_nested for tensor in dataset.tensors
+        )
     if isinstance(dataset, Subset):
         return _indexes_as(dataset, Subset) and is_in_memory(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
@@ -234,10 +236,6 @@ def _indexes_as(dataset: Dataset[Any], kind: type[Dataset[Any]]) -> bool:
     """Tell whether a dataset gets its samples as its torch class does, with neither method overridden."""
     names = ("__getitem__", "__getitems__")
     return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _offers_fetch_batch(dataset: Dataset[Any]) -> bool:

@@ -160,9 +160,9 @@ def check_epoch(split: Split, epoch: int = 0) -> None:
         EmptyDatasetError: If there is none.
     """
     if split.num_samples == 0:
+        problem = f"The order of the data has an epoch without samples: 0 samples in epoch {epoch}, counted from 0."
         raise EmptyDatasetError(
-            f"The order of the data has an epoch without samples: 0 samples in epoch {epoch}, counted from 0.",
-            do="Let the order visit some samples in this epoch, or train for fewer epochs.",
+            problem, do="Let the order visit some samples in this epoch, or train for fewer epochs."
         )
     if len(split) == 0:
         global_batch = split.batch_size * split.num_processes

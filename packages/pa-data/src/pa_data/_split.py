@@ -134,7 +134,7 @@ class TrainSplit:
         Raises:
             IndexError: If there is no such step.
         """
-        _check_step(step, self._num_steps)
+        _check_within("step", step, self._num_steps)
         return min(self._global_batch, self._end - self.start - step * self._global_batch)
 
     def piece(self, step: int, rank: int) -> range:
@@ -143,7 +143,7 @@ class TrainSplit:
         Raises:
             IndexError: If there is no such step or rank.
         """
-        _check_rank(rank, self.num_processes)
+        _check_within("rank", rank, self.num_processes)
         size = self.size(step)
         ranks_with_samples = min(self.num_processes, size if self.batch_size == 1 else max(1, size // 2))
         begin = self.start + step * self._global_batch
@@ -238,7 +238,7 @@ class EvalSplit:
         Raises:
             IndexError: If there is no such step.
         """
-        _check_step(step, self._num_steps)
+        _check_within("step", step, self._num_steps)
         return self._end(step) - self._begin(step)
 
     def piece(self, step: int, rank: int) -> range:
@@ -247,7 +247,7 @@ class EvalSplit:
         Raises:
             IndexError: If there is no such step or rank.
         """
-        _check_rank(rank, self.num_processes)
+        _check_within("rank", rank, self.num_processes)
         return _even_piece(self._begin(step), self.size(step), self.num_processes, rank)
 
     def _begin(self, step: int) -> int:
@@ -345,7 +345,7 @@ class BatchSplit:
         Raises:
             IndexError: If there is no such step.
         """
-        _check_step(step, self._num_steps)
+        _check_within("step", step, self._num_steps)
         first = self._first + step * self.num_processes
         return self._end(first + self.num_processes) - self._end(first)
 
@@ -355,8 +355,8 @@ class BatchSplit:
         Raises:
             IndexError: If there is no such step or rank.
         """
-        _check_rank(rank, self.num_processes)
-        _check_step(step, self._num_steps)
+        _check_within("rank", rank, self.num_processes)
+        _check_within("step", step, self._num_steps)
         batch = self._first + step * self.num_processes + rank
         return range(self._end(batch), self._end(batch + 1))
 
@@ -374,11 +374,6 @@ def _check_sizes(split: Split) -> None:
     check_count("num_samples", split.num_samples, minimum=0)
 
 
-def _check_step(step: int, num_steps: int) -> None:
-    if not 0 <= step < num_steps:
-        raise IndexError(f"step {step} is not among the {num_steps} steps of this split, counted from 0")
-
-
-def _check_rank(rank: int, num_processes: int) -> None:
-    if not 0 <= rank < num_processes:
-        raise IndexError(f"rank {rank} is not among the {num_processes} processes of this split, counted from 0")
+def _check_within(name: str, number: int, count: int) -> None:
+    if not 0 <= number < count:
+        raise IndexError(f"{name} {number} is not among the {count} of this split, counted from 0")

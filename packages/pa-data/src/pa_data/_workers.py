@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
@@ -60,7 +60,8 @@ class WorkerStart:
         object.__setattr__(info, "dataset", info.dataset.dataset)
         if callable(signal.getsignal(signal.SIGTERM)):  # inherited, if the worker was forked
             signal.signal(signal.SIGTERM, sigterm)
-        _let_sigterm_through()
+        if _CAN_HOLD_BACK:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 
@@ -123,11 +124,6 @@ def sigterm_held_back() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _let_sigterm_through() -> None:
-    if _CAN_HOLD_BACK:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
 _ENDED = re.compile(r"DataLoader worker .*(exited unexpectedly|is killed)", re.DOTALL)
 
 
@@ -143,9 +139,7 @@ def start_method(context: str | BaseContext | None = None) -> str:
     """
     if isinstance(context, str):
         return context
-    if context is not None:
-        return str(context.get_start_method())
-    chosen = cast("str | None", multiprocessing.get_start_method(allow_none=True))
+    chosen = (context or multiprocessing).get_start_method(allow_none=True)
     return multiprocessing.get_all_start_methods()[0] if chosen is None else chosen
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from pa_data.files._shard_reader import OpenShard
+from pa_data.files._shard_file import OpenShard
 
 __all__ = ["OpenShards"]
 

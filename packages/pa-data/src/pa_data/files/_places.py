@@ -86,10 +86,9 @@ def find_files(paths: Iterable[str | os.PathLike[str]], options: Mapping[str, An
     places: set[str] = set()
     for file in found:
         place = file if is_url(file) else os.path.abspath(file)  # noqa: PTH100 - Path.absolute() keeps ".."
-        if place not in places:
-            places.add(place)
-            continue
-        raise ShardError("A file is named twice.", given=file, do="Pass each path, and each pattern, once.")
+        if place in places:
+            raise ShardError("A file is named twice.", given=file, do="Pass each path, and each pattern, once.")
+        places.add(place)
     if not found:
         raise ShardError("There are no files: paths is empty.")
     return tuple(found)

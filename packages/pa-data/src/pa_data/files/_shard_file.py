@@ -17,7 +17,9 @@ from pa_data.files._file_index import Arrays, IndexFolder
 from pa_data.files._kept_pieces import KeptPieces, Piece
 from pa_data.files._places import DAMAGED, Stamp, explained, is_url, names_of, remote, stamp_of
 
-__all__ = ["ByteSource", "ShardFile", "shard_files"]
+__all__ = ["ByteSource", "OpenShard", "ShardFile", "ShardReader", "shard_files"]
+
+_SampleT_co = TypeVar("_SampleT_co", covariant=True)
 
 _PieceT = TypeVar("_PieceT", bound=Piece)
 _BLOCK = 1 << 20
@@ -174,8 +176,6 @@ class ShardFile:
         """Within the context, errors of reading say which file it was."""
         try:
             yield
-        except ShardError:
-            raise
         except (OSError, *DAMAGED) as error:
             raise explained(self.path, error) from error
 
@@ -250,16 +250,6 @@ class _Decompressed:
             return memoryview(file.read())
 
 
-class _FileOfDataset(ShardFile):
-    """Shares with the other files of its dataset what is kept."""
-
-    def __init__(
-        self, path: str, name: str, options: Mapping[str, Any], pieces: KeptPieces, index_folder: IndexFolder | None
-    ) -> None:
-        super().__init__(path, name, options=options)
-        self._pieces, self._index_folder = pieces, index_folder
-
-
 def shard_files(
     paths: Sequence[str], pieces: KeptPieces, index_folder: IndexFolder | None, options: Mapping[str, Any]
 ) -> tuple[ShardFile, ...]:
@@ -271,5 +261,39 @@ def shard_files(
         index_folder: Where indexes are kept; None keeps them in memory.
         options: What the file system of URLs is made with.
     """
-    named = zip(paths, names_of(paths), strict=True)
-    return tuple(_FileOfDataset(path, name, options, pieces, index_folder) for path, name in named)
+    files = tuple(ShardFile(path, name, options=options) for path, name in zip(paths, names_of(paths), strict=True))
+    for file in files:
+        vars(file).update(_pieces=pieces, _index_folder=index_folder)
+    return files
+
+
+class OpenShard(Protocol[_SampleT_co]):
+    """The samples of one file; a sequence such as an array will do.
+
+    If it has a method ``close``, that is called when the file is no longer in use.
+    """
+
+    def __getitem__(self, row: int, /) -> _SampleT_co:
+        """Return one sample of the file, counted from 0."""
+        ...
+
+
+class ShardReader(Protocol[_SampleT_co]):
+    """Reads the samples of files of one kind, in any order.
+
+    Example:
+        >>> import numpy as np
+        >>> class NumpyRows:
+        ...     def count(self, file: ShardFile) -> int:
+        ...         return len(self.open(file))
+        ...     def open(self, file: ShardFile) -> np.ndarray:
+        ...         return np.load(file.path, mmap_mode="r")
+    """
+
+    def count(self, file: ShardFile) -> int:
+        """Return the number of samples of a file."""
+        ...
+
+    def open(self, file: ShardFile) -> OpenShard[_SampleT_co]:
+        """Open a file; it is kept open while its samples are read."""
+        ...

@@ -98,10 +98,7 @@ class _EpochOfShards(EpochOrder):
         self._in_lanes = self._lane_length * order.lanes
         self._windows_of_lane = -(-self._lane_length // self._window)
         self._windows: dict[int, Tensor] = {}
-
-    @cached_property
-    def _key_of_shards(self) -> int:
-        return extend_key(self._key, _OF_SHARDS)
+        self._key_of_shards = extend_key(self._key, _OF_SHARDS)
 
     @cached_property
     def _sequence(self) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,8 @@ from pa_data.files._file_index import IndexFolder
 from pa_data.files._kept_pieces import KeptPieces
 from pa_data.files._open_shards import OpenShards
 from pa_data.files._places import find_files
-from pa_data.files._shard_file import shard_files
+from pa_data.files._shard_file import OpenShard, ShardReader, shard_files
 from pa_data.files._shard_order import ShardOrder
-from pa_data.files._shard_reader import OpenShard, ShardReader
 
 __all__ = ["ShardedFiles"]
 
@@ -162,7 +161,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
             ShardError: The sample, or its file, cannot be read.
         """
         shard, row = self.locate(index)
-        sample = self._shard(shard)[row]
+        sample = self._open.get(shard, self.counts[shard], lambda: self._open_shard(shard))[row]
         if self._transform is None:
             return cast("_SampleT_co", sample)
         try:
@@ -189,9 +188,6 @@ class ShardedFiles(Dataset[_SampleT_co]):
             raise IndexError(f"there is no sample {index} in {len(self)} samples of {len(self.paths)} files")
         shard = bisect_right(self._ends, whole)
         return shard, whole - (self._ends[shard - 1] if shard > 0 else 0)
-
-    def _shard(self, number: int) -> OpenShard[Any]:
-        return self._open.get(number, self.counts[number], lambda: self._open_shard(number))
 
     def _open_shard(self, number: int) -> OpenShard[Any]:
         file = self._files[number]

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from pa_data.errors import ArgumentTypeError, ConfigurationError
 
-__all__ = ["and_more", "check_count", "check_one_for_each_sample", "checked_indices", "column"]
+__all__ = [
+    "and_more",
+    "check_count",
+    "check_one_for_each_sample",
+    "checked_indices",
+    "column",
+    "lengths_of_samples",
+]
 
 
 def column(
@@ -40,6 +47,26 @@ def column(
 def _not_a_column(name: str, given: str, do: str | None) -> ArgumentTypeError:
     do = do or f"Pass {name}=torch.tensor([...]), with one number for each sample of the dataset."
     return ArgumentTypeError(f"An order takes numbers in one dimension as {name}.", given, do=do)
+
+
+def lengths_of_samples(lengths: Sequence[int] | Tensor) -> Tensor:
+    """Return a copy of the lengths as a tensor: int32, or int64 where one is too large for that.
+
+    Args:
+        lengths: One whole number for each sample, in the order of the dataset.
+
+    Raises:
+        ArgumentTypeError: They are not numbers in one dimension.
+        ConfigurationError: They are not whole numbers, one is negative, or there is none.
+    """
+    given = column("lengths", lengths)
+    if given.numel() == 0 or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise ConfigurationError(f"lengths must be whole numbers, got {len(given)} lengths of {given.dtype}.")
+    least = int(given.argmin())
+    if int(given[least]) < 0:
+        raise ConfigurationError(f"lengths must be whole numbers >= 0, got lengths[{least}]={int(given[least])}.")
+    fits = int(given.max()) <= torch.iinfo(torch.int32).max
+    return given.to(torch.int32 if fits else torch.int64, copy=True)
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> None:
@@ -94,9 +121,8 @@ def checked_indices(table: Tensor, num_samples: int, name: str, do: str) -> Tens
     wrong = ((table < 0) | (table >= num_samples)).nonzero().squeeze(1)
     if wrong.numel() > 0:
         raise ConfigurationError(
-            "An order visits samples that the dataset does not have.",
+            f"An order visits samples that the dataset does not have; it has those from 0 to {num_samples - 1}.",
             given=f"{int(table[wrong[0]])} at position {int(wrong[0])} of {name}{and_more(wrong.numel() - 1)}",
-            expected=f"indices from 0 to {num_samples - 1}",
             do="Look at how the indices are computed; indices into a dataset before it was split are a common cause.",
         )
     return table.to(torch.int64)

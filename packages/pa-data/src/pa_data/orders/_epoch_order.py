@@ -16,7 +16,7 @@ from pa_data.orders._feistel import permutations
 from pa_data.orders._keyed_numbers import as_int64
 from pa_data.rng import mix
 
-__all__ = ["ALGORITHMS", "RANDPERM_LIMIT", "ChunkedEpoch", "EpochOrder", "epoch_order", "index_list"]
+__all__ = ["RANDPERM_LIMIT", "ChunkedEpoch", "EpochOrder", "epoch_order", "index_list"]
 
 _CHUNK = 65_536
 RANDPERM_LIMIT = 10_000_000
@@ -147,8 +147,6 @@ class _FeistelOrder(ChunkedEpoch):
 _ORDERS: dict[str, type[EpochOrder]] = {
     order.algorithm: order for order in (_IdentityOrder, _RandpermOrder, _FeistelOrder)
 }
-ALGORITHMS = tuple(_ORDERS)
-"""The names of all orders."""
 
 
 def epoch_order(

@@ -93,6 +93,5 @@ def _untold(given: str) -> ArgumentTypeError:
     return ArgumentTypeError(
         "The identity of an order cannot be told from one of its parameters.",
         given=given,
-        expected="tensors, arrays of numbers, numbers, strings, functions, and lists and dictionaries of them",
-        do="Override parameters() to return what decides the order in these terms.",
+        do="Override parameters() to return tensors, numbers, strings, functions, and lists and dictionaries of them.",
     )

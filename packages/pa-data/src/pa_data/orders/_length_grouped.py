@@ -10,19 +10,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_data.errors import ConfigurationError
-from pa_data.orders._checks import check_count, check_one_for_each_sample
+from pa_data.orders._checks import check_count, check_one_for_each_sample, lengths_of_samples
 from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder
 from pa_data.orders._feistel import permutations
 from pa_data.orders._keyed_numbers import as_int64
-from pa_data.orders._lengths import lengths_of_samples
 from pa_data.orders._order import Order
 from pa_data.rng import extend_key
 
 __all__ = ["LengthGrouped"]
 
 _GROUPS_OF_WINDOW = 50
-_LEAST_GROUP = 2
-"""A group of one sample has no effect: the order would be a random one."""
 
 
 class LengthGrouped(Order):
@@ -61,7 +58,7 @@ class LengthGrouped(Order):
     name: ClassVar[str] = "length-grouped-v1"
 
     def __init__(self, lengths: Sequence[int] | Tensor, *, group_size: int, window: int | None = None) -> None:
-        check_count("group_size", group_size, _LEAST_GROUP)
+        check_count("group_size", group_size, minimum=2)  # a group of one sample would have no effect
         self._lengths = lengths_of_samples(lengths)
         self.group_size: int = group_size
         self.window: int = _GROUPS_OF_WINDOW * group_size if window is None else window

@@ -186,20 +186,19 @@ def _checked_weights(lengths: Mapping[str, int], weights: object) -> dict[str, F
             given=f"weights={weights!r}",
             do="Pass a weight for each dataset, by its name; 0 leaves one out.",
         )
-    checked = {name: _fraction(name, named[name]) for name in lengths}
+    checked: dict[str, Fraction] = {}
+    for name in lengths:
+        weight = named[name]
+        if not isinstance(weight, int | float | Fraction) or not 0 <= weight < inf:
+            raise ConfigurationError(f"weights[{name!r}] must be a finite number >= 0, got {weight!r}.")
+        checked[name] = Fraction(weight)
     if not any(checked.values()):
         raise ConfigurationError(f"No sample of a mixture would ever come: weights={weights!r}, none of them above 0.")
-    for name, weight in checked.items():
-        if weight > 0 and lengths[name] == 0:
+    for name in lengths:
+        if checked[name] > 0 and lengths[name] == 0:
             problem = f"A dataset of the mixture is empty: {name!r} with 0 samples."
             raise EmptyDatasetError(problem, do="Give it a weight of 0, or look at how it was made.")
     return checked
-
-
-def _fraction(name: str, weight: object) -> Fraction:
-    if isinstance(weight, int | float | Fraction) and 0 <= weight < inf:
-        return Fraction(weight)
-    raise ConfigurationError(f"weights[{name!r}] must be a finite number >= 0, got {weight!r}.")
 
 
 def _counts(weights: Mapping[str, Fraction], num_samples: int) -> dict[str, int]:

@@ -34,6 +34,7 @@ class TableOrder(Order):
     A table takes 8 bytes for each sample, and is made again where a run resumes.
 
     Example:
+        >>> import torch
         >>> class LongestFirst(TableOrder):
         ...     name = "longest-first-v1"
         ...

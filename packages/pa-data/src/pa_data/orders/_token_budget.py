@@ -12,11 +12,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_data.errors import ConfigurationError
-from pa_data.orders._checks import check_count, check_one_for_each_sample
+from pa_data.orders._checks import check_count, check_one_for_each_sample, lengths_of_samples
 from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder, index_list
 from pa_data.orders._feistel import permutations
 from pa_data.orders._keyed_numbers import extend_keys
-from pa_data.orders._lengths import lengths_of_samples
 from pa_data.orders._order import Order
 from pa_data.rng import extend_key
 
@@ -133,17 +132,15 @@ class TokenBudget(Order):
 
     def _require_samples_within_budget(self) -> None:
         padded = self._padded(self._lengths)
-        if int(padded.max()) <= self.max_tokens:
-            return
-        too_long = padded > self.max_tokens
-        number, longest = int(too_long.sum()), int(padded.argmax())
-        raise ConfigurationError(
-            "A sample is longer than the budget of a batch.",
-            given=f"max_tokens={self.max_tokens}, and {number} of {len(padded)} samples are longer; "
-            f"the longest is sample {longest} with {int(padded[longest])} tokens",
-            do=f"Pass max_tokens={int(padded[longest])} or more, or cut the samples off, "
-            "in the dataset and in lengths.",
-        )
+        longest, most = int(padded.argmax()), int(padded.max())
+        if most > self.max_tokens:
+            number = int((padded > self.max_tokens).sum())
+            raise ConfigurationError(
+                "A sample is longer than the budget of a batch.",
+                given=f"max_tokens={self.max_tokens}, and {number} of {len(padded)} samples are longer; "
+                f"the longest is sample {longest} with {most} tokens",
+                do=f"Pass max_tokens={most} or more, or cut the samples off, in the dataset and in lengths.",
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,11 +73,8 @@ class Weighted(Order):
         self.replacement: bool = replacement
         self.num_samples: int = num_samples or num_available
         if not replacement and self.num_samples > num_available:
-            raise ConfigurationError(
-                "Without replacement there are fewer samples than an epoch is to have.",
-                given=f"num_samples={num_samples}, replacement=False, and {num_available} weights above 0",
-                do="Request fewer samples, or pass replacement=True.",
-            )
+            given = f"num_samples={num_samples}, replacement=False, and {num_available} weights above 0"
+            raise ConfigurationError(f"No sample may come twice: {given}.", do="Take fewer, or pass replacement=True.")
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
