@@ -31,7 +31,7 @@ from pa_checkpoint._manifest import (
     read_manifest,
 )
 from pa_checkpoint._piece_file import PieceFile, is_piece_file
-from pa_checkpoint._piece_places import document_with_places, find_moved_pieces
+from pa_checkpoint._piece_places import document_with_places, entries_of_pieces
 from pa_checkpoint._pieces import file_of_pieces
 from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_checkpoint._shared_write import ShareOfFirst
@@ -69,7 +69,7 @@ class Checkpoint:
         summary: What the writer said about the checkpoint; at least ``sequence``, its place in the order of its folder.
         parts: The values by their names; tensors are on the CPU, writable, and independent of the files. Those that
             several processes have saved in pieces are whole.
-        digest: The SHA-256 digest of the manifest, which is another one where anything in the state is.
+        digest: The SHA-256 digest of the manifest, which is another one where anything in the checkpoint is.
 
     Example:
         >>> import tempfile, torch
@@ -107,19 +107,19 @@ def write_checkpoint(
     """Write a checkpoint, whole or not at all.
 
     It is written to a hidden folder next to its place, reaches the disk, and takes its place in one step. If anything
-    fails, including a full disk or an interrupt, the existing state stays. May run in its own thread while the training
-    continues, if nothing changes the tensors meanwhile.
+    fails, including a full disk or an interrupt, the existing checkpoint stays. May run in its own thread while the
+    training continues, if nothing changes the tensors meanwhile.
 
     Args:
-        directory: Its path, which may be free, an empty folder, or a state, which is then replaced: at every
+        directory: Its path, which may be free, an empty folder, or a checkpoint, which is then replaced: at every
             instant ``load`` finds the old or the new one. Missing folders above it are made.
         parts: Values, or what ``encode`` made of them, by names that are identifiers. Tensors on an accelerator
             come to the host one at a time.
-        summary: What can be known about the state without reading it.
-        constant: The names of tensors that get separate files, for the files of an earlier state in the same folder to
-            be linked where they are equal.
+        summary: What can be known about the checkpoint without reading it.
+        constant: The names of tensors that get separate files, for the files of an earlier checkpoint in the same
+            folder to be linked where they are equal.
         linkable: What is known about these files; None for nothing.
-        share: What this process does where others write the state with it, each with ``write_pieces``.
+        share: What this process does where others write the checkpoint with it, each with ``write_pieces``.
 
     Raises:
         CheckpointError: Something else is at the path, a value cannot be stored, or the disk is full.
@@ -243,9 +243,10 @@ def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bo
         for file_name in (name + TENSORS, name + CONSTANT + TENSORS):
             tensors |= read(file_name, read_tensors) if file_name in manifest.files else {}
         try:
-            parts[name] = decode(document, tensors, pieces, where=name)
-        except CheckpointError as error:
-            raise damage(folder / DOCUMENTS, error.given, error.expected) from error
+            parts[name] = decode(document, tensors, pieces)
+        except Exception as error:  # what a wrong document does is not limited to some kinds of errors
+            found = f"{name}, which raised {type(error).__name__}: {error}"
+            raise damage(folder / DOCUMENTS, found, "a document in the format of this version") from error
     rank, processes = share
     for name in sorted(pieces)[rank::processes]:
         if verify:
@@ -308,7 +309,17 @@ def _write_tensor_files(
 def _write_or_link(
     path: Path, constant_path: Path, tensors: Mapping[str, Tensor], constant: _Constant, files: dict[str, FileEntry]
 ) -> None:
-    linked = _link_or_write(constant_path, tensors, constant, files)
+    """Write tensors, of which those that have probably not changed are shared with an earlier checkpoint."""
+    linkable = constant.linkable
+    linked = linkable.select(constant_path.name, tensors, constant.names)
+    entry = linkable.link(constant_path, linked, constant.folder) if linked else None
+    if linked and entry is None:
+        linked = linkable.leave_out_changed(constant_path.name, linked)
+        if linked:
+            entry = _write_file(constant_path, partial(write_tensors, tensors=linked))
+            linkable.note(constant_path, entry)
+    if entry is not None:
+        files[constant_path.name] = entry
     written = {name: tensor for name, tensor in tensors.items() if name not in linked}
     if written:
         files[path.name] = _write_file(path, partial(write_tensors, tensors=written))
@@ -318,36 +329,17 @@ def _write_index(
     folder: Path, parts: Mapping[str, Encoded], files: dict[str, FileEntry], summary: Mapping[str, JsonScalar]
 ) -> None:
     """Write what tells where everything is, the manifest last."""
-    documents: dict[str, JsonValue] = {}
-    for name, part in parts.items():
-        documents[name] = document_with_places(part.document, find_moved_pieces(folder, name, part, files))
+    entries = entries_of_pieces(folder, files)
+    documents = {
+        name: document_with_places(part.document, entries) if part.pieces else part.document
+        for name, part in parts.items()
+    }
     is_sharded = any(part.pieces for part in parts.values())
     has_constants = any(name.endswith(CONSTANT + TENSORS) for name in files)
     files[DOCUMENTS] = _write_file(folder / DOCUMENTS, partial(_write_documents, documents=documents))
     version = LAST_VERSION if is_sharded or has_constants else FIRST_VERSION
     text = manifest_text(summary, files, version)
     _write_file(folder / MANIFEST, lambda file: file.write(text))
-
-
-def _link_or_write(
-    path: Path, tensors: Mapping[str, Tensor], constant: _Constant, files: dict[str, FileEntry]
-) -> Collection[str]:
-    """Share a file of constant tensors with an earlier state, or write it.
-
-    Returns:
-        The names of the tensors that are in it.
-    """
-    linkable = constant.linkable
-    linked = linkable.select(path.name, tensors, constant.names)
-    entry = linkable.link(path, linked, constant.folder) if linked else None
-    if linked and entry is None:
-        linked = linkable.leave_out_changed(path.name, linked)
-        if linked:
-            entry = _write_file(path, partial(write_tensors, tensors=linked))
-            linkable.note(path, entry)
-    if entry is not None:
-        files[path.name] = entry
-    return linked
 
 
 def _write_documents(file: DigestingWriter, documents: Mapping[str, JsonValue]) -> None:

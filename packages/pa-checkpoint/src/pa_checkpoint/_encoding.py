@@ -33,23 +33,12 @@ if TYPE_CHECKING:
 
     from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "CONTAINERS",
-    "MAX_DEPTH",
-    "SINGLE_VALUES",
-    "TENSORS",
-    "Encoded",
-    "JsonScalar",
-    "JsonValue",
-    "advice_for",
-    "decode",
-    "encode",
-]
+__all__ = ["Encoded", "JsonScalar", "JsonValue", "decode", "encode"]
 
 JsonScalar: TypeAlias = bool | int | float | str | None
 JsonValue: TypeAlias = Union[JsonScalar, "list[JsonValue]", "dict[str, JsonValue]"]
 
-MAX_DEPTH = 100
+_MAX_DEPTH = 100
 """Of nested containers: JSON and pickle go down recursively, and Python's stack ends somewhere below a thousand."""
 _EXACT_IN_ANY_JSON = 2**53  # up to here, tools whose numbers are doubles read integers as they are
 
@@ -85,7 +74,7 @@ class Encoded:
         return {**self.tensors, **self.pieces_written_here()}
 
     def without_tensors(self) -> Encoded:
-        """Return what each process but the first writes of a state that several write together: pieces alone."""
+        """Return what each process but the first writes of a checkpoint that several write together: pieces alone."""
         return Encoded(self.document, {}, self.pieces)
 
     def with_copies(self, copies: Mapping[str, Tensor]) -> Encoded:
@@ -164,27 +153,26 @@ class _Encoder:
     def __init__(self, part: str) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.pieces: dict[str, ShardedPiece] = {}
-        self._part = part
-        self._layout = PieceLayout()
+        self._layout = PieceLayout(part)
         self._names: dict[Hashable, str] = {}
         self._open: set[int] = set()
 
     def encode(self, value: object, place: _Place) -> JsonValue:
         kind = type(value)
-        if kind in SINGLE_VALUES:
-            return SINGLE_VALUES[kind](value)
-        if kind in TENSORS:
+        if kind in _SINGLE_VALUES:
+            return _SINGLE_VALUES[kind](value)
+        if kind in _TENSORS:
             return self._tensor("$tensor", cast("Tensor", value), place)
         if is_sharded(value):
             return self._sharded(value, place)
         if kind.__module__ == "numpy":
             return self._numpy(value, kind, place)
-        if kind not in CONTAINERS:
-            raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", advice_for(kind))
+        if kind not in _CONTAINERS:
+            raise _refusal_of_type(kind, value, place)
         if id(value) in self._open:
             raise place.refusal(f"a {kind.__qualname__} that contains itself", "Store it without the cycle.")
-        if len(self._open) == MAX_DEPTH:
-            raise place.refusal(f"something nested {MAX_DEPTH} levels deep", "Store it less deeply nested.")
+        if len(self._open) == _MAX_DEPTH:
+            raise place.refusal(f"something nested {_MAX_DEPTH} levels deep", "Store it less deeply nested.")
         self._open.add(id(value))
         document = self._container(kind, value, place)
         self._open.remove(id(value))
@@ -203,7 +191,7 @@ class _Encoder:
         pairs: list[JsonValue] = [
             [self._key(key, place), self._item(key, item, place)] for key, item in mapping.items()
         ]
-        document: dict[str, JsonValue] = {CONTAINERS[kind]: pairs}
+        document: dict[str, JsonValue] = {_CONTAINERS[kind]: pairs}
         attributes: dict[str, JsonValue] = {
             name: self.encode(attribute, place.attribute(name))
             for name, attribute in getattr(value, "__dict__", {}).items()
@@ -218,7 +206,7 @@ class _Encoder:
 
     def _item(self, key: object, item: object, place: _Place) -> JsonValue:
         kind = type(item)  # single values need no place: long lists of numbers are common
-        return SINGLE_VALUES[kind](item) if kind in SINGLE_VALUES else self.encode(item, place.item(key))
+        return _SINGLE_VALUES[kind](item) if kind in _SINGLE_VALUES else self.encode(item, place.item(key))
 
     def _key(self, key: object, place: _Place) -> JsonValue:
         if isinstance(key, Tensor):
@@ -257,7 +245,7 @@ class _Encoder:
             self._names[memory] = self._free_name(place)
             self.pieces[self._names[memory]] = piece
         name = self._names[memory]
-        return {"$sharded": name, **self.pieces[name].described(self._part)}
+        return {"$sharded": name, **self.pieces[name].description}
 
     def _free_name(self, place: _Place) -> str:
         name = wanted = place.name.encode("utf-8", "backslashreplace").decode()
@@ -277,9 +265,9 @@ class _Encoder:
                 raise place.refusal(f"an array of {value.dtype}", "Convert it with .astype or .tolist().") from error
             return self._tensor("$ndarray", tensor, place)
         number: object = value.item() if np.generic in kind.__mro__ else value
-        if type(number) not in SINGLE_VALUES:
-            raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", advice_for(kind))
-        return SINGLE_VALUES[type(number)](number)
+        if type(number) not in _SINGLE_VALUES:
+            raise _refusal_of_type(kind, value, place)
+        return _SINGLE_VALUES[type(number)](number)
 
 
 def _require_storable(tensor: Tensor, place: _Place) -> None:
@@ -302,7 +290,7 @@ def _str(value: str) -> JsonValue:
     return {"$str": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
 
 
-SINGLE_VALUES: Mapping[type, Callable[[Any], JsonValue]] = {
+_SINGLE_VALUES: Mapping[type, Callable[[Any], JsonValue]] = {
     type(None): lambda value: value,
     bool: lambda value: value,
     int: _int,
@@ -316,10 +304,10 @@ SINGLE_VALUES: Mapping[type, Callable[[Any], JsonValue]] = {
 }
 """By exact type, how each is written: what a subclass adds would be lost."""
 
-TENSORS = frozenset({Tensor, nn.Parameter})
+_TENSORS = frozenset({Tensor, nn.Parameter})
 """The types whose values are stored as tensors, again exact ones."""
 
-CONTAINERS: Mapping[type, str] = {
+_CONTAINERS: Mapping[type, str] = {
     list: "",
     tuple: "$tuple",
     set: "$set",
@@ -343,23 +331,15 @@ def _is_plain_key(key: str) -> bool:
     return not key.startswith("$") and _is_plain_text(key)
 
 
-def advice_for(kind: type) -> str:
-    """Return what to do about a value of a type that cannot be stored."""
-    if issubclass(kind, Tensor):
-        return (
-            f"Store a plain tensor made of the {kind.__qualname__}, such as .full_tensor() or .to_local() of a DTensor."
-        )
-    if issubclass(kind, dict | list | tuple | set | frozenset | str | int | float | bytearray):
-        return f"Convert the {kind.__qualname__} to one of these types."
-    return "Store what it can be made of again: its state_dict(), its arguments or its name."
+def _refusal_of_type(kind: type, value: object, place: _Place) -> CheckpointError:
+    do = f"Convert the {kind.__qualname__}, or store what it can be made of again: its state_dict(), arguments or name."
+    return place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", do)
 
 
 def decode(
     document: JsonValue,
     tensors: Mapping[str, Tensor],
     files: Mapping[str, PieceFile] = MappingProxyType({}),
-    *,
-    where: str = "document",
 ) -> Any:
     """Rebuild what ``encode`` took apart.
 
@@ -371,40 +351,24 @@ def decode(
             the original had other strides.
         files: The files of pieces by name. What is in them stays there: the document has a ``StoredTensor`` for each
             tensor that was saved in pieces.
-        where: What the caller calls it: the first part of the path in a message.
 
     Raises:
-        CheckpointError: The document is not one that ``encode`` makes, or mentions a tensor that is not there.
+        Exception: Of any kind; the document is not one that ``encode`` makes, or mentions a tensor that is not there.
 
     Example:
         >>> decode({"$tuple": [3, {"$tensor": "model/weight"}]}, {"model/weight": torch.ones(2)})
         (3, tensor([1., 1.]))
     """
-    decoder = _Decoder(tensors, files)
-    try:
-        return decoder.decode(document)
-    except Exception as error:  # what a wrong document does is not limited to some kinds of errors
-        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(
-            "The document of a checkpoint cannot be read.",
-            given=f"{'.'.join((where, *decoder.path))}, which raised {type(error).__name__}: {reason}",
-            expected="a document in the format of this version",
-            do="Use another checkpoint, or the version that wrote this one.",
-        ) from error
+    return _Decoder(tensors, files).decode(document)
 
 
 _WITHOUT_PARTS = frozenset({bool, int, float, str, type(None)})
 
 
 class _Decoder:
-    """One walk through a document.
-
-    Attributes:
-        path: The names that lead to what is being read; after an error, to what is wrong.
-    """
+    """One walk through a document."""
 
     def __init__(self, tensors: Mapping[str, Tensor], files: Mapping[str, PieceFile]) -> None:
-        self.path: list[str] = []
         self._tensors = tensors
         self._files = files
         self._built: dict[str, Tensor] = {}
@@ -412,39 +376,28 @@ class _Decoder:
 
     def decode(self, document: JsonValue) -> Any:
         if isinstance(document, list):
-            return self._items(enumerate(document))
+            return self._items(document)
         if not isinstance(document, dict):
             return document
         tag = next(iter(document), "")
         if not tag.startswith("$"):
-            return dict(zip(document, self._items(document.items()), strict=True))
+            return dict(zip(document, self._items(document.values()), strict=True))
         content: Any = document[tag]
-        if tag in _FROM_TENSOR or tag == "$sharded":
-            stored = tag == "$sharded"
-            return self._sharded(content, document) if stored else _FROM_TENSOR[tag](self._tensor(content, document))
+        if tag == "$sharded":
+            return self._sharded(content, document)
+        if tag in _FROM_TENSOR:
+            return _FROM_TENSOR[tag](self._tensor(content, document))
         if tag in _FROM_ITEMS:
-            value = _FROM_ITEMS[tag](self._items(enumerate(cast("list[JsonValue]", content))))
-            self._set_attributes(value, cast("Mapping[str, JsonValue]", document.get("attributes", {})))
-            return value
-        return _FROM_TEXT[tag](content)
+            value = _FROM_ITEMS[tag](self._items(content))
+            if "attributes" in document:
+                value.__dict__.update(self.decode(document["attributes"]))
+        else:
+            value = _FROM_TEXT[tag](content)
+        return value
 
-    def _items(self, items: Iterable[tuple[object, JsonValue]]) -> list[Any]:
-        values: list[Any] = []
-        for key, item in items:
-            if type(item) in _WITHOUT_PARTS:  # long lists of numbers are common
-                values.append(item)
-                continue
-            self.path.append(str(key))
-            values.append(self.decode(item))
-            self.path.pop()
-        return values
-
-    def _set_attributes(self, value: object, attributes: Mapping[str, JsonValue]) -> None:
-        for name, attribute in zip(attributes, self._items(attributes.items()), strict=True):
-            if hasattr(type(value), name):
-                message = f"an attribute with the name of {type(value).__name__}.{name}"
-                raise ValueError(message)
-            setattr(value, name, attribute)
+    def _items(self, items: Iterable[JsonValue]) -> list[Any]:
+        # long lists of numbers are common
+        return [item if type(item) in _WITHOUT_PARTS else self.decode(item) for item in items]
 
     def _tensor(self, name: str, document: Mapping[str, JsonValue]) -> Tensor:
         """The tensor of that name, the same object for each mention."""

@@ -50,13 +50,13 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the manifest of a state says.
+    """What the manifest of a checkpoint says.
 
     Attributes:
-        summary: What the writer said about the state.
+        summary: What the writer said about the checkpoint.
         files: The other files by name.
-        digest: The SHA-256 digest by which the manifest is verified. It is the digest of the state: it depends on the
-            digests of all files.
+        digest: The SHA-256 digest by which the manifest is verified. It is the digest of the checkpoint: it depends on
+            the digests of all files.
     """
 
     summary: dict[str, JsonScalar]
@@ -91,7 +91,7 @@ def manifest_text(summary: Mapping[str, JsonScalar], files: Mapping[str, FileEnt
     """Return the content of the manifest, which ends with the digest of itself with zeros for the digest.
 
     Args:
-        summary: What the writer says about the state.
+        summary: What the writer says about the checkpoint.
         files: The other files by name.
         version: The lowest version of the format that has what is in the files.
     """

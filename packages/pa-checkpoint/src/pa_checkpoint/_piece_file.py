@@ -23,7 +23,7 @@ _BLOCK = 1 << 22  # bytes that are read at a time: the memory that reading takes
 
 
 def is_piece_file(name: str) -> bool:
-    """Whether a file of a state holds the pieces of a process, by its name."""
+    """Whether a file of a checkpoint holds the pieces of a process, by its name."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -18,22 +18,7 @@ from pa_checkpoint._torch import local_piece, local_shape_and_offset
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["Piece", "PieceLayout", "ShardedPiece", "UnknownLayoutError", "file_of_pieces"]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A block of a sharded tensor.
-
-    Attributes:
-        process: The process that writes it.
-        offsets: Where it begins in the whole tensor, in each dimension.
-        shape: Its shape.
-    """
-
-    process: int
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
+__all__ = ["PieceLayout", "ShardedPiece", "UnknownLayoutError", "file_of_pieces"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +27,14 @@ class ShardedPiece:
 
     Attributes:
         tensor: The piece of this process, detached and not copied; without elements where the process has none.
-        offsets: Where the piece begins in the whole tensor.
-        shape: The shape of the whole tensor.
         is_written_here: Whether this process writes its piece. Where several have the same one, one of them does.
-        pieces: Which process writes what: the same on all of them, not empty, and together the whole tensor.
+        description: What the document of a checkpoint says of the whole tensor besides its name: the same on all
+            processes, with pieces that are not empty, and together the whole tensor.
     """
 
     tensor: Tensor
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
     is_written_here: bool
-    pieces: tuple[Piece, ...]
-
-    def described(self, part: str) -> dict[str, Any]:
-        """Return what the document of a state says of the whole tensor besides its name.
-
-        Args:
-            part: The name of the part of the state.
-        """
-        pieces = [
-            {"file": file_of_pieces(part, one.process), "offsets": list(one.offsets), "shape": list(one.shape)}
-            for one in self.pieces
-        ]
-        return {"dtype": DTYPE_NAMES[self.tensor.dtype], "shape": list(self.shape), "pieces": pieces}
+    description: dict[str, Any]
 
 
 class UnknownLayoutError(ValueError):
@@ -72,12 +42,12 @@ class UnknownLayoutError(ValueError):
 
 
 def file_of_pieces(part: str, process: int, *, constant: bool = False) -> str:
-    """Return the name of the file in which a process writes its pieces of a part of a state.
+    """Return the name of the file in which a process writes its pieces of a part of a checkpoint.
 
     Args:
         part: The name of the part.
         process: The rank of the process.
-        constant: Whether it is the file of those that are as in the state before.
+        constant: Whether it is the file of those that are as in the checkpoint before.
     """
     return f"{part}.{'constant.' if constant else ''}{process}-of-{dist.get_world_size()}.safetensors"
 
@@ -86,9 +56,13 @@ class PieceLayout:
     """Plans who writes the pieces of several tensors, so that each process writes about as much.
 
     All processes come to the same plan without an exchange: it follows from the meshes and the placements alone.
+
+    Args:
+        part: The name of the part of the checkpoint.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, part: str) -> None:
+        self._part = part
         self._bytes_to_write: dict[int, int] = {}
 
     def plan(self, tensor: DTensor) -> ShardedPiece:
@@ -100,24 +74,17 @@ class PieceLayout:
         mesh: Any = tensor.device_mesh  # torch annotates it only in part
         shape = tuple(tensor.shape)
         blocks = _blocks(shape, tuple(mesh.shape), tuple(mesh.mesh.flatten().tolist()), tuple(tensor.placements))
-        own = next((block for block in blocks if dist.get_rank() in block.holders), None)
-        planned: list[Piece] = []
+        pieces: list[dict[str, Any]] = []
+        is_written_here = False
         for block in blocks:
             size = math.prod(block.shape) * tensor.element_size()
             writer = min(block.holders, key=lambda rank: (self._bytes_to_write.get(rank, 0), rank))
             self._bytes_to_write[writer] = self._bytes_to_write.get(writer, 0) + size
-            planned.append(Piece(writer, block.offsets, block.shape))
-        local = local_piece(tensor.detach())
-        if own is not None and tuple(local.shape) != own.shape:
-            message = f"a piece of shape {tuple(local.shape)} where its layout says {own.shape}"
-            raise UnknownLayoutError(message)
-        return ShardedPiece(
-            tensor=local,
-            offsets=(0,) * len(shape) if own is None else own.offsets,
-            shape=shape,
-            is_written_here=any(piece.process == dist.get_rank() for piece in planned),
-            pieces=tuple(planned),
-        )
+            is_written_here |= writer == dist.get_rank()
+            file = file_of_pieces(self._part, writer)
+            pieces.append({"file": file, "offsets": list(block.offsets), "shape": list(block.shape)})
+        description = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(shape), "pieces": pieces}
+        return ShardedPiece(local_piece(tensor.detach()), is_written_here, description)
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,12 +173,8 @@ _NOT_WRITTEN = CheckpointError(
 
 
 def _require_visible(path: Path, entry: FileEntry, rank: int) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise _not_shared(path, f"rank {rank} has written it, and here it is not there ({error.strerror})") from error
-    if size != entry.bytes:
-        raise _not_shared(path, f"rank {rank} has written {entry.bytes} bytes, and here there are {size}")
+    if not path.is_file() or path.stat().st_size != entry.bytes:
+        raise _not_shared(path, f"rank {rank} has written {entry.bytes} bytes, which are not there")
 
 
 def _not_shared(path: Path, found: str) -> CheckpointError:
