@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from pa_checkpoint._digested_file import sha256_of
-from pa_checkpoint._errors import CheckpointError
+from pa_checkpoint._errors import CheckpointError, damage
 
 __all__ = ["ObjectStore", "ObjectStoreError"]
 
@@ -18,7 +18,6 @@ _ResultT = TypeVar("_ResultT")
 
 PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
 """The seconds before each further attempt at something that failed."""
-_MOST_READ = 1 << 26
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -31,19 +30,7 @@ class ObjectStoreError(CheckpointError):
     """
 
 
-class _NoBucketError(Exception):
-    """There is nothing in which a folder could be."""
-
-
-class _OtherSizeError(Exception):
-    """An object in the store is not as large as it should be."""
-
-
-class _OtherBytesError(Exception):
-    """What came is not what was sent; it may have been damaged on its way."""
-
-
-_HOPELESS = (PermissionError, ImportError, NotImplementedError, _NoBucketError, _OtherSizeError)
+_HOPELESS = (PermissionError, ImportError, NotImplementedError, NotADirectoryError)
 
 
 class _FileSystem(Protocol):
@@ -72,7 +59,7 @@ class ObjectStore:
     Example:
         >>> store = ObjectStore("memory://bucket/first")
         >>> store.send_bytes(b"what is in it", "states/one")
-        >>> store.sizes("states"), store.read("states/one")
+        >>> store.sizes("states"), store.read("states/one", bytes)
         ({'one': 13}, b'what is in it')
         >>> store.remove("states/one")
         >>> store.sizes("states")
@@ -129,57 +116,41 @@ class ObjectStore:
         """
         self._send(name, len(content), lambda files, path: files.pipe_file(path, content))
 
-    def read(self, name: str) -> bytes:
-        """Return the content of a small object.
+    def read(self, name: str, parse: Callable[[bytes], _ResultT]) -> _ResultT:
+        """Return what a function makes of the content of a small object.
+
+        Args:
+            name: The object.
+            parse: Raises a ``CheckpointError`` if the content is damaged, which is then read again.
 
         Raises:
             FileNotFoundError: There is none of this name.
-            CheckpointError: It is not small, or cannot be read, which is an ``ObjectStoreError``.
+            CheckpointError: What ``parse`` raised, or it cannot be read, which is an ``ObjectStoreError``.
         """
+        return self._persistently(name, lambda files, path: parse(files.cat_file(path)))
 
-        def read(files: _FileSystem, path: str) -> bytes:
-            size = _size(files, path)
-            if size is None:
-                raise FileNotFoundError(path)
-            if size > _MOST_READ:
-                message = f"{size} bytes instead of a few"
-                raise _OtherSizeError(message)
-            content = files.cat_file(path)
-            if len(content) != size:
-                message = f"{len(content)} of {size} bytes"
-                raise OSError(message)
-            return content
-
-        return self._persistently(name, read)
-
-    def fetch(self, name: str, file: Path, size: int, sha256: str) -> None:
+    def fetch(self, name: str, file: Path, sha256: str) -> None:
         """Have the content of an object in a file, exactly as it was sent.
 
         Args:
             name: The object.
             file: The file, which is written.
-            size: The bytes that it has.
-            sha256: Their digest.
+            sha256: The digest of its bytes.
 
         Raises:
-            FileNotFoundError: There is none of this name.
             OSError: The local disk is full.
-            CheckpointError: It has other bytes, or cannot be read, which is an ``ObjectStoreError``.
+            CheckpointError: It is not there or has other bytes, or cannot be read, which is an ``ObjectStoreError``.
         """
 
         def fetch(files: _FileSystem, path: str) -> None:
-            there = _size(files, path)
-            if there is None:
-                raise FileNotFoundError(path)
-            if there != size:
-                message = f"{there} bytes instead of {size}"
-                raise _OtherSizeError(message)
             files.get_file(path, str(file))
             if sha256_of(file) != sha256:
-                message = f"other bytes than those with the SHA-256 digest {sha256}"
-                raise _OtherBytesError(message)
+                raise damage(Path(file.name), f"other bytes at {self.url}/{name}")
 
-        self._persistently(name, fetch)
+        try:
+            self._persistently(name, fetch)
+        except FileNotFoundError as error:
+            raise damage(Path(file.name), f"nothing at {self.url}/{name}") from error
 
     def remove(self, name: str) -> None:
         """Remove an object, or nothing if there is none of this name.
@@ -231,6 +202,8 @@ class ObjectStore:
                 if isinstance(error, OSError) and error.errno in _FULL:
                     raise
                 if pause is None or isinstance(error, _HOPELESS):
+                    if isinstance(error, CheckpointError):
+                        raise
                     raise self._explained(name, error) from error
                 time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
@@ -246,29 +219,12 @@ class ObjectStore:
             self._opened = files, root.rstrip("/")
         return self._opened
 
-    def _explained(self, name: str, error: Exception) -> CheckpointError:
-        place = f"{self.url}/{name}".rstrip("/")
-        if isinstance(error, (_OtherSizeError, _OtherBytesError)):
-            return CheckpointError(
-                "An object in the store is damaged.",
-                given=f"{place}: {error}",
-                expected="what was sent",
-                do="Use another checkpoint, such as the one before it.",
-            )
-        if isinstance(error, ImportError):
-            do = "Install pa-checkpoint[fsspec], and s3fs for s3://."
-        elif isinstance(error, PermissionError):
-            do = "See whether the credentials are there, and what they allow."
-        elif isinstance(error, (_NoBucketError, ValueError)):
-            do = "Check the URL."
-        else:
-            do = "See whether the store can be reached from this machine."
-        kind = "" if isinstance(error, _NoBucketError) else f"{type(error).__name__}: "
+    def _explained(self, name: str, error: Exception) -> ObjectStoreError:
         return ObjectStoreError(
             "An operation on the object store failed.",
-            given=f"{place}: {kind}{error}",
+            given=f"{self.url}/{name}: {type(error).__name__}: {error}",
             expected="the URL of a bucket in which this process may list, read, write and remove objects",
-            do=do,
+            do="Check the URL, the credentials and the connection. Install pa-checkpoint[fsspec], and s3fs for s3://.",
         )
 
 
@@ -288,7 +244,6 @@ def _make_folder(files: _FileSystem, folder: str) -> None:
     except FileNotFoundError:
         parent = posixpath.dirname(folder)
         if not parent.strip("/") or "/" not in parent:
-            message = "there is no such bucket"
-            raise _NoBucketError(message) from None
+            raise NotADirectoryError("there is no such bucket") from None
         _make_folder(files, parent)
         files.mkdir(folder, create_parents=False)

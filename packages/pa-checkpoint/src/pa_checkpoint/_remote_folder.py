@@ -1,11 +1,11 @@
-"""Checkpoints in an object store: files under their digests, each once, and the manifest of a state last.
+"""Checkpoints in an object store: files under their digests, each once, and the manifest of a checkpoint last.
 
-Of each run, a file is there once no matter how many states need it, and is not sent again. A state is there when its
-manifest is::
+Of each run, a file is there once no matter how many checkpoints need it, and is not sent again. A checkpoint is there
+when its manifest is::
 
-    states/SEQUENCE_UPDATE_KEY_NAME.json    the manifest of the state called NAME, byte for byte
-    files/KEY/SHA256                        a file of one state or of several
-    writers/KEY/NUMBER_TOKEN                who has sent states of the run; the one with the highest number still does
+    states/SEQUENCE_UPDATE_KEY_NAME.json    the manifest of the checkpoint called NAME, byte for byte
+    files/KEY/SHA256                        a file of one checkpoint or of several
+    writers/KEY/NUMBER_TOKEN                who has sent checkpoints of the run; the highest number still does
 
 KEY stands for the run. No object is ever changed, so it does not matter which of two requests comes first.
 """
@@ -28,7 +28,7 @@ from pa_checkpoint._checkpoint import check_files
 from pa_checkpoint._digested_file import sha256_of
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, damage
 from pa_checkpoint._folder import CheckpointInfo, Folder, Skipped, reason_of, states_to_remove
-from pa_checkpoint._manifest import MANIFEST, FileEntry, Manifest, parse_manifest, read_manifest
+from pa_checkpoint._manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from pa_checkpoint._object_store import ObjectStore, ObjectStoreError
 from pa_checkpoint._staging import Found, find, key_of, located, publish, staged
 
@@ -38,10 +38,8 @@ _STATES, _FILES, _WRITERS = "states", "files", "writers"
 _STATE = re.compile(r"(?P<sequence>\d+)_(?P<update>\d+)_(?P<key>[0-9a-f]{12})_(?P<name>.+)\.json")
 _WRITER = re.compile(r"(\d+)_[0-9a-f]+")
 
-_READS_OF_DAMAGED = 4
-
 SECONDS_TO_SETTLE = 60.0
-"""How long what no state needs is left alone: a listing may not show yet the state that needs it."""
+"""How long what no checkpoint needs is left alone: a listing may not show yet the checkpoint that needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class RemoteCheckpoint:
 
     Attributes:
         object_name: The name of its manifest.
-        sequence: Its place in the order in which the states of the folder were written.
+        sequence: Its place in the order in which the checkpoints of the folder were written.
         update: The optimizer updates made before it was written.
         key: What stands for the run that wrote it.
         name: What its directory is called on disk.
@@ -68,7 +66,7 @@ class RemoteCheckpoint:
 
     @property
     def age(self) -> tuple[int, int]:
-        """What sorts states from oldest to newest, without a clock."""
+        """What sorts checkpoints from oldest to newest, without a clock."""
         return self.sequence, self.update
 
     def is_of(self, run: str) -> bool:
@@ -114,7 +112,7 @@ class RemoteFolder:
     # What is there
 
     def states(self) -> list[RemoteCheckpoint]:
-        """List the states, oldest first.
+        """List the checkpoints, oldest first.
 
         Raises:
             ObjectStoreError: The store cannot be asked.
@@ -123,7 +121,7 @@ class RemoteFolder:
         return sorted((state for state in found if state is not None), key=lambda state: (state.age, state.name))
 
     def has_run(self, run: str) -> bool:
-        """Whether states of a run were sent here, or begun to be.
+        """Whether checkpoints of a run were sent here, or begun to be.
 
         Raises:
             ObjectStoreError: The store cannot be asked.
@@ -131,9 +129,9 @@ class RemoteFolder:
         return bool(self._store.sizes(f"{_WRITERS}/{key_of(run)}"))
 
     def has_later(self, run: str, sequence: int, update: int) -> bool:
-        """Whether a state of a run is here that was written later than one of this sequence and update.
+        """Whether a checkpoint of a run is here that was written later than one of this sequence and update.
 
-        States whose files are not all there do not count.
+        Checkpoints whose files are not all there do not count.
 
         Raises:
             ObjectStoreError: The store cannot be asked.
@@ -145,7 +143,7 @@ class RemoteFolder:
         return any(record is not None and record.problem is None for record in records)
 
     def next_sequence(self) -> int:
-        """Return 1 more than the highest sequence of a state here, or 1.
+        """Return 1 more than the highest sequence of a checkpoint here, or 1.
 
         Raises:
             ObjectStoreError: The store cannot be asked.
@@ -153,7 +151,7 @@ class RemoteFolder:
         return 1 + max((state.sequence for state in self.states()), default=0)
 
     def digest(self, state: RemoteCheckpoint) -> str:
-        """Return the digest of a state, as ``load`` does.
+        """Return the digest of a checkpoint, as ``load`` does.
 
         Raises:
             CheckpointError: Its manifest is not there, or damaged, or the store cannot be queried.
@@ -171,25 +169,25 @@ class RemoteFolder:
         name, content = f"{_WRITERS}/probe_{secrets.token_hex(4)}", b"written, read and removed by a run that starts"
         self._store.send_bytes(content, name)
         self._store.sizes(_STATES)
-        self._store.read(name)
+        self._store.read(name, bytes)
         self._store.remove(name)
 
     def upload(self, directory: str | Path) -> RemoteCheckpoint:
-        """Send a state, without the files that are there already, and its manifest last.
+        """Send a checkpoint, without the files that are there already, and its manifest last.
 
-        The first state of a run that this object sends makes other processes that send states of the run end doing so.
+        When this object sends the first one of a run, other processes that send checkpoints of the run cannot go on.
 
         Args:
-            directory: The state.
+            directory: The checkpoint.
 
         Returns:
             What it is in the store.
 
         Raises:
             CheckpointNotFoundError: It was replaced or removed meanwhile.
-            CheckpointError: It is not there or damaged, another process sends states of the run by now, or the store
-                cannot be reached.
-            OSError: The state cannot be read.
+            CheckpointError: It is not there or damaged, another process sends checkpoints of the run by now, or the
+                store cannot be reached.
+            OSError: The checkpoint cannot be read.
         """
         path = Path(directory)
         found = find(path)
@@ -210,7 +208,7 @@ class RemoteFolder:
         return cast("RemoteCheckpoint", _state(name))
 
     def _require_same(self, state: Path, found: Found, sent: str) -> None:
-        """Take back what was sent if another state is there by now, which it may belong to."""
+        """Take back what was sent if another checkpoint is there by now, which it may belong to."""
         if find(state) != found:
             self._store.remove(sent)
             raise CheckpointNotFoundError(
@@ -232,10 +230,10 @@ class RemoteFolder:
             return
         newest = max(numbers, default="")
         if newest > self._writers[key]:
+            last = self._store.read(f"{folder}/{newest}", lambda text: text.decode(errors="replace").strip())
             raise CheckpointError(
                 "Another process sends checkpoints of this run to the object store by now.",
-                given=f"{self.url}, where {self._store.read(f'{folder}/{newest}').decode(errors='replace').strip()} "
-                "was the last to begin",
+                given=f"{self.url}, where {last} was the last to begin",
                 expected="one process at a time that continues a run",
                 do="End this process, or the other one.",
             )
@@ -243,13 +241,14 @@ class RemoteFolder:
     # Removing
 
     def keep(self, newest: int, run: str) -> list[RemoteCheckpoint]:
-        """Remove the states of a run but the newest ones that are whole, and the files that none of the others needs.
+        """Remove the checkpoints of a run but the newest whole ones, and the files that none of the others needs.
 
-        Of states with the same name, only the newest whole one counts, as in a folder.
-        States of other runs, and their files, stay. Only the process that sends the states of the run may call this.
+        Of checkpoints with the same name, only the newest whole one counts, as in a folder.
+        Checkpoints of other runs, and their files, stay. Only the process that sends the run's checkpoints may call
+        this.
 
         Args:
-            newest: How many states stay, at least 1.
+            newest: How many checkpoints stay, at least 1.
             run: The run.
 
         Returns:
@@ -257,7 +256,7 @@ class RemoteFolder:
 
         Raises:
             InvalidArgumentError: ``newest`` is less than 1.
-            CheckpointError: Another process sends states of the run by now, or the store cannot be queried.
+            CheckpointError: Another process sends checkpoints of the run by now, or the store cannot be queried.
         """
         key = key_of(run)
         self._require_to_be_writer(key)
@@ -279,7 +278,7 @@ class RemoteFolder:
         return removed
 
     def _record(self, state: RemoteCheckpoint, run: str, sizes: Mapping[str, int]) -> CheckpointInfo | None:
-        """What is known of a state; None of one that was removed, and is still listed."""
+        """What is known of a checkpoint; None of one that was removed, and is still listed."""
         try:
             files = self._read(state).files.values()
             problem = None if all(sizes.get(entry.sha256) == entry.bytes for entry in files) else "a file is missing"
@@ -293,9 +292,9 @@ class RemoteFolder:
         return CheckpointInfo(path, state.sequence, run, state.update, epoch=0, complete=False, problem=problem)
 
     def _remove_unneeded(self, key: str, files: Collection[str], given_up: Collection[str]) -> None:
-        """Remove files that no state needs: files of removed states, and half-sent files.
+        """Remove files that no checkpoint needs: files of removed checkpoints, and half-sent files.
 
-        The latter waits: it may belong to a state that is not listed yet.
+        The latter waits: it may belong to a checkpoint that is not listed yet.
         """
         # Listed anew, with what this process has sent, whether it is listed or not.
         states = {state.object_name: state for state in self.states() if state.key == key}
@@ -392,11 +391,11 @@ class RemoteFolder:
         return self.download(state, folder.path)
 
     def download(self, state: RemoteCheckpoint, folder: str | Path) -> Path:
-        """Fetch a state into a folder, where it is the same as it was on the disk from which it was sent.
+        """Fetch a checkpoint into a folder, where it is the same as it was on the disk from which it was sent.
 
         Args:
-            state: The state.
-            folder: The folder, made if it is missing; a state of the same run and name is replaced.
+            state: The checkpoint.
+            folder: The folder, made if it is missing; a checkpoint of the same run and name is replaced.
 
         Returns:
             Its directory.
@@ -410,7 +409,8 @@ class RemoteFolder:
         try:
             with staged(target, run) as staging:
                 for name, entry in manifest.files.items():
-                    self._fetch(f"{_FILES}/{state.key}/{entry.sha256}", staging / name, entry)
+                    self._store.fetch(f"{_FILES}/{state.key}/{entry.sha256}", staging / name, entry.sha256)
+                    sync_file(staging / name)
                 (staging / MANIFEST).write_bytes(text)
                 sync_file(staging / MANIFEST)
                 publish(staging, target, run)
@@ -425,15 +425,8 @@ class RemoteFolder:
             ) from error
         return target
 
-    def _fetch(self, name: str, file: Path, entry: FileEntry) -> None:
-        try:
-            self._store.fetch(name, file, entry.bytes, entry.sha256)
-        except FileNotFoundError as error:
-            raise damage(Path(file.name), f"nothing at {self.url}/{name}", f"{entry.bytes} bytes") from error
-        sync_file(file)
-
     def _read(self, state: RemoteCheckpoint) -> Manifest:
-        """Return what the manifest of a state says.
+        """Return what the manifest of a checkpoint says.
 
         Raises:
             CheckpointNotFoundError: It is not there any more.
@@ -444,30 +437,23 @@ class RemoteFolder:
         return self._manifests[state.object_name]
 
     def _read_anew(self, state: RemoteCheckpoint) -> tuple[bytes, Manifest]:
-        """Return the manifest of a state; one that is damaged may have been damaged on its way."""
-        for remaining in reversed(range(_READS_OF_DAMAGED)):
-            try:
-                text = self._store.read(f"{_STATES}/{state.object_name}")
-                manifest = parse_manifest(text, Path(state.object_name))
-            except FileNotFoundError as error:
-                raise CheckpointNotFoundError(
-                    "The checkpoint is not in the object store any more.",
-                    given=self._url(state),
-                    expected="a checkpoint that was there when its folder was listed",
-                    do="Use a newer one.",
-                ) from error
-            except ObjectStoreError:
-                raise
-            except CheckpointError:
-                if not remaining:
-                    raise
-                continue
-            if _object_name(state.name, manifest) == state.object_name:
-                return text, manifest
-        raise damage(Path(state.object_name), "the manifest of another checkpoint")
+        """Return the manifest of a checkpoint as it is in the store."""
 
-    def _url(self, state: RemoteCheckpoint) -> str:
-        return f"{self.url}/{_STATES}/{state.object_name}"
+        def parse(text: bytes) -> tuple[bytes, Manifest]:
+            manifest = parse_manifest(text, Path(state.object_name))
+            if _object_name(state.name, manifest) != state.object_name:
+                raise damage(Path(state.object_name), "the manifest of another checkpoint")
+            return text, manifest
+
+        try:
+            return self._store.read(f"{_STATES}/{state.object_name}", parse)
+        except FileNotFoundError as error:
+            raise CheckpointNotFoundError(
+                "The checkpoint is not in the object store any more.",
+                given=f"{self.url}/{_STATES}/{state.object_name}",
+                expected="a checkpoint that was there when its folder was listed",
+                do="Use a newer one.",
+            ) from error
 
 
 def _is_whole(directory: Path) -> bool:
@@ -482,7 +468,7 @@ def _is_whole(directory: Path) -> bool:
 
 
 def _replaced(states: Mapping[str, RemoteCheckpoint], records: Sequence[CheckpointInfo]) -> list[RemoteCheckpoint]:
-    """Return the states with the name of a later whole one; both arguments have the oldest first."""
+    """Return the checkpoints with the name of a later whole one; both arguments have the oldest first."""
     newest = {one.name: one for one in (states[record.path.name] for record in records if record.problem is None)}
     found = [states[record.path.name] for record in records]
     return [state for state in found if state.age < newest.get(state.name, state).age]
