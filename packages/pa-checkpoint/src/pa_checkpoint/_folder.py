@@ -41,7 +41,7 @@ _NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A state that was skipped, and why.
+    """A checkpoint that was skipped, and why.
 
     Attributes:
         path: Its directory.
@@ -58,17 +58,17 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What a folder's listing tells about one state.
+    """What a folder's listing tells about one checkpoint.
 
     Attributes:
         path: Its directory.
-        sequence: Its place in the order in which the states of the folder were written; 0 where that cannot be known.
+        sequence: Its place in the order in which the folder's checkpoints were written; 0 where that cannot be known.
         run: The run that wrote it; empty where that cannot be known.
         update: The optimizer updates made before it was written.
         epoch: The epoch in which it was written.
         complete: Whether the run had come to its end.
         problem: What is wrong with it, found by a check of the manifest and of the sizes of the files; None for a
-            state in which that check found nothing.
+            checkpoint in which that check found nothing.
         digest: As of a ``Checkpoint``; empty where the manifest is damaged.
         is_sharded: Whether several processes have saved it in pieces.
 
@@ -101,11 +101,11 @@ class CheckpointInfo:
 class Folder:
     """A folder that holds checkpoints, one directory each.
 
-    Its states are ordered by their sequence, which counts the states that were written to the folder, so the
+    Its checkpoints are ordered by their sequence, which counts the checkpoints that were written to the folder, so the
     newest one is known without a clock.
 
     Args:
-        path: The folder; it need not exist before the first state is written.
+        path: The folder; it need not exist before the first checkpoint is written.
 
     Example:
         >>> import tempfile
@@ -169,18 +169,28 @@ class Folder:
         Raises:
             CheckpointError: There is a file at the path, or a folder that cannot be read.
         """
-        for _ in range(_LOOKS):
+        is_checkpoint = _may_be_state(self.path)
+        records = [] if is_checkpoint else self.records()
+        candidates = [record.path for record in reversed(records)]
+        if is_checkpoint or (
+            not candidates and any(os.path.lexists(self.path / name) for name in (MANIFEST, DOCUMENTS))
+        ):
+            candidates = [self.path]  # one checkpoint, or what is left of one
+        skipped: list[Skipped] = []
+        for candidate in candidates:
             try:
-                return _newest_readable_now(self.path, read)
-            except _StateIsGoneError:
-                continue
-        return None, []
+                return read(candidate), skipped
+            except CheckpointError as error:
+                if records and not located(candidate).exists():  # its run, which is alive, has saved newer ones
+                    return self.newest_readable(read)
+                skipped.append(Skipped(candidate, reason_of(error)))
+        return None, skipped
 
     def records(self) -> list[CheckpointInfo]:
-        """List the states, oldest first, with the problems that manifests and file sizes reveal.
+        """List the checkpoints, oldest first, with the problems that manifests and file sizes reveal.
 
-        Where the manifest of a state is damaged, its place is unknown; it is listed last, as it may be the newest.
-        Only states and the remains of states are listed.
+        Where the manifest of a checkpoint is damaged, its place is unknown; it is listed last, as it may be the newest.
+        Only checkpoints and the remains of checkpoints are listed.
 
         Raises:
             CheckpointError: The folder cannot be read.
@@ -201,16 +211,16 @@ class Folder:
     def next_sequence(self) -> int:
         """Return 1 more than the highest sequence in the folder, or 1.
 
-        A state that is still being written does not count yet, so call this when the write before has ended.
+        A checkpoint that is still being written does not count yet, so call this when the write before has ended.
         """
         return 1 + max((record.sequence for record in self.records()), default=0)
 
     def path_for(self, name: str, run: str) -> Path:
-        """Return where a state of a run goes, so that it replaces none of another run, and nothing else.
+        """Return where a checkpoint of a run goes, so that it replaces none of another run, and nothing else.
 
         Args:
             name: What it is to be called, such as ``epoch_5``, ``step_5000`` or ``final``.
-            run: The run that writes it, which may have a state of that name already.
+            run: The run that writes it, which may have a checkpoint of that name already.
 
         Returns:
             The path of that name or, where something else is there, of one with a number appended: ``epoch_5_2``.
@@ -223,8 +233,9 @@ class Folder:
         """Remove what the run, or another one whose process is gone, left half-written, and what is half removed.
 
         Args:
-            run: The run that writes to the folder, of which no write may be in progress; its own old states that were
-                replaced go as well. If None, no run writes to it, and the old states of all runs are removed.
+            run: The run that writes to the folder, of which no write may be in progress; its own old checkpoints
+                that were replaced go as well. If None, no run writes to it, and the old checkpoints of all runs are
+                removed.
 
         Raises:
             CheckpointError: Something cannot be removed; the rest is.
@@ -281,35 +292,6 @@ class Folder:
             ) from problems[0]
 
 
-class _StateIsGoneError(Exception):
-    """A state was removed while it was read: its run, which is alive, has saved newer ones."""
-
-
-_LOOKS = 10
-
-
-def _newest_readable_now(path: Path, read: Callable[[Path], _ReadT]) -> tuple[_ReadT | None, list[Skipped]]:
-    """Read the newest state of those that are listed at this moment.
-
-    Raises:
-        _StateIsGoneError: One of them is not there any more.
-    """
-    is_checkpoint = _may_be_state(path)
-    records = [] if is_checkpoint else Folder(path).records()
-    candidates = [record.path for record in reversed(records)]
-    if is_checkpoint or (not candidates and any(os.path.lexists(path / name) for name in (MANIFEST, DOCUMENTS))):
-        candidates = [path]  # one state, or what is left of one
-    skipped: list[Skipped] = []
-    for candidate in candidates:
-        try:
-            return read(candidate), skipped
-        except CheckpointError as error:
-            if records and not located(candidate).exists():
-                raise _StateIsGoneError from error
-            skipped.append(Skipped(candidate, reason_of(error)))
-    return None, skipped
-
-
 def _may_be_state(path: Path) -> bool:
     """Whether this is a checkpoint, or what is left of one: not a folder of another program that has such a name."""
     if is_checkpoint(path):
@@ -325,7 +307,7 @@ def _may_be_state(path: Path) -> bool:
 
 
 def _record(path: Path) -> CheckpointInfo:
-    """What can be known of a state without reading its tensors; where the manifest is damaged, from its name."""
+    """What can be known of a checkpoint without reading its tensors; where the manifest is damaged, from its name."""
     directory = located(path)
     named = _NAME_WITH_SEQUENCE.fullmatch(path.name) or _NAME.fullmatch(path.name)
     numbers = {} if named is None else named.groupdict()
@@ -361,22 +343,22 @@ def reason_of(error: Exception) -> str:
 
 
 def _age(record: CheckpointInfo) -> tuple[bool, int, int, str]:
-    """The key that sorts states from oldest to newest, without a clock. One that may be the newest comes last."""
+    """The key that sorts checkpoints from oldest to newest, without a clock. One that may be the newest comes last."""
     is_unknown = not record.run and record.sequence == 0
     return is_unknown, record.sequence, record.update, record.path.name
 
 
 def states_to_remove(records: Iterable[CheckpointInfo], newest: int, run: str) -> list[CheckpointInfo]:
-    """Choose the states of a run that are no longer needed, oldest first.
+    """Choose the checkpoints of a run that are no longer needed, oldest first.
 
-    The newest valid states of the run stay, and so do all states of other runs. Invalid states do
+    The newest valid checkpoints of the run stay, and so do all checkpoints of other runs. Invalid checkpoints do
     not count; invalid ones of the run that are older than all valid ones that stay are removed as well. While the run
-    has no valid state, nothing goes.
+    has no valid checkpoint, nothing goes.
 
     Args:
-        records: The states of one folder, in any order.
+        records: The checkpoints of one folder, in any order.
         newest: How many valid ones of the run stay, at least 1.
-        run: The run whose states may be removed.
+        run: The run whose checkpoints may be removed.
 
     Raises:
         InvalidArgumentError: ``newest`` is less than 1.

@@ -61,8 +61,7 @@ class FolderLock:
 
         self._lock = FileLock(self._path, thread_local=False)
         self._process = os.getpid()
-        if not self._acquires(0.0):
-            self._wait(say)
+        self._acquire(say)
         self._identity = _identity(self._folder)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         self._owner = {"process": f"process {os.getpid()} on {socket.gethostname()} since {since}"}
@@ -114,25 +113,23 @@ class FolderLock:
         self._lock.release()
         _held.discard(self)
 
-    def _wait(self, say: Callable[[str], object] | None) -> None:
-        if say is not None:
-            say(f"Waiting for {self._folder}, used by {_described(self._folder)}.")
-        if not self._acquires(SECONDS_TO_DIE):
-            raise FolderInUseError(
-                "Another run is using this folder of checkpoints.",
-                given=f"{self._folder}, used by {_described(self._folder)}",
-                expected="a folder into which no other run saves its checkpoints",
-                do="Wait for the other run to end, end it, or choose another folder for this one.",
-            )
-
-    def _acquires(self, seconds: float) -> bool:
+    def _acquire(self, say: Callable[[str], object] | None) -> None:
         from filelock import Timeout
 
-        try:
-            self._lock.acquire(timeout=seconds)
-        except Timeout:
-            return False
-        return True
+        for seconds in (0.0, SECONDS_TO_DIE):
+            try:
+                self._lock.acquire(timeout=seconds)
+            except Timeout:
+                if say is not None and not seconds:
+                    say(f"Waiting for {self._folder}, used by {_described(self._folder)}.")
+            else:
+                return
+        raise FolderInUseError(
+            "Another run is using this folder of checkpoints.",
+            given=f"{self._folder}, used by {_described(self._folder)}",
+            expected="a folder into which no other run saves its checkpoints",
+            do="Wait for the other run to end, end it, or choose another folder for this one.",
+        )
 
     def _write_owner(self) -> None:
         (self._folder / OWNER).write_text(json.dumps(self._owner))  # a kill in the middle leaves nothing else behind

@@ -1,4 +1,4 @@
-"""Tensors that are as in the state before: found by what torch notes of changes, proved by their digest, and linked."""
+"""Tensors as in the checkpoint before: found by what torch notes of changes, proved by their digest, and linked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,12 +32,12 @@ _WORTH_WRITING_AGAIN = 8
 _SMALL = 1 << 16
 """Bytes below which values are compared: kernels change the statistics of BatchNorm, and torch takes no note of it."""
 
-_MOST_STATES = 8
-"""How many of the newest states in a folder are looked at."""
+_MOST_CHECKPOINTS = 8
+"""How many of the newest checkpoints in a folder are looked at."""
 
 
 class UnchangedTensors:
-    """Notes the tensors of each state of a run, and finds those that have probably not changed since the one before.
+    """Notes the tensors of each checkpoint of a run, and finds those that have probably not changed since the last one.
 
     Changes that torch does not note, such as those through ``.data``, are not seen here: ``LinkableFiles`` compares
     digests before it links anything.
@@ -62,7 +61,7 @@ class UnchangedTensors:
         """Note how tensors are.
 
         Args:
-            tensors: The tensors of a state, by names that begin with the name of the part.
+            tensors: The tensors of a checkpoint, by names that begin with the name of the part.
         """
         self._noted = {name: _version(tensor) for name, tensor in tensors.items()}
         self._update = None
@@ -72,7 +71,7 @@ class UnchangedTensors:
 
         Args:
             tensors: As for ``note``.
-            update: The number of the update that the state is of; in a second state of the same update nothing joins.
+            update: The update that the checkpoint is of; in a second checkpoint of the same update nothing joins.
         """
         before, is_of_same_update = self._noted, update is not None and update == self._update
         self.note(tensors)
@@ -107,30 +106,21 @@ def _version(tensor: Tensor) -> Hashable:
     return (memory_of(tensor), version_of(tensor))
 
 
-@dataclass(frozen=True, slots=True)
-class _Inode:
-    """What tells a file on disk from every other, and from itself after a change."""
-
-    device: int
-    number: int
-    bytes: int
-    changed: int
-
-    @classmethod
-    def of(cls, path: Path) -> _Inode:
-        status = path.stat()
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+def _inode(path: Path) -> tuple[int, ...]:
+    """Return what tells a file on disk from every other, and from itself after a change."""
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class LinkableFiles:
-    """Files of tensors that new states share with earlier ones, as far as they are equal byte by byte.
+    """Files of tensors that new checkpoints share with earlier ones, as far as they are equal byte by byte.
 
-    What would be written is hashed, and compared with what the manifests of the earlier states say. A file that another
-    process has written is read once before it is linked, so that a damaged one is never used again.
+    What would be written is hashed, and compared with what the manifests of the earlier checkpoints say. A file that
+    another process has written is read once before it is linked, so that a damaged one is never used again.
     """
 
     def __init__(self) -> None:
-        self._whole: dict[_Inode, str] = {}
+        self._whole: dict[tuple[int, ...], str] = {}
         self._digests: dict[str, dict[str, str]] = {}
         self._restless: set[str] = set()
 
@@ -148,12 +138,12 @@ class LinkableFiles:
         return selected
 
     def link(self, path: Path, tensors: Mapping[str, Tensor], folder: Path) -> FileEntry | None:
-        """Make a file of tensors by giving an equal one of an earlier state a second name.
+        """Make a file of tensors by giving an equal one of an earlier checkpoint a second name.
 
         Args:
             path: The path of the new file, which has the name of the earlier ones.
             tensors: What is to be in it.
-            folder: Where the earlier states are.
+            folder: Where the earlier checkpoints are.
 
         Returns:
             Its size and digest; None if it has to be written, including when the file system has no links.
@@ -190,24 +180,24 @@ class LinkableFiles:
             path: Its path.
             entry: Its size and digest.
         """
-        self._whole[_Inode.of(path)] = entry.sha256
+        self._whole[_inode(path)] = entry.sha256
 
     def _is_whole(self, path: Path, entry: FileEntry) -> bool:
-        inode = _Inode.of(path)
+        inode = _inode(path)
         if inode not in self._whole:
             self._whole[inode] = sha256_of(path)
-        return inode.bytes == entry.bytes and self._whole[inode] == entry.sha256
+        return self._whole[inode] == entry.sha256
 
 
 def _earlier_files(folder: Path, name: str) -> Iterator[tuple[Path, FileEntry]]:
-    """Yield the files of that name in the newest states of a folder, with what the manifests say of them."""
+    """Yield the files of that name in the newest checkpoints of a folder, with what the manifests say of them."""
     files: list[tuple[int, Path]] = []
-    for state in os.scandir(folder):
-        file = Path(state, name)
+    for checkpoint in os.scandir(folder):
+        file = Path(checkpoint, name)
         with contextlib.suppress(OSError):  # it may go meanwhile
             if file.exists():
-                files.append((state.stat().st_mtime_ns, file))
-    for _, file in sorted(files, reverse=True)[:_MOST_STATES]:
+                files.append((checkpoint.stat().st_mtime_ns, file))
+    for _, file in sorted(files, reverse=True)[:_MOST_CHECKPOINTS]:
         try:
             if has_manifest(file.parent):
                 entry = read_manifest(file.parent).files.get(name)
