@@ -175,7 +175,7 @@ class RemoteFolder:
     def upload(self, directory: str | Path) -> RemoteCheckpoint:
         """Send a checkpoint, without the files that are there already, and its manifest last.
 
-        When this object sends the first one of a run, other processes that send checkpoints of the run cannot go on.
+        When this object sends the first one of a run, other processes can send no more checkpoints of that run.
 
         Args:
             directory: The checkpoint.
