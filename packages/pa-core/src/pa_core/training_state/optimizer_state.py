@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -15,7 +15,7 @@ from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.sharding.optimizer_state import split_like_parameters
-from pa_core.state_misfits import misfit_of_optimizer
+from pa_core.state_misfits import has_own_form, misfit_of_optimizer
 from pa_core.types import StatefulScheduler
 
 __all__ = [
@@ -164,11 +164,37 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     Args:
         optimizer: The optimizer.
         state: The state, with its tensors on the CPU.
+
+    Raises:
+        CheckpointError: Afterwards the optimizer lacks tensors of the state.
     """
     optimizer.load_state_dict(state)
+    if has_own_form(optimizer):
+        loaded = _shapes(optimizer.state_dict())
+        lost = [name for name, shape in _shapes(state).items() if loaded.get(name) != shape]
+        if lost:
+            kind = type(optimizer).__name__
+            raise CheckpointError(
+                f"load_state_dict() of {kind} does not restore what its state_dict() returned.",
+                given=f"after load_state_dict(), state_dict() lacks {lost[0]}",
+                expected="an optimizer that continues as the saved one",
+                do=f"Correct load_state_dict() of {kind}, and resume again; if it has none, write it.",
+            )
     by_parameter = state.get("state")
     if isinstance(by_parameter, Mapping):
         _keep_precision(optimizer, cast("Mapping[object, object]", by_parameter))
+
+
+def _shapes(value: object, name: str = "state_dict()") -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors in a state by what leads to them."""
+    if isinstance(value, Tensor):
+        return {name: tuple(value.shape)}
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value).items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(cast("Sequence[object]", value))
+    return {one: shape for key, item in items for one, shape in _shapes(item, f"{name}[{key!r}]").items()}
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -381,7 +381,7 @@ class SafePoints:
             run: The run.
 
         Raises:
-            CheckpointError: The state cannot be stored, or not be loaded again.
+            CheckpointError: The state cannot be stored.
         """
         if name in self.unchecked_optimizers:
             self.unchecked_optimizers.remove(name)
