@@ -205,7 +205,8 @@ class ObjectStore:
                     if isinstance(error, CheckpointError):
                         raise
                     raise self._explained(name, error) from error
-                time.sleep(pause)
+                if not isinstance(error, CheckpointError):  # what came damaged may come whole at once
+                    time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
     def _open(self) -> tuple[_FileSystem, str]:
