@@ -110,10 +110,10 @@ def checked_indices(table: Tensor, num_samples: int, name: str, do: str) -> Tens
         table: The indices, in the order in which they are visited.
         num_samples: The number of samples of the dataset.
         name: Where the indices come from.
-        do: What to do where they are no integers.
+        do: What to do where they are something else.
 
     Raises:
-        ArgumentTypeError: They are no integers.
+        ArgumentTypeError: They are not integers.
         ConfigurationError: One of them is out of range.
     """
     if table.is_floating_point() or table.is_complex() or table.dtype == torch.bool:
