@@ -241,7 +241,7 @@ def test_schedulers_of_timm_are_stepped_as_they_are(options: dict[str, Any]) -> 
     trainer = make_trainer(trainer_class=TrainerWithTimmScheduler)
     train(trainer, 2, create_scheduler_fn=Timm)
     assert [one if isinstance(one, int) else one[0] for one in trainer.scheduler.told] == [1, 2, 1, 3, 4, 2]
-    with pytest.raises(ConfigurationError, match="leave both out"):
+    with pytest.raises(ConfigurationError, match="leave step_scheduler and watch_metric out"):
         train(trainer, create_scheduler_fn=Timm, **options)
 
 

@@ -465,7 +465,10 @@ MISTAKES: dict[str, tuple[Callable[[Run[Any, Any]], None], str]] = {
     "a tensor": (partial(_go_over, batches=ONES), r"run\.batches\(\[batch\]\)"),
     "a mapping": (partial(_go_over, batches={"inputs": ONES}), r"run\.batches\(\[batch\]\)"),
     "a dataset": (partial(_go_over, batches=POINTS), "several batches"),
-    "too many": (partial(_go_over, batches=[ONES] * 4, steps=True), r"update 4 (.|\n)*max_updates_per_batch=4\)"),
+    "too many": (
+        partial(_go_over, batches=[ONES] * 4, steps=True),
+        r"Update 4 of a batch[\s\S]*max_updates_per_batch=4\)",
+    ),
     "a step that is forgotten": (partial(_go_over, batches=[ONES, ONES]), "without a step"),
     "no samples": (partial(_go_over, batches=[ONES], num_samples=0), "num_samples"),
     "between a backward pass and its step": (_between, "between the backward pass of an update and its step"),

@@ -187,7 +187,6 @@ def _require_rank() -> None:
         raise UnsupportedConfigurationError(
             "This process was not told which of several processes it is.",
             given=f"WORLD_SIZE={launched_processes()} without RANK",
-            expected="both of them, as a launcher sets them, or neither",
             do="Start the script with torchrun or accelerate launch, or unset WORLD_SIZE.",
         )
 
@@ -391,7 +390,6 @@ def unscale(accelerator: AcceleratorLike, *optimizers: Optimizer) -> bool:
         raise NonFiniteLossError(
             "The gradients overflow no matter how small the scale of fp16 is.",
             given=f"gradients that are not finite at a scale of {scale:.3g}, to which it has gone down step by step",
-            expected="gradients that are finite from some scale on",
             do="Look for NaN or infinity in the data and in the weights, lower the learning rate, or pass "
             'mixed_precision="bf16", which has the range of float32.',
         )
@@ -585,7 +583,6 @@ def _explaining_dispatching(loader: Any) -> Iterator[Any]:
         raise UnsupportedConfigurationError(
             "The batches of the processes have different shapes, as dynamic padding makes them.",
             given=f"{dataset}, an IterableDataset, of which the first process fetches the batches of all of them",
-            expected="batches of one shape, or processes that fetch for themselves",
             do=f"If {dataset} yields the same samples on each process, return Accelerator(dataloader_config="
             "DataLoaderConfiguration(dispatch_batches=False)) from _create_accelerator; if not, pad to a fixed length.",
         ) from error

@@ -129,8 +129,7 @@ class Accumulation:
                 given=f"{self._counted_by} in earlier steps, and none in this one"
                 if items is None
                 else f"{self._counted_by}={items} in this step, and none in earlier ones",
-                expected=f"{self._counted_by} in every step of a run, or in none",
-                do=f"Give {self._counted_by} in each step, even if it is 0.",
+                do=f"Give {self._counted_by} in every step, even if it is 0.",
             )
         self._last_batch_size = batch_size
         self._items_of_step = batch_size if items is None and self.counts_samples else items

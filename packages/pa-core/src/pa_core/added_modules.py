@@ -91,9 +91,8 @@ class AddedModules:
         """
         if self._is_prepared:
             raise ConfigurationError(
-                "What a trainer trains does not change while a run is in progress.",
-                given=f"add_module({name!r}, ...) in a callback, a hook or a step",
-                do="Call it where the trainer is made.",
+                f"add_module({name!r}, ...) in a callback, a hook or a step is too late. Call it where the trainer is "
+                "made."
             )
         _check_name(name, self._by_name)
         check_kind_of_module(added.module, "module")
@@ -260,17 +259,13 @@ def _require_same_on_all_processes(name: str, module: nn.Module) -> None:
 def _check_name(name: str, taken: Mapping[str, AddedModule]) -> None:
     if not name.isidentifier() or name in _RESERVED:
         raise ConfigurationError(
-            "A module cannot have this name.",
-            given=f"name={name!r}",
-            expected=f"letters, digits and underscores, and none of {', '.join(_RESERVED)}",
-            do="Choose another name, such as 'critic' or 'teacher'.",
+            f"A module cannot have the name {name!r}. Choose letters, digits and underscores, such as 'critic', and "
+            f"none of {', '.join(_RESERVED)}."
         )
     if name in taken:
         raise ConfigurationError(
-            "There is a module of this name already.",
-            given=f"name={name!r}, which a {type(taken[name].module).__name__} has",
-            expected=f"a name other than {', '.join(map(repr, taken))}",
-            do="Choose another name.",
+            f"There is a module of this name already: {name!r}, a {type(taken[name].module).__name__}. Choose another "
+            "name."
         )
 
 
@@ -280,9 +275,7 @@ def _check_scheduler_factory(name: str, added: AddedModule) -> None:
     check_scheduler_factory(added.create_scheduler_fn)
     if added.optimizer is None:
         raise ConfigurationError(
-            f"The module {name!r} has no optimizer whose rates a scheduler could set.",
-            given="create_scheduler_fn without optimizer",
-            do="Pass the optimizer of the module too.",
+            f"The module {name!r} has no optimizer for create_scheduler_fn. Pass the optimizer of the module too."
         )
 
 
@@ -318,7 +311,6 @@ def _check_optimizer(name: str, optimizer: Optimizer, own: set[int], ours: set[i
         raise ConfigurationError(
             f"The optimizer does not belong to the module {name!r}.",
             given=f"{kind} of {foreign}",
-            expected=f"parameters of the module {name!r} only",
             do="Create the optimizer from the parameters of the module that is added.",
         )
 

@@ -322,10 +322,8 @@ class AnyTrainer(ABC):
         """
         if self.num_processes > 1 and process_index not in range(self.num_processes):
             raise ConfigurationError(
-                "The function would run on no process.",
-                given=f"on_process(process_index={process_index!r}) on {self.num_processes} processes",
-                expected=f"a rank from 0 to {self.num_processes - 1}",
-                do="Choose one of them, for example trainer.num_processes - 1 for the last process.",
+                f"on_process(process_index={process_index!r}) would run on none of {self.num_processes} processes. "
+                f"Choose one of 0 to {self.num_processes - 1}."
             )
         return partial(processes.run_if, process_index == self.process_index or self.num_processes == 1)
 
@@ -410,10 +408,8 @@ class AnyTrainer(ABC):
         """
         if self._running is None:
             raise ConfigurationError(
-                "There is no run whose end could be waited for.",
-                given="enter_run_context(...) outside of a run",
-                expected="a call while a run is in progress, such as in on_training_run_start",
-                do="Use a with statement around train().",
+                "enter_run_context(...) was called outside of a run. Call it in on_training_run_start, or use a with "
+                "statement around train()."
             )
         return self._run_contexts.enter_context(context)
 
@@ -810,10 +806,7 @@ class AnyTrainer(ABC):
         """
         if self._running is None:
             raise ConfigurationError(
-                "There is no run that could have a folder for itself.",
-                given="reserve_state_folder(...) outside of a run",
-                expected="a call while a run is in progress, such as in on_training_run_start",
-                do="Call it in on_training_run_start.",
+                "reserve_state_folder(...) was called outside of a run. Call it in on_training_run_start."
             )
         return self._safe_points.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
 
@@ -864,7 +857,6 @@ class AnyTrainer(ABC):
                 raise ArgumentTypeError(
                     "The state of an object cannot be saved and restored.",
                     given=f"an object of type {type(one).__name__}, without {' and '.join(missing)}",
-                    expected="objects with state_dict() and load_state_dict()",
                     do=f"Give {type(one).__name__} these methods, or register the object whose state it holds.",
                 )
         self._safe_points.registered.extend(objects)
@@ -1156,7 +1148,6 @@ class CallbackHandler(Generic[_TrainerT]):
             raise ConfigurationError(
                 "There is a callback of this class already.",
                 given=f"a second callback of class {type(instance).__name__}, besides {registered}",
-                expected="one callback of each class",
                 do="Remove one of the two, or subclass it for the second use.",
             )
         self.callbacks.append(instance)
@@ -1234,13 +1225,11 @@ def _require_iterable(callbacks: object) -> None:
         raise ArgumentTypeError(
             "The callbacks are not in a list.",
             given=f"callbacks={shown}",
-            expected="an iterable of callbacks, which replaces the default ones",
             do=f"Put it into a list: callbacks=[{shown}].",
         )
     raise ArgumentTypeError(
         "The callbacks are not a list.",
         given=f"callbacks={callbacks!r}",
-        expected="an iterable of callbacks",
         do="Pass callbacks=[] for none, or leave the argument out for the default ones.",
     )
 
@@ -1260,7 +1249,6 @@ def _require_callback(callback: object) -> None:
         raise ArgumentTypeError(
             f"{callback.__name__} cannot be created without arguments.",
             given=f"the class {callback.__name__}",
-            expected=f"an instance of it, created with {', '.join(missing)}",
             do=f"Create it: {callback.__name__}({', '.join(f'{name}=...' for name in missing)}).",
         )
 

@@ -127,7 +127,6 @@ def _not_synchronised(name: str, item: object, own: list[Tensor], model: nn.Modu
     return UnsupportedConfigurationError(
         "The gradients of this are not exchanged between the processes: it would drift apart.",
         given=f"self.{name}, of type {type(item).__name__}, with {number} that the model does not have",
-        expected="everything that is trained in the model, or in modules that the trainer was told of",
         do=do,
     )
 

@@ -120,8 +120,6 @@ def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P,
             raise ConfigurationError(
                 "The fourth argument of save_checkpoint must be passed by name.",
                 given=f"save_checkpoint({', '.join(map(reprlib.repr, given))})",
-                expected="save_per_node (the fourth one in release 0.1 of pytorch-accelerated) or save_scheduler (in "
-                "later releases), by name",
                 do="Write save_per_node=False or save_scheduler=False.",
             )
         save_checkpoint(*args, **kwargs)
@@ -351,7 +349,6 @@ def _replacing_weights(target: Path) -> Generator[Path]:
         raise ConfigurationError(
             "Weights cannot be exported to a file.",
             given=f"save_directory={str(target)!r}, which is a file",
-            expected="a folder, which may be new",
             do=f"Pass the folder, such as {str(target.parent)!r}, or call save_checkpoint() to write one file.",
         )
     target.mkdir(parents=True, exist_ok=True)

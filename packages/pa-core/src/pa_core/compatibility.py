@@ -81,7 +81,6 @@ def _require_as_asked(
     raise ConfigurationError(
         "The Accelerator is not the one that was requested.",
         given=f"{asked}, and an Accelerator with {there} from {maker}",
-        expected="the same from both",
         do="Set it in one place, and leave it out in the other.",
     )
 
@@ -91,7 +90,6 @@ def _conflict(asked: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         "Accelerate has one precision and one device for each process, and an earlier trainer or run has chosen them.",
         given=f"{asked}, after {there}",
-        expected="the same for all trainers and runs of a process",
         do=f"Pass {there} here too, or train in a separate process."
         if asked.startswith("mixed_precision")
         else "Train on another device in a separate process.",
@@ -169,7 +167,6 @@ def _require_data_parallel(accelerator: _accelerate.AcceleratorLike, parallelism
         raise UnsupportedConfigurationError(
             "Samples are divided over all processes, so that no two of them compute the same sample together.",
             given=f"ParallelismConfig({given})",
-            expected="dp_replicate_size and dp_shard_size only",
             do="Leave out tensor, context and sequence parallelism, and let dp_shard_size take their processes.",
         )
     # With neither of them, accelerate means as many replicas as there are processes.
@@ -259,7 +256,6 @@ def _of_another_engine(given: str, name: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         f"{name} brings its own training engine, which is not used here.",
         given=given,
-        expected="FSDP2, which shards parameters, gradients and optimizer as ZeRO 3 does, or no sharding",
         do="Launch with accelerate launch --use_fsdp --fsdp_version 2, without --use_deepspeed and --use_megatron_lm.",
     )
 
@@ -268,15 +264,11 @@ def _first_fsdp(given: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
         "The first version of FSDP is not supported.",
         given=given,
-        expected="FSDP2",
         do="Pass --fsdp_version 2 to accelerate launch, or fsdp_version=2 to the plugin.",
     )
 
 
 def _fp8(given: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
-        "There is no training in fp8: layers would not be converted.",
-        given=given,
-        expected="'no', 'bf16' or 'fp16'",
-        do="Use bf16.",
+        "There is no training in fp8: layers would not be converted.", given=given, do="Use bf16."
     )

@@ -89,7 +89,6 @@ def _number_of_inputs(model: nn.Module, batch: Any, method: str) -> BatchMismatc
         f"The default step calls the model with one argument, and {type(model).__name__} takes others.",
         given=f"{type(model).__name__}.forward{inspect.signature(type(model).forward)}, and {describe_batch(batch)} as "
         "a batch",
-        expected="a model that is called with the inputs, batch[0]",
         do=_override(arguments, targets, targets, method),
     )
 
@@ -111,7 +110,6 @@ def _later_targets(
     return BatchMismatchError(
         "The default step takes the second item of a batch for its targets, and the loss needs others.",
         given=f"{describe_batch(batch)}, and {describe_batch(outputs)} as the model's outputs",
-        expected="the inputs, batch[0], and the targets, batch[1]",
         do=_override(inputs, f"batch[{last}]", f"batch[{last}]", method),
     )
 
@@ -213,9 +211,8 @@ def _no_loss_function(batch: object) -> ConfigurationError:
     return ConfigurationError(
         "There is no loss function to calculate the loss with.",
         given=f"loss_func=None, and {describe_batch(batch)} as a batch",
-        expected="a loss function; or a batch that is a mapping, and a model that returns its own loss; or custom "
-        "steps",
-        do="Pass a loss function to the trainer, or override calculate_train_batch_loss and calculate_eval_batch_loss.",
+        do="Pass a loss function, override calculate_train_batch_loss and calculate_eval_batch_loss, or let "
+        "the batch be a mapping and the model return its own loss.",
     )
 
 
@@ -228,9 +225,8 @@ def _not_inputs_and_targets(model: nn.Module, batch: object, method: str) -> Con
     elif lists_of_numbers(batch):
         do = 'Let the dataset return tensors instead of lists: one of `datasets` does after with_format("torch").'
     return ConfigurationError(
-        "The default step cannot take this batch apart into inputs and targets.",
+        "The default step cannot take this batch apart into inputs and targets, the items at index 0 and 1.",
         given=describe_batch(batch),
-        expected="a batch with the inputs at index 0 and the targets at index 1",
         do=do,
     )
 
@@ -283,7 +279,6 @@ def _no_loss(model: nn.Module, batch: Mapping[Any, Any], outputs: object) -> Con
     return ConfigurationError(
         "There is no loss: loss_func is None, and the model did not return one.",
         given=f"{describe_batch(batch)}; {name} returned {describe_batch(outputs)}",
-        expected='outputs with a tensor as .loss or ["loss"]',
         do=f"Add the targets to the batch: {name} takes them as {' and '.join(map(repr, lacking))}."
         if lacking
         else f"Return the loss from {name}.forward, for example as {{'loss': loss}}.",

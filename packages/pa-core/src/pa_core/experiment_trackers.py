@@ -69,10 +69,7 @@ def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
         raise ConfigurationError(
-            "There is no such tracker.",
-            given=", ".join(map(repr, unknown)) or "no name",
-            expected=f"one or several of {', '.join(known)}",
-            do="Correct the name.",
+            f"There is no tracker {', '.join(map(repr, unknown)) or 'without a name'}. Choose from {', '.join(known)}."
         )
     installed = _accelerate.installed_trackers()
     missing = [name for name in wanted if name not in installed]
@@ -80,7 +77,6 @@ def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
         raise UnsupportedConfigurationError(
             "The package of a tracker is not installed.",
             given=", ".join(map(repr, missing)),
-            expected=f"trackers whose packages are installed: {', '.join(installed) or 'none is'}",
             do=f"Install it, for example with: pip install {' '.join(missing)}",
         )
     return wanted
@@ -148,10 +144,7 @@ class ExperimentTrackers:
         for tracker_name, tracker in self._trackers.items():
             if tracker_name not in _WELL_KNOWN:
                 raise UnsupportedConfigurationError(
-                    "It is not known how this tracker takes images.",
-                    given=f"log_image({name!r}, ...) with {tracker_name!r}",
-                    expected=", ".join(_WELL_KNOWN),
-                    do=f"Use its own object, which native({tracker_name!r}) returns.",
+                    f"It is not known how {tracker_name!r} takes images. Use what native({tracker_name!r}) returns."
                 )
             _WELL_KNOWN[tracker_name].log_image(tracker.tracker, name, _pixels(image), step)
 
@@ -174,10 +167,7 @@ class ExperimentTrackers:
             return self._trackers[name].tracker
         if self._trackers:
             raise ConfigurationError(
-                "This tracker was not opened.",
-                given=repr(name),
-                expected=f"one of {', '.join(self.names)}",
-                do="Correct the name, or open that tracker too.",
+                f"The tracker {name!r} was not opened. Choose from {', '.join(self.names)}, or open that tracker too."
             )
         return None
 
@@ -306,10 +296,8 @@ def _pixels(image: Tensor) -> Any:
     channels_first = image.detach()[None] if image.dim() == _DIMENSIONS_OF_GREY else image.detach()
     if channels_first.dim() != _DIMENSIONS_OF_GREY + 1 or len(channels_first) not in _NUMBERS_OF_CHANNELS:
         raise ConfigurationError(
-            "This tensor is not one image.",
-            given=f"a tensor of shape {tuple(image.shape)}",
-            expected="(channels, height, width) with 1, 3 or 4 channels, or (height, width)",
-            do="Pass one image; torchvision.utils.make_grid makes one of a batch.",
+            f"A tensor of shape {tuple(image.shape)} is not one image. Pass (channels, height, width) with 1, 3 or 4 "
+            "channels, or (height, width); torchvision.utils.make_grid makes one image of a batch."
         )
     if image.is_floating_point():
         channels_first = (channels_first.float().clamp(0, 1) * 255).round()
@@ -355,7 +343,6 @@ def _check_arguments(names: tuple[str, ...], project_name: str, init_kwargs: Map
         raise ConfigurationError(
             "There are arguments for trackers that are not opened.",
             given=f"init_kwargs for {', '.join(map(repr, others))}",
-            expected=f"arguments for {', '.join(map(repr, names))}",
             do="Correct the names in init_kwargs, or open those trackers too.",
         )
 

@@ -114,7 +114,6 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
     raise ConfigurationError(
         "A trainer has one run at a time.",
         given=f"{name}() within {running}(), called in a callback, a hook or a step",
-        expected=f"no run within a run, whose progress and loaders {name}() would replace",
         do=do,
     )
 
@@ -147,14 +146,12 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
         raise ConfigurationError(
             "The optimizer has no parameters, so that nothing would be trained.",
             given=f"{type(optimizer).__name__} of no parameters",
-            expected=f"parameters of {type(model).__name__}",
             do="Create the optimizer from model.parameters().",
         )
     if of_model.isdisjoint(of_optimizer):
         raise ConfigurationError(
             "The optimizer holds none of the model's parameters, so that nothing would be trained.",
             given=f"{type(optimizer).__name__} of {len(of_optimizer)} other parameters",
-            expected=f"parameters of {type(model).__name__}",
             do="Create the optimizer from the parameters of the model that is trained: after replacing parts of the "
             "model, not before.",
         )
@@ -200,16 +197,14 @@ def check_optimizer_factory(factory: object, optimizer: object) -> None:
         raise ArgumentTypeError(
             "create_optimizer_fn is not a function of the model.",
             given=f"the class {name}" if isinstance(factory, type) else f"an instance of {name}",
-            expected="a function that takes the model and returns an optimizer",
             do=f"Pass lambda model: {name}(model.parameters(), ...), or the optimizer as optimizer."
             if _is_optimizer(factory)
             else "Pass lambda model: torch.optim.AdamW(model.parameters()), or an optimizer as optimizer.",
         )
     if optimizer is not None:
         raise ConfigurationError(
-            "There are an optimizer and a function that makes one.",
-            given=f"optimizer={type(optimizer).__name__}(...) and create_optimizer_fn",
-            do="Pass optimizer=None, or leave create_optimizer_fn out.",
+            "There are an optimizer and create_optimizer_fn, which makes one. Pass optimizer=None, or leave "
+            "create_optimizer_fn out."
         )
 
 
@@ -227,7 +222,6 @@ def check_scheduler_factory(factory: object) -> None:
         raise ArgumentTypeError(
             "create_scheduler_fn is not a function.",
             given=f"an instance of {name}",
-            expected="a function that takes the optimizer and returns a scheduler",
             do=f"Pass functools.partial({name}, ...) or lambda optimizer: {name}(optimizer, ...).",
         )
 
@@ -246,16 +240,14 @@ def check_scheduler(scheduler: object) -> None:
     """
     if scheduler is None:
         raise ArgumentTypeError(
-            "create_scheduler_fn made no scheduler.",
-            given="a function that returned None",
-            do="Add the return statement, or leave create_scheduler_fn out to train without a scheduler.",
+            "create_scheduler_fn returned None. Add the return statement, or leave create_scheduler_fn out to train "
+            "without a scheduler."
         )
     if isinstance(scheduler, tuple):
         kinds = ", ".join(type(item).__name__ for item in cast("tuple[object, ...]", scheduler))
         raise ArgumentTypeError(
-            "create_scheduler_fn returned more than the scheduler.",
-            given=f"a function that returned a tuple of {kinds}",
-            do="Return that item, for example with lambda optimizer: create(optimizer)[0].",
+            f"create_scheduler_fn returned a tuple of {kinds}, which is more than the scheduler. Return that item, for "
+            "example with lambda optimizer: create(optimizer)[0]."
         )
 
 
@@ -291,9 +283,7 @@ def require_evaluation_data(data: object) -> None:
     """
     if data is None:
         raise ConfigurationError(
-            "There is nothing to evaluate.",
-            given="evaluate() without a dataset, on a trainer that has no evaluation dataset from train()",
-            do="Call evaluate(dataset).",
+            "evaluate() has no dataset, and the trainer has no evaluation dataset from train(). Call evaluate(dataset)."
         )
 
 
@@ -309,9 +299,8 @@ def check_sanity_evaluation(num_batches: int, eval_dataset: object) -> None:
     """
     if num_batches and eval_dataset is None:
         raise ConfigurationError(
-            "There is nothing to evaluate before the first epoch.",
-            given=f"sanity_eval_steps={num_batches} and no eval_dataset",
-            do="Pass eval_dataset, or leave sanity_eval_steps out.",
+            f"sanity_eval_steps={num_batches} has nothing to evaluate. Pass eval_dataset, or leave sanity_eval_steps "
+            "out."
         )
 
 
@@ -326,9 +315,7 @@ def require_evaluation_loader(loader: _LoaderT | None) -> _LoaderT:
     """
     if loader is None:
         raise ConfigurationError(
-            "There is nothing to evaluate.",
-            given="a run without an evaluation dataset",
-            do="Pass an evaluation dataset, or remove the callback that evaluates.",
+            "The run has no evaluation dataset to evaluate. Pass one, or remove the callback that evaluates."
         )
     return loader
 
@@ -372,7 +359,6 @@ def _check_kind_of_loss_function(loss_func: object) -> None:
         raise ArgumentTypeError(
             "The loss function is a class.",
             given=f"loss_func={_qualified(loss_func)}",
-            expected="a function of the model's outputs and the targets, such as an instance of the class",
             do=f"Add the parentheses that create it: loss_func={_qualified(loss_func)}().",
         )
     if isinstance(loss_func, str):
@@ -380,14 +366,12 @@ def _check_kind_of_loss_function(loss_func: object) -> None:
         raise ArgumentTypeError(
             "The loss function is a string.",
             given=f"loss_func={loss_func!r}",
-            expected="a function of the model's outputs and the targets",
             do=f"Pass loss_func=torch.nn.{named}()." if named else "Pass the function that the name stands for.",
         )
     if not callable(loss_func):
         raise ArgumentTypeError(
             "The loss function cannot be called.",
             given=f"a loss_func of type {type(loss_func).__name__}",
-            expected="a function of the model's outputs and the targets",
             do="Pass the function itself, not what it returned.",
         )
 

@@ -75,7 +75,6 @@ def check_overrides(cls: type, trainer_class: type, private_parts: Collection[st
                     if callable(vars(owner)[name])
                     else "An attribute has the name of a private part of the trainer.",
                     given=f"{owner.__name__}.{name}",
-                    expected=f"methods with other names, or one of {', '.join(sorted(OVERRIDABLE))}",
                     do=f"Rename {name}.",
                 )
 
@@ -95,6 +94,5 @@ def _refuse_replaced(shown: str, replaced: Replaced) -> None:
     raise OverrideError(
         "A method of pytorch-accelerated is overridden that this trainer does not have and would never call.",
         given=shown,
-        expected="overrides of methods that the trainer calls",
         do=replaced.do,
     )

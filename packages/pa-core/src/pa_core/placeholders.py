@@ -46,10 +46,8 @@ else:
 
         def _refuse(self, *_operands: object) -> NoReturn:
             raise ArgumentTypeError(
-                f"{self} is not a number yet.",
-                given="a placeholder where a number is needed now",
-                expected="a placeholder among the arguments of a functools.partial, filled in when a run starts",
-                do="Pass such a partial as create_scheduler_fn, or override create_scheduler().",
+                f"{self} is not a number yet: it gets its value when a run starts. Pass a functools.partial with it as "
+                "create_scheduler_fn, or override create_scheduler()."
             )
 
         __int__ = __float__ = __complex__ = __index__ = __bool__ = _refuse
@@ -241,10 +239,8 @@ class TrainerPlaceholderValues(_Arithmetic, Enum):
     def resolve(self, values: Mapping[str, float]) -> float:
         if self._value_ not in values:
             raise ConfigurationError(
-                f"{self} has no value in this run.",
-                given=f"values for {', '.join(values) or 'nothing'}",
-                expected=f"a value for {self._value_}",
-                do="Use another placeholder, or give the run what this one counts, such as a Trainer's eval_dataset.",
+                f"{self} has no value in this run, only values for {', '.join(values) or 'nothing'}. Use another, or "
+                "give the run what this one counts, such as a Trainer's eval_dataset."
             )
         return values[self._value_]
 

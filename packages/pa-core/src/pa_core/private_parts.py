@@ -110,6 +110,5 @@ def _taken(owner: object, name: str) -> OverrideError:
     return OverrideError(
         "An attribute has the name of a private part of the trainer.",
         given=f"{type(owner).__name__}.{name}, of type {type(vars(owner).get(name)).__qualname__}",
-        expected="attributes with other names",
         do=f"Rename {name} where your code sets it.",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from typing_extensions import override
 
@@ -74,27 +74,24 @@ class SchedulerStepping:
         """
         is_default = self.after == "update"
         if scheduler is None and not is_default:
-            _refuse(
+            raise ConfigurationError(
                 "There is no scheduler to step.",
-                f"a scheduler that is stepped {self}, and none",
-                "a scheduler",
-                f"Pass create_scheduler_fn to {self._asked_of}, or leave step_scheduler and watch_metric out.",
+                given=f"a scheduler that is stepped {self}, and none",
+                do=f"Pass create_scheduler_fn to {self._asked_of}, or leave step_scheduler and watch_metric out.",
             )
         if self.watch_metric == "eval_loss_epoch" and eval_names:
             named = f"eval_{next(iter(eval_names))}_loss_epoch"
-            _refuse(
+            raise ConfigurationError(
                 "The metric of the scheduler belongs to a single evaluation dataset, and this run has several with "
                 "names.",
-                "watch_metric='eval_loss_epoch'",
-                "a metric of this run",
-                f"Pass watch_metric={named!r}.",
+                given="watch_metric='eval_loss_epoch'",
+                do=f"Pass watch_metric={named!r}.",
             )
         if self.watch_metric == "eval_loss_epoch" and not is_evaluated:
-            _refuse(
+            raise ConfigurationError(
                 "The metric of the scheduler is not recorded without an evaluation.",
-                "watch_metric='eval_loss_epoch' and no eval_dataset",
-                "a metric of this run",
-                'Pass an eval_dataset, or watch_metric="train_loss_epoch".',
+                given="watch_metric='eval_loss_epoch' and no eval_dataset",
+                do='Pass an eval_dataset, or watch_metric="train_loss_epoch".',
             )
         if scheduler is not None and not (is_overridden and is_default):
             self._require_fitting_step(scheduler, is_overridden, is_evaluated)
@@ -103,41 +100,35 @@ class SchedulerStepping:
         name = type(scheduler).__name__
         step: Callable[..., object] | None = getattr(scheduler, "step", None)
         if hasattr(scheduler, "step_update") and step is not None and _EPOCH_NAMES & {*_required(step)}:
-            _refuse(
+            raise ConfigurationError(
                 f"{name} is told of updates and of epochs.",
-                f"{name}, stepped {self}",
-                "a trainer for the schedulers of timm, without step_scheduler and watch_metric"
-                if self._asked_of == "train()"
-                else "a scheduler with one step()",
-                "Use TrainerWithTimmScheduler, and leave both out."
+                given=f"{name}, stepped {self}",
+                do="Use TrainerWithTimmScheduler, and leave step_scheduler and watch_metric out."
                 if self._asked_of == "train()"
                 else "Wrap it in a StatefulSchedulerBase whose step() passes what it needs.",
             )
         if is_overridden:
             return
         if step is None:
-            _refuse(
+            raise ConfigurationError(
                 f"{name} has no step().",
-                f"{name} as the scheduler of a run",
-                "a scheduler with step()",
-                "Derive it from StatefulSchedulerBase, or override scheduler_step() of the trainer."
+                given=f"{name} as the scheduler of a run",
+                do="Derive it from StatefulSchedulerBase, or override scheduler_step() of the trainer."
                 if self._asked_of == "train()"
                 else "Derive it from StatefulSchedulerBase.",
             )
         unknown = [one for one in _required(step) if self.after == "update" or one not in _EPOCH_NAMES]
         if self.watch_metric is not None and _metric_of(step) is None:
-            _refuse(
+            raise ConfigurationError(
                 f"{name} takes no metric.",
-                f"watch_metric={self.watch_metric!r} for {name}.step{inspect.signature(step)}",
-                "a scheduler that is stepped with a metric",
-                'Pass step_scheduler="epoch" in its place to step it after each epoch.',
+                given=f"watch_metric={self.watch_metric!r} for {name}.step{inspect.signature(step)}",
+                do='Pass step_scheduler="epoch" in its place to step it after each epoch.',
             )
         if unknown and unknown != [_metric_of(step) if self.watch_metric is not None else None]:
-            _refuse(
+            raise ConfigurationError(
                 f"{name} cannot be stepped {self}: its step() needs {', '.join(unknown)}.",
-                f"{name}.step{inspect.signature(step)}",
-                "a step() that needs no more than it gets",
-                self._advice(unknown, "eval_loss_epoch" if is_evaluated else "train_loss_epoch"),
+                given=f"{name}.step{inspect.signature(step)}",
+                do=self._advice(unknown, "eval_loss_epoch" if is_evaluated else "train_loss_epoch"),
             )
 
     def _advice(self, needed: list[str], metric: str) -> str:
@@ -197,7 +188,3 @@ def _parameters(step: Callable[..., object]) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(step).parameters)
     except (TypeError, ValueError):
         return {}
-
-
-def _refuse(message: str, given: str, expected: str, do: str) -> NoReturn:
-    raise ConfigurationError(message, given=given, expected=expected, do=do)

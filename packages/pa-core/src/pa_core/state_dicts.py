@@ -76,9 +76,8 @@ def without_frozen(state: Mapping[str, Any]) -> dict[str, Any]:
     if any(isinstance(one, nn.Parameter) for one in trained.values()):
         return trained
     raise ConfigurationError(
-        "Nothing of the model is trained, so nothing is left to save.",
-        given="trainable_only=True, and a model whose parameters are all frozen",
-        do="Call it while the adapter is trainable, or leave out trainable_only.",
+        "Nothing of the model is trained, so that trainable_only=True leaves nothing to save. Call it while "
+        "the adapter is trainable, or leave out trainable_only."
     )
 
 

@@ -122,7 +122,6 @@ def no_sample_counted(metric_name: str) -> BatchOutputError:
     return BatchOutputError(
         f"There is no {metric_name}: it would be the mean of nothing.",
         given="batch_size or num_items_in_batch of 0 in each step of the epoch",
-        expected="at least one sample, or one item, in an epoch",
         do="Return the number of samples of the batch as batch_size. Where num_items_in_batch is returned, look at "
         "whether all items are masked.",
     )
@@ -167,7 +166,6 @@ def _no_gradient(method: str, model: nn.Module) -> BatchOutputError:
     return BatchOutputError(
         "There is nothing to train.",
         given=f"{method} returned a loss without a gradient, since every parameter of {type(model).__name__} is frozen",
-        expected="parameters with requires_grad=True",
         do="Unfreeze what is to be trained before train(), for example with model.requires_grad_().",
     )
 

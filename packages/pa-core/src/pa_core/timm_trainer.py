@@ -63,10 +63,8 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
         if scheduler is not None and steps_as_timm and not _follows_timm(scheduler):
             name = type(scheduler).__name__
             raise ConfigurationError(
-                "TrainerWithTimmScheduler steps schedulers that have the interface of timm's.",
-                given=f"{name}, without one",
-                expected="a scheduler with step_update(num_updates) and step(epoch, metric)",
-                do="Use Trainer, which steps other schedulers.",
+                "TrainerWithTimmScheduler steps schedulers with step_update(num_updates) and step(epoch, metric), as "
+                f"timm's have, and {name} has not. Use Trainer, which steps other schedulers."
             )
         return scheduler
 

@@ -104,7 +104,6 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
         raise ConfigurationError(
             "The metric to watch belongs to a single evaluation dataset, and this run has several with names.",
             given=f"watch_metric={metric_name!r}",
-            expected=f"one of {', '.join(map(repr, named))}, or another metric",
             do=f"Pass watch_metric={named[0]!r}.",
         )
     is_evaluated = trainer.eval_dataloader is not None or trainer._evaluates_in_script  # pyright: ignore[reportPrivateUsage]  # nobody else needs to know
@@ -191,7 +190,6 @@ def _number_to_judge_by(trainer: AnyTrainer, metric_name: str, recorded: list[st
         raise ConfigurationError(
             "The metric to watch is not a number.",
             given=f"watch_metric={metric_name!r}, of which a {type(latest).__name__} was recorded",
-            expected="a metric that is recorded as a number, or as a tensor with one element",
             do=f"Watch one of its numbers: {', '.join(entries)}." if entries else "Record the number to judge by too.",
         )
     return number

@@ -35,17 +35,13 @@ def check_upload_arguments(save_dir: str | Path, upload_to: str | None, upload_e
     """
     if url_of(save_dir) is not None:
         raise ConfigurationError(
-            "States are saved in a local folder, and sent to an object store from there.",
-            given=f"save_dir={str(save_dir)!r}",
-            expected="a local folder",
-            do=f'Pass SaveTrainingStateCallback("training_states", upload_to={str(save_dir)!r}).',
+            f"save_dir={str(save_dir)!r} is not a local folder, from which states are sent to an object store. Pass "
+            f"SaveTrainingStateCallback('training_states', upload_to={str(save_dir)!r})."
         )
     if upload_to is not None and url_of(upload_to) is None:
         raise ConfigurationError(
-            "This is not the URL of an object store.",
-            given=f"upload_to={str(upload_to)!r}",
-            expected='a URL that fsspec knows, such as "s3://bucket/states"',
-            do="Put the kind of store and :// in front of it, or pass a local folder as save_dir.",
+            f"upload_to={str(upload_to)!r} is not the URL of an object store, such as 's3://bucket/states'. Put the "
+            "kind of store and :// in front of it, or pass a local folder as save_dir."
         )
     if upload_errors not in ("warn", "raise"):
         raise ConfigurationError(f'upload_errors must be "warn" or "raise", got {upload_errors!r}.')

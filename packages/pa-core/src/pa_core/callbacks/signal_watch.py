@@ -61,9 +61,8 @@ class SignalWatch:
         """
         if self._signals and threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
-                "Signals cannot be watched from here.",
-                given=f"a run in the thread {threading.current_thread().name!r}",
-                do="Train in the main thread, or leave stop_on_signals out.",
+                f"Signals cannot be watched from the thread {threading.current_thread().name!r}. Train in the main "
+                "thread, or leave stop_on_signals out."
             )
         for one in self._signals:
             self._watch(one)
@@ -135,8 +134,5 @@ def _signal(given: str | int) -> signal.Signals:
         return signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
     except (KeyError, ValueError) as error:
         raise ConfigurationError(
-            "There is no such signal on this system.",
-            given=repr(given),
-            expected="a signal or its name, such as 'SIGTERM'",
-            do="See signal.Signals.",
+            f"There is no signal {given!r} on this system. Pass one of signal.Signals or its name, such as 'SIGTERM'."
         ) from error

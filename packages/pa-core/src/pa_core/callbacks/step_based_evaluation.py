@@ -59,9 +59,8 @@ class StepBasedEvaluationCallback(TrainerCallback):
         """Raise an error for a run that has nothing to evaluate."""
         if trainer.eval_dataloader is None:
             raise ConfigurationError(
-                "There is nothing to evaluate in the middle of the epochs.",
-                given="StepBasedEvaluationCallback in a run without an evaluation dataset",
-                do="Pass eval_dataset to Trainer.train(); in a custom training loop, evaluate without the callback.",
+                "StepBasedEvaluationCallback has no evaluation dataset to evaluate. Pass eval_dataset to "
+                "Trainer.train(); in a custom training loop, evaluate without the callback."
             )
         sets = trainer.eval_sets
         chosen = self.eval_names
@@ -94,7 +93,6 @@ def _names(names: Collection[str]) -> tuple[str, ...]:
         raise ConfigurationError(
             "The evaluation sets to evaluate are given as a list of their names.",
             given=f"eval_names={names!r}",
-            expected='at least one name, as in ["val"]; or None for the sets that are evaluated after each epoch',
             do=f"Pass eval_names=[{names!r}]." if names else "Leave eval_names out.",
         )
     return tuple(names)

@@ -113,7 +113,6 @@ def _not_finite(value: float, place: _Place) -> NonFiniteLossError:
     return NonFiniteLossError(
         f"The {place.phase} loss is not finite.",
         given=f"loss={value} at batch {place.step} of epoch {place.epoch}",
-        expected="a finite number",
         do="Lower the learning rate, clip the gradients with gradient_clip_norm, or look at the data of this "
         "batch. To continue regardless, leave TerminateOnNaNCallback out of the callbacks.",
     )

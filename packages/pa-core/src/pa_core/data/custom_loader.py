@@ -62,7 +62,7 @@ def check_loader(loader: object, origin: str) -> None:
     kind = type(loader).__name__
     if not isinstance(innermost(loader), Iterable):
         raise ConfigurationError(
-            "There is no loader.", given=f"{kind} from {origin}", do="Return a DataLoader, or a list of batches."
+            f"There is no loader, but a {kind} from {origin}. Return a DataLoader, or a list of batches."
         )
     if length_of(loader) == 0:
         raise EmptyDatasetError(
@@ -84,9 +84,8 @@ def check_passes(loader: object, origin: str) -> None:
     """
     if isinstance(innermost(loader), Iterator):
         raise ConfigurationError(
-            "The loader is used up after one evaluation.",
-            given=f"a {type(loader).__name__} from {origin}, an iterator",
-            do="Make the loader a list, or an object whose __iter__ yields the batches.",
+            f"The loader is used up after one evaluation: a {type(loader).__name__} from {origin} is an iterator. "
+            "Make the loader a list, or an object whose __iter__ yields the batches."
         )
 
 

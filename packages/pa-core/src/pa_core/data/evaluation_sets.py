@@ -106,7 +106,6 @@ class EvaluationSets:
             raise ConfigurationError(
                 "An evaluation set has a name.",
                 given=f"an EvaluationSet as {argument}",
-                expected="a dataset, a DataLoader, or a mapping of names to evaluation sets",
                 do=f'Pass {argument}={{"val": EvaluationSet(...)}}, whose loss is eval_val_loss_epoch.',
             )
         if not _are_sets(data):
@@ -220,8 +219,7 @@ class EvaluationSets:
             if name not in self.given:
                 raise ConfigurationError(
                     "There is no evaluation set of this name.",
-                    given=f"{name!r}",
-                    expected=f"one of {', '.join(map(repr, self.given))}" if self.given else "a run with named sets",
+                    given=f"{name!r}, in a run with {', '.join(map(repr, self.given)) or 'no named sets'}",
                     do=f'Pass eval_dataset={{"{name}": ...}} to Trainer.train(), or name one of those that it has.',
                 )
         return [name for name in self.given if name in names]
@@ -302,14 +300,12 @@ def _checked(data: EvaluationData, argument: str) -> dict[str, EvaluationSet]:
             raise ConfigurationError(
                 "This cannot be the name of an evaluation set.",
                 given=f"{argument}={{{name!r}: ...}}",
-                expected='letters, digits and underscores, such as "val" or "test_ood"',
-                do=f"Choose such a name{_like(name)}: the metrics of the set are named after it.",
+                do=f"Choose letters, digits and underscores{_like(name)}: the metrics of the set are named after it.",
             )
         if one is None or isinstance(one, Mapping):
             raise ConfigurationError(
                 "An evaluation set is neither a dataset nor a DataLoader.",
                 given=f'{"None" if one is None else describe_batch(cast("object", one))} as {argument}["{name}"]',
-                expected="a dataset, a DataLoader, or an EvaluationSet with one of them",
                 do="Leave the name out where there is nothing to evaluate."
                 if one is None
                 else "Give each of its datasets its own name, in one mapping.",

@@ -125,7 +125,6 @@ class GivenData:
             raise ConfigurationError(
                 "A KeyedDataLoader yields the samples of one process, and this is another one.",
                 given=f"rank={loader.rank}, num_processes={loader.num_processes} on process {rank} of {num_processes}",
-                expected=f"num_processes={num_processes}, and the rank of each process",
                 do=f"Pass the dataset as {self.argument}: a KeyedDataLoader is then created for each process.",
             )
 
@@ -176,10 +175,8 @@ def batch_size_of(loader: object, kwargs: Mapping[str, Any], default: int) -> in
 
 def _without_effect(name: str, value: object, given: GivenData) -> ConfigurationError:
     return ConfigurationError(
-        f"{name} has no effect on a DataLoader, which is used as it is.",
-        given=f"{name}={value}, and {describe_loader(given.data)} as {given.argument}",
-        expected=f"a DataLoader without {name}, or a dataset with it",
-        do=f"Leave {name} out, and make the DataLoader as it is to be.",
+        f"{name}={value} has no effect on {describe_loader(given.data)} as {given.argument}, which is used as it is. "
+        f"Leave {name} out, and make the DataLoader as it is to be."
     )
 
 

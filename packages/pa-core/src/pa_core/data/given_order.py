@@ -51,7 +51,6 @@ def check_given_order(order: Order | None, data: object, argument: str, kwargs: 
         raise ConfigurationError(
             "The order of the samples is not an argument of a loader.",
             given=f"order={_describe(kwargs['order'])} among the arguments for the loader of {argument}",
-            expected="an order for the training as an argument of the run; evaluations go in the order of the dataset",
             do="Pass it next to train_dataset: order=....",
         )
     if order is None:

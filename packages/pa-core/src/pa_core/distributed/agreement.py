@@ -286,10 +286,5 @@ def _is_not_finite(stop: StopTrainingError | None) -> bool:
 def _agreed_stop(own: StopTrainingError | None, *, not_finite: bool) -> StopTrainingError:
     """What this process ends the run for; that a loss is not finite matters more than another request."""
     if not_finite and not _is_not_finite(own):
-        return NonFiniteLossError(
-            "A loss on another process is not finite.",
-            given="NaN or infinity there",
-            expected="a finite loss",
-            do="See the message of that process.",
-        )
+        return NonFiniteLossError("A loss on another process is not finite. See the message of that process.")
     return own or StopTrainingError("Another process requested a stop.")

@@ -78,7 +78,6 @@ def _is_alone() -> bool:
     raise UnsupportedConfigurationError(
         "This process is not connected with the others that were launched.",
         given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
-        expected="processes that can tell each other what they have",
         do="Make the trainer, or call this, before PartialState() or Accelerator() of accelerate.",
     )
 
@@ -222,10 +221,8 @@ def _map_tensors(function: Callable[[Tensor], Tensor], data: object) -> Any:
     if isinstance(data, (list, tuple)):
         return type(container)(_map_tensors(function, value) for value in container)
     raise ArgumentTypeError(
-        "Only tensors can be gathered.",
-        given=f"an object of type {type(data).__name__}",
-        expected="a tensor, or a nested list, tuple or mapping of tensors",
-        do="Use gather_objects for other Python objects.",
+        f"Only tensors, and nested lists, tuples and mappings of them, can be gathered, got {type(data).__name__}. Use "
+        "gather_objects for other Python objects."
     )
 
 
@@ -318,7 +315,6 @@ def _require_fitting(fitting: list[list[int]], shapes: list[list[int]], padding_
     raise ConfigurationError(
         "The tensors of the processes cannot be concatenated along the first dimension.",
         given=f"tensors of shape {by_rank}",
-        expected="shapes that differ in the first dimension only",
         do="Pass padding_value to gather, which fills up the other dimensions."
         if same_dimensions
         else "Give the tensor the same number of dimensions on each process, even without rows.",

@@ -110,7 +110,6 @@ def require_same_digests(of_each: Tensor, texts: Mapping[str, str]) -> None:
     raise RanksDifferError(
         "The processes of this run were not given the same.",
         given="; ".join(found[:_MOST_SHOWN]) + more,
-        expected="the same on every process: each would wait for the others, or train its own model",
         do="Find the line of your script where the rank, the host or the environment decides this.",
     )
 
@@ -122,10 +121,7 @@ def _have_parted(given: str) -> RanksDifferError:
         given: Where they are.
     """
     return RanksDifferError(
-        "The processes of this run have gone different ways.",
-        given=given,
-        expected="the same steps, backward passes, evaluations and exchanges on each process, in the same order",
-        do=advice_for_parted(given),
+        "The processes of this run have gone different ways.", given=given, do=advice_for_parted(given)
     )
 
 

@@ -70,9 +70,7 @@ def _require_dense(parameters: Mapping[str, Tensor]) -> None:
     for name, parameter in parameters.items():
         if parameter.grad is not None and parameter.grad.is_sparse:
             raise UnsupportedConfigurationError(
-                "Sparse gradients are exchanged of the model only.",
-                given=f"a sparse gradient of {name} on {num_processes()} processes",
-                do="Make the layer with sparse=False.",
+                f"Sparse gradients, as of {name}, are exchanged of the model only. Make the layer with sparse=False."
             )
 
 

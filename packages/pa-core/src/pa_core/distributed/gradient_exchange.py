@@ -127,7 +127,6 @@ class GradientExchange:
             return UnsupportedConfigurationError(
                 "The gradients of an extra backward pass could not be exchanged.",
                 given="a model whose output holds no tensor that the trainer finds, and a second backward pass",
-                expected="tensors, or a tuple, a list, a mapping or a dataclass of them",
                 do="Let the model return one of these.",
             )
         return UnsupportedConfigurationError(

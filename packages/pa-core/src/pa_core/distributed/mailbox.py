@@ -185,7 +185,6 @@ def _gone(rank: int) -> OtherProcessError:
     return OtherProcessError(
         "Another process is gone while this one waited for it.",
         given=f"rank {rank}, which has sent no heartbeat for {_SECONDS_UNTIL_GONE:g} seconds",
-        expected="all processes in the run until it ends on all of them",
         do=f"See what rank {rank} printed last.",
     )
 
@@ -194,7 +193,6 @@ def _left(rank: int) -> OtherProcessError:
     return OtherProcessError(
         "Another process has failed while this one waited for it.",
         given=f"rank {rank}, which has raised an error before it was done",
-        expected="all processes in the run until it ends on all of them",
         do=f"See what rank {rank} printed last.",
     )
 
@@ -207,6 +205,5 @@ def _explained() -> Generator[None]:
         raise OtherProcessError(
             "The process that connects the others is gone.",
             given=f"{type(error).__name__}: {error}",
-            expected="all processes in the run until it ends on all of them",
             do="See what the other processes and the launcher printed last.",
         ) from error

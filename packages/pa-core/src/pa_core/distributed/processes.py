@@ -199,9 +199,8 @@ def require_all_processes(caller: str) -> None:
     """
     if num_processes() > 1 and _is_apart.get():
         raise ConfigurationError(
-            "This process would wait for others that are not going to come.",
-            given=f"{caller} in a function or block that the other processes do not run now",
-            do=f"Call {caller} before or after it.",
+            f"This process would wait for others that are not going to come: {caller} in a function or block that the "
+            "other processes do not run now. Call it before or after."
         )
 
 
@@ -236,10 +235,8 @@ def _waited_for_by_others(state: _accelerate.ProcessState) -> Generator[None]:
         raise
     if _some_have_failed(state, this_one=False):
         raise OtherProcessError(
-            "A function that this process waited for has failed on another one.",
-            given="an exception on the first process, of the run or of a machine",
-            expected="a function that returns there",
-            do="See the traceback of that process.",
+            "A function that this process waited for has failed on the first process, of the run or of a machine. See "
+            "the traceback of that process."
         )
 
 

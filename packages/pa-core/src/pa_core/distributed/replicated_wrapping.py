@@ -204,7 +204,6 @@ def _trainable(module: nn.Module) -> list[bool]:
 
 def _static_graph() -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
-        "With a static graph, torch exchanges gradients only after a forward pass of its wrapper.",
-        given="static_graph=True",
-        do="Leave static_graph out of the DistributedDataParallelKwargs.",
+        "With static_graph=True, torch exchanges gradients only after a forward pass of its wrapper. Leave it out of "
+        "the DistributedDataParallelKwargs."
     )

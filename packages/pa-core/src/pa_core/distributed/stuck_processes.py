@@ -118,7 +118,6 @@ def _left(signs: Mapping[int, Sign], own: Sign) -> OtherProcessError:
     return OtherProcessError(
         "A process waits for another one that has left the run.",
         given=describe_signs(signs, own.run),
-        expected="a run that all processes leave together",
         do=advice_for_parted(Place.RUN_END),
     )
 
@@ -127,7 +126,6 @@ def _apart(signs: Mapping[int, Sign], own: Sign) -> OtherProcessError:
     return OtherProcessError(
         "The processes wait for each other in different places.",
         given=describe_signs(signs, own.run),
-        expected="the same steps, backward passes, evaluations and exchanges on each process, in the same order",
         do=advice_for_parted(describe_signs(signs, own.run)),
     )
 
@@ -136,6 +134,5 @@ def _overdue(signs: Mapping[int, Sign], own: Sign, silent: Collection[int], limi
     return OtherProcessError(
         f"A process has waited for another one for {own.waiting:.0f} seconds.",
         given=describe_signs(signs, own.run, silent),
-        expected=f"processes that come to each exchange within {limit:.0f} seconds of each other",
         do="See in the stacks above what the others are doing; if they may take that long, raise max_wait_seconds.",
     )

@@ -159,7 +159,6 @@ def _explain_lost(message: str, heartbeat: Heartbeat) -> OtherProcessError:
     return OtherProcessError(
         "Another process is gone, or did not come, while this one waited for it.",
         given=f"{describe_signs(gone, run) or 'all others are alive'}; here, torch says: {message}",
-        expected="all processes in the run until it ends on all of them",
         do=_advice(gone, run),
     )
 

@@ -31,7 +31,7 @@ from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.errors import StopTrainingError
+from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.evaluations import EvaluationHooks, Evaluations
 from pa_core.own_loop.loop_batches import batches_of_loop
@@ -232,7 +232,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         }
         with showing_errors_once():
             if num_epochs is None and max_num_train_steps is None:
-                raise mistakes.no_length()
+                raise ConfigurationError(
+                    "Nothing says how long the run is. Pass num_epochs=10 or max_num_train_steps=1000, for example; a "
+                    "break ends the run earlier."
+                )
             asked = {**self._sizes, "num_epochs": 1 if num_epochs is None else num_epochs}
             check_run_arguments(**asked, gradient_clip_norm=gradient_clip_norm)
             if max_updates_per_batch is not None:
@@ -244,7 +247,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             )
             self._check_data([self._train_data], per_device_batch_size, collate_fn)
             if self._accelerator.scaler is not None and len(self._given.optimizer_names) > 1:
-                raise mistakes.scaler_of_several()
+                raise UnsupportedConfigurationError(
+                    "Several optimizers cannot share the gradient scaler of fp16. Pass mixed_precision='bf16', which "
+                    "needs no scaler."
+                )
         self.collate_fn = collate_fn
         self._gradient_clip_norm = gradient_clip_norm
         self._max_updates_per_batch = max_updates_per_batch
@@ -316,9 +322,16 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             CheckpointError: No training state is valid.
         """
         if self._stage != "before":
-            raise mistakes.second_block(self._stage)
+            raise ConfigurationError(
+                "A run has one block.",
+                given=f"with run: a second time, {self._stage} its block",
+                do="Make another Run.",
+            )
         if _block_is_open.get():
-            raise mistakes.run_within_run()
+            raise ConfigurationError(
+                "There is one run at a time, and this block is within the block of another one. End that block first, "
+                "or give one run several models by name."
+            )
         self._private_parts.check(self)
         reshard(self.model)  # as when the run was made
         resume_from, resume_missing = self._resume_given
@@ -466,7 +479,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         """Count the epoch, step schedules that go by epochs, and call its last event; a state may be saved then."""
         self._evaluations.leave()
         if self._training == "to come":
-            raise mistakes.epoch_without_updates()
+            raise ConfigurationError(
+                "An epoch was left without its updates. Write for update in run.updates(): ..., or for batch in "
+                "run.batches(): ..., in the body of the loop over run.epochs()."
+            )
         if self._training in ("in progress", "left"):
             self._leave_training()
         self._progress.finish_epoch()
@@ -543,7 +559,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         """Iterate over updates of batches of the loop, in the body of a batch of the loader, without a safe point."""
         around = self._require_update("updates(batches)")
         if self._max_updates_per_batch is None:
-            raise mistakes.no_max_updates_per_batch()
+            raise ConfigurationError(
+                "Nothing says how many updates the loop makes of a batch by updates(batches), with which the length "
+                "of the run is counted. Pass Run(..., max_updates_per_batch=4), for example; fewer are allowed."
+            )
         part = around.make_way()
         steps = batches_of_loop(
             batches,
@@ -733,7 +752,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._progress.steps_in_epoch = part.step
         if is_first:
             if self._updates_of_batch == (self._max_updates_per_batch or 1):
-                raise mistakes.too_many_updates(self._updates_of_batch)
+                raise ConfigurationError(
+                    f"Update {self._updates_of_batch + 1} of a batch is one more than the run counts with. Pass "
+                    f"Run(..., max_updates_per_batch={self._updates_of_batch + 1}) or more."
+                )
             self._stop_requests.act_before_step(self.callback_handler)
         is_first_of_epoch = self._progress.starts_epoch and self._updates_of_batch == 0
         trained.agree(self._agreement, at_once=is_first_of_epoch, may_stop=is_first)
@@ -835,7 +857,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if evaluated is not None and name == "loss":
             evaluated.log_loss(value, num_items)
         elif not self._step_means.is_in_step:
-            raise mistakes.log_between_batches(name)
+            raise ConfigurationError(
+                f"There is no batch that log({name!r}, ...) could belong to: it was called outside of a loop over "
+                "batches, or after the step of an update. Log before the step; a value that is not a mean over "
+                "samples is for run.record(name, value)."
+            )
         else:
             self._step_means.log(name, value, count=0 if self.is_at_empty_batch else num_items)
 
@@ -1045,19 +1071,29 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     def _require_open(self, what: str) -> None:
         if self._stage == "before":
-            raise mistakes.not_begun(what)
+            raise ConfigurationError(
+                f"The run has not begun: {what} before its block. Write with run: around the loop."
+            )
         if self._stage == "after":
-            raise mistakes.over(what)
+            raise ConfigurationError(
+                f"The run is over: {what} after its block. Move the call into the block, or make another Run."
+            )
 
     def _require_training(self, what: str) -> None:
         self._require_open(what)
         if self._evaluations.batch is not None:
-            raise mistakes.within_evaluation(what)
+            raise ConfigurationError(
+                f"An evaluation does not train: {what} in the body of a loop over evaluation batches. Move it after "
+                "the evaluation."
+            )
 
     def _require_update(self, what: str) -> Update[Any]:
         self._require_open(what)
         if self._update is None:
-            raise mistakes.no_update(what)
+            raise ConfigurationError(
+                f"No update is in progress: run.{what} outside of a loop over updates() or batches(). Write for batch "
+                "in run.batches(): ..., and call it for each batch."
+            )
         return self._update
 
     # What a run refuses
@@ -1078,7 +1114,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         Raises:
             ConfigurationError: In any case.
         """
-        raise mistakes.no_callback_evaluates()
+        raise ConfigurationError(
+            "A custom loop runs its evaluations itself, and a callback requests one. Remove the callback, and iterate "
+            "over run.evaluation_batches(dataset) in the loop."
+        )
 
     @override
     def add_module(
@@ -1099,7 +1138,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         Raises:
             ConfigurationError: In any case.
         """
-        raise mistakes.no_module_beside(name)
+        raise ConfigurationError(
+            f"A run is given all of its models when it is made, not by add_module({name!r}, ...). Write Run({{'model': "
+            f"..., {name!r}: ...}}, {{'model': ..., {name!r}: ...}}, ...)."
+        )
 
 
 def _taking(items: deque[_T]) -> Iterator[_T]:

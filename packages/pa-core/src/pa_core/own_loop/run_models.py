@@ -16,7 +16,6 @@ from pa_core.input_checks import (
     check_trainer_arguments,
     require_step_without_closure,
 )
-from pa_core.own_loop import mistakes
 from pa_core.sharded_tensors import reshard
 from pa_core.types import SchedulerFactory
 from pa_data.batches import is_mapping
@@ -81,7 +80,10 @@ class RunModels:
             self._check_optimizer(name, optimizer)
         if factories is not None:
             if len(self.optimizer_names) > 1 and not isinstance(factories, Mapping):
-                raise mistakes.scheduler_of_several(self.optimizer_names)
+                raise ConfigurationError(
+                    "There are several optimizers, and one create_scheduler_fn. Write create_scheduler_fn={name: "
+                    f"factory}}, with names among {', '.join(map(repr, self.optimizer_names))}."
+                )
             self.factories = _by_name(factories, self.optimizer_names[0])
             _require_known("scheduler", self.factories, "optimizer", self.optimizer_names)
 
@@ -131,6 +133,5 @@ def _require_known(kind: str, named: Iterable[str], owner: str, known: Collectio
         raise ConfigurationError(
             f"The {kind} has the name of no {owner}.",
             given=f"the {kind} {unknown[0]!r}",
-            expected=f"one of the names {', '.join(map(repr, known))}",
             do=f"Give each {kind} the name of its {owner}.",
         )

@@ -14,6 +14,7 @@ from pa_core._torch import calls_step_hooks
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.errors import ConfigurationError
 from pa_core.module_tensors import parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.own_loop import mistakes
@@ -84,7 +85,10 @@ class TrainedModel:
 
     def _require_own_step(self, *_arguments: object) -> None:
         if not self._steps:
-            raise mistakes.step_by_hand(self.name)
+            raise ConfigurationError(
+                f"The loop has called step() of the optimizer {self.name!r}, which the run steps. Remove "
+                "optimizer.step() from the loop: update.step() or run.step() agrees, clips, steps and clears."
+            )
 
     def step(self) -> None:
         """Step the optimizer."""
@@ -135,7 +139,10 @@ class TrainedModel:
         if loss.requires_grad and self._is_only_model:
             return
         if not any(parameter.requires_grad for parameter in self.module.parameters()):
-            raise mistakes.frozen_model(self.name)
+            raise ConfigurationError(
+                f"There is nothing to train: backward(...) for {self.name!r}, every parameter of which has "
+                "requires_grad=False. Call requires_grad_() on what is to be trained, before the forward pass."
+            )
         if not loss.requires_grad:
             raise mistakes.unusable_loss(loss)
 

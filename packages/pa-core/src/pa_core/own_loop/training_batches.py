@@ -8,7 +8,7 @@ from typing import Generic, Protocol, cast
 from pa_core.accumulation import MicroBatch
 from pa_core.any_trainer import AnyTrainer, CallEvent, TrainerCallback
 from pa_core.data.custom_loader import innermost, is_keyed
-from pa_core.own_loop import mistakes
+from pa_core.errors import UnsupportedConfigurationError
 from pa_core.own_loop.update import FinishedBatch, LossReport
 from pa_core.progress import Progress
 from pa_core.tracking import LossTracker, StepMeans
@@ -95,7 +95,10 @@ class TrainingBatches(Generic[BatchT]):
         if is_keyed(loader):
             return cast("BatchT", loader.fetch_for(part.step - 1 - self._first_step, rank=0))
         if self._last is None:
-            raise mistakes.no_previous_batch()
+            raise UnsupportedConfigurationError(
+                "The custom loader has no batch on this process, while it has one on others. Pass a dataset, or a "
+                "loader with samples for each process."
+            )
         return self._last
 
     def report_loss(self, part: MicroBatch, name: str, report: LossReport) -> None:

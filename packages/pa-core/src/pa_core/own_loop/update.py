@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pa_core.accumulation import MicroBatch
+from pa_core.errors import BatchOutputError, ConfigurationError
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.samples import count_samples
 from pa_core.own_loop.trained_model import TrainedModel
@@ -17,6 +18,8 @@ from pa_core.step_output import require_count
 from pa_core.types import BatchT
 
 __all__ = ["FinishedBatch", "LossReport", "Update", "UpdateHooks"]
+
+_SEVERAL = "For several updates out of one batch, write for part in run.batches(parts): ... in its body."
 
 _GRAPH_IS_GONE = "Trying to backward through the graph a second time"
 """What the error of torch begins with."""
@@ -166,7 +169,10 @@ class Update(Generic[BatchT]):
         if self._part is None:
             raise mistakes.no_batch(self.number, "updates(batches)")
         if self._with_gradients - self._stepped:
-            raise mistakes.updates_between_backward_and_step(self.number)
+            raise ConfigurationError(
+                f"updates(batches) came between the backward pass of an update and its step, in update {self.number}. "
+                "Step first, or make the loss of the batch itself one of the updates: run.updates([*batches, batch])."
+            )
         self._has_made_way = True
         return self._part
 
@@ -215,7 +221,10 @@ class Update(Generic[BatchT]):
         if self._part is None:
             raise mistakes.no_batch(self.number, "backward(...)")
         if trained.name in self._stepped:
-            raise mistakes.backward_after_step(trained.name)
+            raise ConfigurationError(
+                f"backward(...) for {trained.name!r} came after the step of its optimizer in the same update. Step "
+                f"after the last backward pass, or add the losses up and call backward(...) once. {_SEVERAL}"
+            )
         if trained.name in self._with_gradients and not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
         trained.require_gradients_of(loss)
@@ -224,7 +233,11 @@ class Update(Generic[BatchT]):
         weight = trained.accumulation.take_counts(self._samples, items)
         is_first, before = not self._reports, self._reports.get(trained.name)
         if before is not None and before.weight != weight:
-            raise mistakes.other_items(before.weight, weight)
+            raise BatchOutputError(
+                f"The losses of one batch are means over different numbers of items: num_items={before.weight} in its "
+                f"first backward pass, and num_items={weight} in a later one. Divide each loss by the same number of "
+                "items, and pass that number."
+            )
         reported = loss.detach().reshape(())
         self._reports[trained.name] = LossReport(reported if before is None else before.loss + reported, weight)
         try:
@@ -252,13 +265,26 @@ class Update(Generic[BatchT]):
         self._require_under_way("step()")
         part = self._part
         if part is None or not part.ends_group:
-            raise mistakes.step_before_last_batch()
+            raise ConfigurationError(
+                "update.step() was called while batches of the update are left. Move it after the loop, or call "
+                "run.step(), which steps after the last batch only."
+            )
         if trained.name in self._stepped:
-            raise mistakes.second_step(trained.name)
+            raise ConfigurationError(
+                f"The optimizer {trained.name!r} was stepped twice in one update. Remove one of the two calls. "
+                f"{_SEVERAL}"
+            )
         if trained.name not in self._with_gradients:
-            raise mistakes.step_without_backward(trained.name)
+            raise ConfigurationError(
+                f"A step of {trained.name!r} without its backward pass in this update has no gradients to step with. "
+                "Call update.backward(loss) or run.backward(loss) instead of loss.backward()."
+            )
         if trained.name not in self._exchanged:
-            raise mistakes.no_backward_of_last_batch(trained.name)
+            raise ConfigurationError(
+                f"A step of {trained.name!r} after backward passes of earlier batches of the update only: the pass of "
+                "the last batch exchanges gradients between processes. Call backward(loss) for each batch; a loss "
+                "that should not count can be multiplied by 0."
+            )
         if not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
         if self._hooks.report_loss:
@@ -278,9 +304,17 @@ class Update(Generic[BatchT]):
         self.close()
         left = [name for name in self._trained if name in self._with_gradients - self._stepped]
         if left and self._stepped:
-            raise mistakes.forgotten_step_of_one(self.number, left[0])
+            raise ConfigurationError(
+                "An update was left with gradients that no step has used.",
+                given=f"update {self.number} with a backward pass of {left[0]!r}, and no step of it",
+                do=f"Call update.step({left[0]!r}) too, or leave its backward pass out of updates without its step.",
+            )
         if not self._stepped and (left or not self._has_made_way):
-            raise mistakes.forgotten_step(self.number, has_gradients=bool(left))
+            raise ConfigurationError(
+                "An update was left without a step.",
+                given=f"update {self.number}, {'with' if bool(left) else 'without'} a backward pass, and no step",
+                do="Call update.step() after the loop over the batches of the update, or run.step() after each batch.",
+            )
 
     def close(self) -> None:
         """Forget the batches: a script may keep the update, and a batch would stay on the device with it."""
@@ -312,4 +346,7 @@ class Update(Generic[BatchT]):
 
     def _require_under_way(self, what: str) -> None:
         if self._is_over:
-            raise mistakes.update_over(what, self.number)
+            raise ConfigurationError(
+                f"This update is over: {what} of update {self.number}, after the loop had continued. Use the update "
+                "that run.updates() yielded last."
+            )

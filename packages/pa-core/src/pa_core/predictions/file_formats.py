@@ -67,10 +67,8 @@ def format_of(path: Path) -> FileFormat:
     formats: dict[str, Callable[[], FileFormat]] = {".csv": _Csv, ".jsonl": _JsonLines, ".parquet": _Parquet}
     if path.suffix not in formats:
         raise ConfigurationError(
-            "The format of the predictions is told by the end of the file's name.",
-            given=f"write={str(path)!r}",
-            expected="a name that ends in .csv, .jsonl or .parquet",
-            do="Choose one of them, or pass a function that writes the predictions for each batch.",
+            f"The format of write={str(path)!r} is not known. Choose a name that ends in .csv, .jsonl or .parquet, or "
+            "pass a function that writes the predictions for each batch."
         )
     return formats[path.suffix]()
 
@@ -128,7 +126,6 @@ def _not_single(name: str, given: str) -> BatchOutputError:
     return BatchOutputError(
         "A table of comma-separated values has no place for a list within a cell.",
         given=f"{given} as {name!r}",
-        expected="for each sample a single value, or a tensor of one dimension, which becomes several columns",
         do="Write to a .jsonl or .parquet file, or return single values from predict_batch.",
     )
 
@@ -138,7 +135,6 @@ def _require_same_columns(names: Sequence[str], others: Sequence[str]) -> None:
         raise BatchOutputError(
             "The predictions for two batches have other columns.",
             given=f"{', '.join(names)}; and {', '.join(others)}",
-            expected="the same columns for each batch, in the same order",
             do="Return the same names from predict_batch each time, or write to a .jsonl file.",
         )
 
@@ -165,8 +161,7 @@ def _not_plain(value: object) -> Any:
     raise BatchOutputError(
         "The predictions have a value that cannot be written.",
         given=f"a value of type {type(value).__name__}",
-        expected="tensors, numbers, strings, True, False, None, and lists and dictionaries of them",
-        do="Return plain values from predict_batch.",
+        do="Return plain values from predict_batch: tensors, numbers, strings, None, lists and dictionaries of them.",
     )
 
 
@@ -176,9 +171,8 @@ class _Parquet(FileFormat):
     def __init__(self) -> None:
         if importlib.util.find_spec("pyarrow") is None:
             raise UnsupportedConfigurationError(
-                "Parquet files are written by pyarrow, which is not installed.",
-                given="a file whose name ends in .parquet",
-                do='Run pip install "pa-core[parquet]", or write to a .csv or .jsonl file.',
+                "Parquet files are written by pyarrow, which is not installed. Run pip install 'pa-core[parquet]', or "
+                "write to a .csv or .jsonl file."
             )
         self._arrow: Any = importlib.import_module("pyarrow")
         self._parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -216,7 +210,6 @@ class _Parquet(FileFormat):
             raise BatchOutputError(
                 "A column of the predictions has values of types that do not go together.",
                 given=str(error).splitlines()[0],
-                expected="values of one type in each column, for all batches",
                 do="Return values of one type from predict_batch, or write to a .jsonl file.",
             ) from error
 

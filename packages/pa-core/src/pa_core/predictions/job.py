@@ -56,7 +56,6 @@ class PredictionJob:
                 raise ConfigurationError(
                     "Predictions come in the order of the dataset, one for each sample.",
                     given=f"dataloader_kwargs with {name}={self.dataloader_kwargs[name]!r}",
-                    expected="arguments that leave the order and the number of samples alone",
                     do=f"Leave {name} out; predict a torch.utils.data.Subset for other samples or another order.",
                 )
         check_count("seed", self.seed, minimum=0)
@@ -137,14 +136,12 @@ def _check_dataset(dataset: Dataset[Any] | DataLoader[Any]) -> None:
         raise ConfigurationError(
             "Predictions come in the order of a dataset, and a DataLoader has its own order.",
             given=f"a {type(dataset).__name__}",
-            expected="a dataset with a length, whose samples are indexed by integers",
             do="Pass its dataset, and what else it was made with as collate_fn and dataloader_kwargs.",
         )
     if isinstance(dataset, IterableDataset):
         raise ConfigurationError(
             "Predictions come in the order of a dataset, and an iterable dataset has no positions.",
             given=f"a dataset of type {type(dataset).__name__}, which is an IterableDataset",
-            expected="a dataset with a length, whose samples are indexed by integers",
             do="Give the dataset __len__ and __getitem__, or call trainer.model in a custom loop.",
         )
     GivenData(dataset, "dataset", None, is_made_by_method=False)

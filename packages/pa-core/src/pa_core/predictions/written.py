@@ -170,26 +170,21 @@ def _nothing(file: BinaryIO) -> None:
 def _path_of(write: object) -> Path | None:
     if isinstance(write, str) and "://" in write:
         raise ConfigurationError(
-            "Predictions are written to a file of this machine, or of a disk that all machines share.",
-            given=f"write={write!r}",
-            do="Write to a local file, and send it to the store afterwards.",
+            "Predictions are written to a file of this machine, or of a disk that all machines share, not to "
+            f"{write!r}. Write a local file, and send it to the store afterwards."
         )
     if isinstance(write, str | Path):
         path = Path(write).absolute()
         if path.exists() and not path.is_file():
             raise ConfigurationError(
-                "There is something else where the predictions are to be written.",
-                given=f"{path}, a {'folder' if path.is_dir() else 'device or pipe'}",
-                expected="the path of a file, which may exist already",
-                do="Add a file name to the path.",
+                f"{path} is a {'folder' if path.is_dir() else 'device or pipe'}, where predictions are to be written. "
+                "Add a file name to the path."
             )
         return path
     if not callable(write):
         raise ArgumentTypeError(
-            "This is nothing to write predictions to.",
-            given=f"write={write!r}",
-            expected="the path of a file, or a function",
-            do='Pass a path such as "predictions.csv", or a function of the predictions and their positions.',
+            f"write={write!r} is nothing to write predictions to. Pass a path such as 'predictions.csv', or a function "
+            "of the predictions and their positions."
         )
     return None
 

@@ -187,7 +187,6 @@ class CallsForAll:
             raise RanksDifferError(
                 "The processes do not call the model equally often in a step.",
                 given=f"rank {rank()} {does}, as rank {self._teller} does not",
-                expected="the same calls of a sharded model on each process, as each has only a piece of the weights",
                 do="Take the call of the model out of the condition that it depends on, in the step or in a callback.",
             )
 

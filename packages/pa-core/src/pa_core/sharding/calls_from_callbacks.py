@@ -102,7 +102,6 @@ def _meet(meeting: MeetingPoint, does: str, event: _Event) -> None:
         raise RanksDifferError(
             "A callback has used a sharded model on some of the processes only.",
             given=f"rank {rank()} {does} in {event}; {absent}",
-            expected="the same on every process, as each has only a piece of the weights",
             do=f"In {event.callback}.{event.name}, use the model on all processes, even if only one needs what "
             "comes of it.",
         ) from None

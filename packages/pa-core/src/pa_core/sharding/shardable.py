@@ -51,9 +51,8 @@ def _require_one_dtype(parameters: Iterable[nn.Parameter], names: Mapping[int, s
 
 def _sparse(module: nn.Module) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
-        "Sparse gradients cannot be split over processes.",
-        given=f"{type(module).__name__}(sparse=True)",
-        do="Leave sparse=True out, or name the module in ignored_modules of the plugin.",
+        f"{type(module).__name__} has sparse gradients, which cannot be split over processes. Leave sparse=True out, "
+        "or name the module in ignored_modules of the plugin."
     )
 
 

@@ -67,7 +67,6 @@ class ShardedModules:
                 raise UnsupportedConfigurationError(
                     "The gradients of a sharded model are averaged over all processes here.",
                     given=f"a mesh of {averaged_over} of {num_processes} processes",
-                    expected=f"a mesh of {num_processes} processes, of one dimension or of two (replicate, shard)",
                     do='Pass fully_shard a mesh of all processes: init_device_mesh("cuda", (world_size,)).',
                 )
             factor = _torch.gradient_divide_factor(group)
@@ -123,8 +122,7 @@ class ShardedModules:
                 raise UnsupportedConfigurationError(
                     "This version of torch cannot leave parameters of a sharded model unused on some processes.",
                     given="find_unused_parameters=True",
-                    expected="torch 2.13 or newer, or a model whose parameters are all used in each step",
-                    do="Update torch, or leave find_unused_parameters out.",
+                    do="Install torch 2.13 or newer, or leave find_unused_parameters out.",
                 )
             module.set_reduce_scatter_unused_params(True, recurse=False)
 

@@ -73,10 +73,8 @@ def _of_classes(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
 def _of_function(model: nn.Module, is_block: Callable[..., bool]) -> list[nn.Module]:
     if not callable(is_block):
         raise ConfigurationError(
-            "The policy does not tell which modules are blocks.",
-            given=f"auto_wrap_policy={is_block!r}",
-            expected="a function of a module that returns whether it is a block, or a policy that can be called",
-            do="Pass a function, such as lambda module: isinstance(module, Block).",
+            f"auto_wrap_policy={is_block!r} does not tell which modules are blocks. Pass a function, such as lambda "
+            "module: isinstance(module, Block)."
         )
     if "recurse" in inspect.signature(is_block).parameters:
         return _of_policy(model, is_block)
@@ -200,10 +198,8 @@ def _ignored_modules(model: nn.Module, settings: ShardingSettings) -> list[nn.Mo
     chosen = [module for name, module in _named_modules(model) if pattern.fullmatch(name)]
     if not chosen:
         raise ConfigurationError(
-            "No module has a name that is ignored.",
-            given=f"ignored_modules={settings.ignored_modules!r}",
-            expected="a regular expression that matches whole names of modules",
-            do="Look at the names in model.named_modules().",
+            f"ignored_modules={settings.ignored_modules!r} matches the whole name of no module. Look at the names in "
+            "model.named_modules()."
         )
     return chosen
 

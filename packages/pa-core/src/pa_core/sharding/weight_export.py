@@ -76,7 +76,6 @@ def _tied_ones_once(state: dict[str, Any]) -> dict[str, Tensor]:
         raise ConfigurationError(
             "Something in the state of the model has no place in a safetensors file.",
             given=f"{', '.join(other)} of type {type(state[other[0]]).__name__}",
-            expected="tensors of real numbers",
             do="Save it with save_checkpoint().",
         )
     first = {id(value): name for name, value in reversed(state.items())}

@@ -27,9 +27,7 @@ def url_of(place: str | Path) -> str | None:
         return place.rstrip("/") if _URL.fullmatch(place) else None
     if _URL_AS_PATH.fullmatch(str(place)) and not place.drive:
         raise ConfigurationError(
-            "A URL was made a Path, which takes one of its slashes away.",
-            given=repr(place),
-            expected="a URL as a string, or the path of a local folder",
-            do=f"Pass it as a string: {str(place).replace(':/', '://', 1)!r}.",
+            "A URL was made a Path, which takes one of its slashes away. Pass it as a string: "
+            f"{str(place).replace(':/', '://', 1)!r}."
         )
     return None

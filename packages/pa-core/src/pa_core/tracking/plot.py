@@ -98,9 +98,7 @@ def _records(history: RunHistory, metrics: Sequence[str] | None) -> dict[str, li
     """Return the records to draw, by metric."""
     if not isinstance(history, InMemoryRunHistory):
         raise ConfigurationError(
-            "This history cannot be drawn.",
-            given=f"a {type(history).__name__}",
-            do="Derive your history from InMemoryRunHistory.",
+            f"A {type(history).__name__} cannot be drawn. Derive your history from InMemoryRunHistory."
         )
     names: Iterable[str] = history.get_metric_names() if metrics is None else metrics
     if isinstance(names, str):
@@ -108,9 +106,8 @@ def _records(history: RunHistory, metrics: Sequence[str] | None) -> dict[str, li
     records = {name: of_metric for name in names if (of_metric := history.records(name))}
     if not records:
         raise ConfigurationError(
-            "There is nothing to draw.",
-            given=f"{len(history.get_metric_names())} recorded metrics, metrics={metrics!r}",
-            do="Draw after a run, before the history is reset.",
+            f"There is nothing to draw in {len(history.get_metric_names())} recorded metrics with metrics={metrics!r}. "
+            "Draw after a run, before the history is reset."
         )
     return records
 

@@ -172,17 +172,11 @@ class _Step(AbstractContextManager[None]):
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise ConfigurationError(
-            "This cannot be the name of a logged value.",
-            given=f"log({name!r}, ...)",
-            expected='letters, digits and underscores, such as "kl" or "grad_norm"',
-            do="Choose such a name; train_, eval_ and _epoch are put around it.",
+            f"This cannot be the name of a logged value: log({name!r}, ...). Choose letters, digits and underscores; "
+            "train_, eval_ and _epoch are put around them."
         )
     if name == "loss":
-        raise ConfigurationError(
-            "The name of this logged value is taken.",
-            given='log("loss", ...)',
-            do='Choose another name, such as "reconstruction_loss".',
-        )
+        raise ConfigurationError("The name 'loss' is taken. Choose another one, such as 'reconstruction_loss'.")
 
 
 def single_number(name: str, value: object) -> MetricValue:
@@ -221,7 +215,5 @@ def _outside_of_steps(name: object) -> ConfigurationError:
 def logged_twice(name: str) -> ConfigurationError:
     """Return the error of a second value under the same name in one step."""
     return ConfigurationError(
-        "A value was logged twice in one step.",
-        given=f'a second log("{name}", ...) in the same step',
-        do="Log the sum or the mean of the values, or use another name for each.",
+        f"A second log({name!r}, ...), twice in one step. Log the sum or the mean, or use another name for each."
     )

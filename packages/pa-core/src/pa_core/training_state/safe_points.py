@@ -390,10 +390,8 @@ class SafePoints:
     def _require_training(self) -> None:
         if not self._has_trained and self._run.resumption.settings is None:
             raise ConfigurationError(
-                "There is no run whose state could be saved.",
-                given="save_training_state() before a training run",
-                expected="a run that has begun",
-                do="Call save_checkpoint() to save a model that was not trained here.",
+                "save_training_state() was called before a training run. Call save_checkpoint() to save a model that "
+                "was not trained here."
             )
 
     def _save_requested(self, phase: Phase, run: ResumableRun, call: Callable[[StateEvent], object]) -> None:
