@@ -167,7 +167,7 @@ def test_a_workflow_that_uploads_in_another_order_is_refused(copy: Copy) -> None
 
 def test_a_page_that_names_another_order_is_refused(copy: Copy) -> None:
     """RELEASING.md names the order that the requirements give."""
-    copy.replace("RELEASING.md", "^3. `pa-core`\n", "")
+    copy.replace("RELEASING.md", "^4. `pa-core`\n", "")
     (problem,) = declared.upload_order(copy.repository)
     assert problem.startswith("RELEASING.md uploads ['pa-checkpoint', 'pa-data', 'pa-finetuning', 'pa-callbacks-extra'")
 

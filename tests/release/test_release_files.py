@@ -87,7 +87,7 @@ def test_a_check_of_a_dirty_tree_is_refused(copy: Copy, tmp_path: Path) -> None:
 def test_two_builds_of_one_commit_are_the_same_bytes(small: Copy, tmp_path: Path) -> None:
     """Neither the folder nor the umask nor the time zone is in a file."""
     first, second = build_twice(small.repository, tmp_path)
-    assert len(list(first.iterdir())) == 6
+    assert len(list(first.iterdir())) == 8
     assert differences(first, second) == []
     assert contents(small.repository, first) == []
 

@@ -149,6 +149,8 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
     try:
         if content["version"] > LAST_VERSION:
             raise _newer_version(path.parent, content["version"])
+        if content["version"] not in (FIRST_VERSION, LAST_VERSION):
+            raise damage(path, f"the version {content['version']!r}", f"{FIRST_VERSION} or {LAST_VERSION}")
         return _from_dict(content, digest)
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # of what no version has written
         raise damage(path, f"a wrong entry ({type(error).__name__}: {error})", "entries as they are written") from error
