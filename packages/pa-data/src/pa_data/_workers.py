@@ -95,7 +95,7 @@ def end_with_main_process(sigterm: _SigtermForMainProcess | None = None) -> None
     """
     main = multiprocessing.parent_process()
     if main is not None:
-        threading.Thread(target=_end_with, args=(main, sigterm), name="pa_core main process watch", daemon=True).start()
+        threading.Thread(target=_end_with, args=(main, sigterm), name="pa_data main process watch", daemon=True).start()
 
 
 def _end_with(main: BaseProcess, sigterm: _SigtermForMainProcess | None) -> None:
@@ -165,7 +165,7 @@ def explaining_failed_start(context: str | BaseContext | None, sent: Mapping[str
                 "The workers of a loader could not start.",
                 given=f"processes that are started by {method!r}, and a worker that ended before its first batch; "
                 f"what it printed is above ({type(error).__name__})",
-                do='Put the call of train() or evaluate() under if __name__ == "__main__":, and move classes that were '
+                do='Put what loads and trains under if __name__ == "__main__":, and move classes that were '
                 "defined in a notebook to a file; or load without workers: num_workers=0.",
             ) from error
         for name, value in sent.items():
@@ -198,7 +198,7 @@ def worker_init_fn(worker_id: int) -> None:
 
     It also ends the worker as soon as the main process is gone, even if that was killed.
 
-    Loaders that the trainer makes do not need it, as they do both themselves; there it does no harm.
+    A `KeyedDataLoader` does not need it, as it does both itself; there it does no harm.
 
     Args:
         worker_id: The number of the worker, as the loader passes it.

@@ -22,7 +22,7 @@ __all__ = [
 
 
 class ExplainedError(Exception):
-    """Base of the errors of this module. A ``CheckpointError`` has the same four parts and is not one of them.
+    """Base of the errors of this module.
 
     Where the sentence says it all, as for a number that is out of its range, the other parts are left out. The parts
     are kept as attributes and in ``args``, so that the error survives the way back from another process.
@@ -69,15 +69,14 @@ class ArgumentTypeError(ExplainedError, TypeError):
     """An argument is another kind of thing than the one that is expected, such as a class instead of an instance.
 
     Example:
-        >>> import torch
-        >>> from pa_core import Trainer
-        >>> Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss, None)
+        >>> from pa_data.orders import Shuffled, check_order
+        >>> check_order(Shuffled)
         Traceback (most recent call last):
         ...
-        pa_data.errors.ArgumentTypeError: The loss function is a class.
-          given:    loss_func=nn.MSELoss
-          expected: a function of the model's outputs and the targets, such as an instance of the class
-          do:       Add the parentheses that create it: loss_func=nn.MSELoss().
+        pa_data.errors.ArgumentTypeError: This is not an order.
+          given:    order=Shuffled
+          ...
+          do:       Pass an instance: Shuffled(...).
     """
 
 

@@ -42,7 +42,7 @@ def extend_key(key: int, value: int) -> int:
 
     The new key is the splitmix64 finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number
     generators", 2014) of ``(key ^ value) + 0x9E3779B97F4A7C15``. It is a bijection of ``value`` for a fixed
-    key, so different values never give the same key. Stored training states rely on it: it never changes.
+    key, so different values never give the same key. Saved states rely on it: it never changes.
 
     Args:
         key: A key from `mix` or `extend_key`.

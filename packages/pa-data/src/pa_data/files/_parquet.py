@@ -22,7 +22,7 @@ __all__ = ["Parquet"]
 class Parquet:
     """Reads Parquet files: each row is a sample, a dictionary of Python values by the names of the columns.
 
-    It needs pyarrow: ``pip install pa-core[parquet]``. The number of rows stands at the end of each file, which is all
+    It needs pyarrow: ``pip install pa-data[parquet]``. The number of rows stands at the end of each file, which is all
     that is read at the start. A row group, the smallest part that can be decoded, is decoded when the first of its rows
     is requested, and kept while there is room: ``cache_bytes`` of `ShardedFiles` should hold those that a window
     reaches over. Only the requested columns are read.
@@ -112,7 +112,7 @@ def _open(file: ShardFile) -> Any:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         problem = "Parquet files are read by pyarrow, which is not installed."
-        raise UnsupportedConfigurationError(problem, do="Install pa-core[parquet].") from error
+        raise UnsupportedConfigurationError(problem, do="Install pa-data[parquet].") from error
     with _explaining(file):
         return ParquetFile(file.open(), pre_buffer=True) if is_url(file.path) else ParquetFile(file.path)
 

@@ -173,7 +173,7 @@ _REASONS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], 
     (FileNotFoundError, "A file of the dataset is missing.", "Check the path, or leave the file out."),
     (IsADirectoryError, "A folder was given in place of files.", "Pass a pattern, such as folder/*."),
     (PermissionError, "A file of the dataset may not be read.", "See who may, and what the credentials allow."),
-    (ImportError, "A URL needs a package that is not installed.", "Install pa-core[fsspec], and s3fs for s3://."),
+    (ImportError, "A URL needs a package that is not installed.", "Install pa-data[fsspec], and s3fs for s3://."),
     (DAMAGED, "A file ends too early, or is damaged.", "Copy or write the file again."),
     (
         ValueError,

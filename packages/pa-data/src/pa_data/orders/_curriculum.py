@@ -33,7 +33,7 @@ class Curriculum(Order):
     the training goes, and to be cheap. What it draws from the global generators of Python, NumPy and torch is keyed by
     the seed of the run and the epoch, and the generators are afterwards as they were.
 
-    Training states know the function by its name and by what it chooses for the first epoch.
+    Saved states know the function by its name and by what it chooses for the first epoch.
 
     Args:
         choose: Takes the number of an epoch, from 0, and returns the samples to visit: their indices, or a mask with

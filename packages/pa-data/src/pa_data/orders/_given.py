@@ -39,7 +39,7 @@ def check_order(order: object) -> None:
     if isinstance(order, Order):
         kind = type(order).__name__
         if not isinstance(getattr(order, "name", None), str):
-            problem = f"An order needs a name, by which training states know it, and {kind} has none."
+            problem = f"An order needs a name, by which saved states know it, and {kind} has none."
             raise ArgumentTypeError(problem, do=f'Write name = "{kind.lower()}-v1" in {kind}.')
         return
     is_plain = isinstance(order, (str, bool, int))
@@ -56,7 +56,7 @@ def _what_to_pass(order: object) -> str:
     if isinstance(order, type) and issubclass(order, Order):
         return f"Pass an instance: {order.__name__}(...)."
     if isinstance(order, Sampler):
-        return "Pass the order that replaces it, such as Weighted(weights), or the sampler in train_dataloader_kwargs."
+        return "Pass the order that replaces it, such as Weighted(weights)."
     if order is False:
         return "Pass Sequential() from pa_data.orders."
     if is_function or (isinstance(order, Iterable) and not isinstance(order, str)):

@@ -23,7 +23,7 @@ _DRAWS = -4  # extends the key of an epoch for what is drawn while its table is 
 class TableOrder(Order):
     """A custom order: a subclass returns the samples of a whole epoch, one after the other.
 
-    Give it a `name`, and a new one whenever you change what it does: training states are known by it. The public
+    Give it a `name`, and a new one whenever you change what it does: saved states are known by it. The public
     attributes of an instance are its `parameters`, unless you override that.
 
     The table must follow from its arguments, the parameters and random numbers alone. The global generators of Python,
