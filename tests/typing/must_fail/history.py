@@ -35,5 +35,5 @@ MetricRecord("loss", 0.5)  # type: ignore[call-arg]  # pyright: ignore[reportCal
 LossTracker().update("0.5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.LossTracker.update: text is no loss
 LossTracker(0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.LossTracker: it begins at nothing
 plot_run_history({"loss": [0.5]})  # type: ignore[arg-type, call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.plot_run_history: a history
-ConfigurationError("This is wrong.")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.ConfigurationError: what was given, expected, to do?
+ConfigurationError()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.ConfigurationError: what is wrong?
 StopTrainingError(reason="enough")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.StopTrainingError: no such argument
