@@ -106,7 +106,7 @@ def main(figure: str, megabytes: int) -> None:
         callback = SaveInTurn(Path(folder), 5 if is_trained else STEPS_BETWEEN)
         optimizer = SGD(trained.parameters(), lr=0.01)
         trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[callback])
-        while len(callback.saves["in_the_background"]) <= ROUNDS + 1:
+        while min(map(len, callback.saves.values())) <= ROUNDS + 1:
             trainer.train(data, 1 if is_trained else 20, per_device_batch_size=32)
     if figure.startswith("waits"):
         # The first saves in the background make room for the copy, and find out what has to be copied at once.
