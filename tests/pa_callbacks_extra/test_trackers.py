@@ -322,7 +322,7 @@ def test_between_reports_nothing_is_read_from_tensors(tmp_path: Path) -> None:
     ("make", "kind", "told"),
     [
         (lambda: TrackerCallback("tensorbord", "run"), ConfigurationError, "'tensorbord'"),
-        (lambda: TrackerCallback([], "run"), ConfigurationError, "no name"),
+        (lambda: TrackerCallback([], "run"), ConfigurationError, "without a name"),
         (lambda: TrackerCallback("tensorboard", "run", every_n_updates=0), ConfigurationError, "every_n_updates must"),
         (lambda: TrackerCallback(missing(), "run"), UnsupportedConfigurationError, "pip install"),
     ],

@@ -241,7 +241,7 @@ def test_nothing_is_printed_or_written_of_it(capsys: pytest.CaptureFixture[str])
 
 def test_a_sanity_evaluation_of_nothing_is_refused() -> None:
     """Without an evaluation dataset it would have no effect."""
-    with pytest.raises(ConfigurationError, match="sanity_eval_steps=2 and no eval_dataset"):
+    with pytest.raises(ConfigurationError, match="sanity_eval_steps=2 has nothing to evaluate"):
         trainer_with().train(DATA, 1, sanity_eval_steps=2)
     with pytest.raises(ConfigurationError, match=r"sanity_eval_steps must .* got -1"):
         trainer_with().train(DATA, 1, DATA, sanity_eval_steps=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -163,3 +165,28 @@ def test_the_example_of_the_readme_ends_the_same_however_often_it_is_killed(tmp_
     assert calm["loader"] == killed["loader"]
     assert (calm["loader"]["epoch"], calm["loader"]["samples"]) == (4, 0)
     assert all(weight.equal(killed["model"][name]) for name, weight in calm["model"].items())
+
+
+def test_a_loader_is_gone_as_soon_as_nobody_has_it() -> None:
+    """Its workers end with it, not when the garbage collector comes by."""
+    loader = KeyedDataLoader(Indices(4), 2)
+    next(iter(loader))
+    gone = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_trainer_may_choose_the_epoch_by_the_sampler() -> None:
+    """As torch's samplers take it; an epoch that is chosen later by the loader itself counts."""
+    loader = KeyedDataLoader(Indices(10), 4, shuffle=True)
+    choice: Any = getattr(loader.batch_sampler, "sampler", None)
+    choice.set_epoch(3)
+    in_epoch_3 = indices_of(loader)
+    assert loader.epoch == 3
+    choice.set_epoch(5)
+    loader.start_epoch(3)
+    assert indices_of(loader) == in_epoch_3

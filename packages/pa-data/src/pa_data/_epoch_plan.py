@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -108,6 +107,16 @@ class EpochProgress:
         return False, 0 if isinstance(split, EvalSplit) else split.piece(self._steps, 0).start
 
 
+class EpochRequest:
+    """Keeps the epoch that was chosen until the loader begins to iterate; it does not keep the loader alive."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
 class EpochBatches(Sampler[list[int]]):
     """The batch sampler of a loader: the dataset indices of each batch of the chosen epoch.
 
@@ -115,18 +124,17 @@ class EpochBatches(Sampler[list[int]]):
 
     Args:
         plan: The plan of a whole epoch.
-        set_epoch: Chooses an epoch of the loader.
 
     Attributes:
         plan: The plan of the chosen epoch, from the chosen position on.
         whole_epoch: The plan of the chosen epoch from its first position on.
-        sampler: Has nothing but ``set_epoch``, which trainers look for here.
+        sampler: Takes the epoch that a trainer chooses, which looks for ``set_epoch`` here.
     """
 
-    def __init__(self, plan: EpochPlan, set_epoch: Callable[[int], None]) -> None:
+    def __init__(self, plan: EpochPlan) -> None:
         self.plan: EpochPlan = plan
         self.whole_epoch: EpochPlan = plan
-        self.sampler: SimpleNamespace = SimpleNamespace(set_epoch=set_epoch)
+        self.sampler: EpochRequest = EpochRequest()
 
     def __len__(self) -> int:
         """Return the number of batches of the whole of the chosen epoch."""

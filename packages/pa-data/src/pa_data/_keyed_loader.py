@@ -173,7 +173,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         self.device: torch.device | None = None if device is None else torch.device(device)
         self.keyed_augmentation: bool = keyed_augmentation
         self.whole_batches: bool = decide_whole_batches(dataset, collate_fn, whole_batches)
-        self._batches = EpochBatches(self._plan_of_whole_epoch(0), self.set_epoch)
+        self._batches = EpochBatches(self._plan_of_whole_epoch(0))
         self._progress = EpochProgress(self._batches.plan)
         check_epoch(self.split)
         self._own_generator = torch.Generator()
@@ -277,6 +277,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         self._epoch = epoch
         self._batches.plan, self._batches.whole_epoch = plan, whole_epoch
         self._progress = EpochProgress(plan)
+        self._batches.sampler.epoch = None
 
     def set_epoch(self, epoch: int) -> None:
         """Choose an epoch for the next iterator, from its first sample on; the chosen one keeps its position.
@@ -374,6 +375,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             ConfigurationError: The dataset has another length than when the loader was made.
         """
         check_length(self.dataset, self._num_samples)
+        if (requested := self._batches.sampler.epoch) is not None:
+            self.set_epoch(requested)
         plan = self._batches.plan
         batches = self._load_here(plan) if self.num_workers == 0 else self._load_in_workers(plan)
         if self.device is not None and self.device.type == "cuda" and self._pins:
