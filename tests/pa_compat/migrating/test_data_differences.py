@@ -164,7 +164,7 @@ def test_dataloader() -> None:
     trainer = make_trainer(Trainer, notes)
     trainer.train(DataLoader(samples(6), batch_size=4), 1)
     assert notes.trained == [[0, 1, 2, 3], [4, 5]]
-    with pytest.raises(ConfigurationError, match="train_dataloader_kwargs=.* has no effect"):
+    with pytest.raises(ConfigurationError, match=r"train_dataloader_kwargs=.* has no effect"):
         trainer.train(DataLoader(samples(6)), 1, train_dataloader_kwargs={"shuffle": True})
 
 

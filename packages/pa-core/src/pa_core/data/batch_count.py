@@ -112,6 +112,7 @@ class BatchCount:
         return ConfigurationError(
             "The training loader of a process ended before its length, while other processes still had batches.",
             given=f"{self.given} batches of {describe_loader(self._loader)} on this process",
+            expected=f"{self.expected} batches on every process, the length of the loader",
             do="Let each process have as many batches as the length of its loader says.",
         )
 
