@@ -343,6 +343,7 @@ def _check_arguments(names: tuple[str, ...], project_name: str, init_kwargs: Map
         raise ConfigurationError(
             "There are arguments for trackers that are not opened.",
             given=f"init_kwargs for {', '.join(map(repr, others))}",
+            expected=f"arguments for {', '.join(map(repr, names))}",
             do="Correct the names in init_kwargs, or open those trackers too.",
         )
 

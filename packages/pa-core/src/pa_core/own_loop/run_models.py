@@ -133,5 +133,6 @@ def _require_known(kind: str, named: Iterable[str], owner: str, known: Collectio
         raise ConfigurationError(
             f"The {kind} has the name of no {owner}.",
             given=f"the {kind} {unknown[0]!r}",
+            expected=f"one of the names {', '.join(map(repr, known))}",
             do=f"Give each {kind} the name of its {owner}.",
         )
