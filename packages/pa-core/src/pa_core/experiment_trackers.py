@@ -59,10 +59,7 @@ def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
         >>> require_trackers("tensorbord")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        pa_data.errors.ConfigurationError: There is no such tracker.
-          given:    'tensorbord'
-          expected: one or several of ...mlflow, ...tensorboard, ...
-          do:       Correct the name.
+        pa_data.errors.ConfigurationError: There is no tracker 'tensorbord'. Choose from ...mlflow, ...tensorboard, ...
     """
     wanted = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
     known = known_trackers()

@@ -139,11 +139,10 @@ class PlaceholderExpression(_Arithmetic):
         ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1)
         >>> expression.resolve({"num_epochs": 5})
         11
-        >>> range(expression)
+        >>> range(expression)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        pa_data.errors.ArgumentTypeError: ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1) is not a number yet.
-        ...
+        pa_data.errors.ArgumentTypeError: ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1) is not a number yet: ...
     """
 
     _symbol: str
