@@ -393,7 +393,7 @@ def test_a_rank_that_there_is_not(trainer: Trainer[nn.Linear]) -> None:
 @pytest.mark.parametrize("index", [2, -1])
 def test_a_rank_that_none_of_several_has(index: int, trainer: Trainer[nn.Linear]) -> None:
     """A function that no process would ever run is an error."""
-    with pytest.raises(ConfigurationError, match=rf"process_index={index}\) on 2 processes"):
+    with pytest.raises(ConfigurationError, match=rf"process_index={index}\) would run on none of 2 processes"):
         trainer.on_process(process_index=index)
 
 
