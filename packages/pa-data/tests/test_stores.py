@@ -122,5 +122,5 @@ def test_what_a_store_refuses_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ShardError, match=r"nowhere://a.jsonl(.|\n)*URL that fsspec knows"):
         ShardedFiles("nowhere://a.jsonl", JsonLines())
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(ShardError, match=r"pa-core\[fsspec\]"):
+    with pytest.raises(ShardError, match=r"pa-data\[fsspec\]"):
         ShardedFiles(f"counted://{tmp_path}/a.jsonl", JsonLines())
