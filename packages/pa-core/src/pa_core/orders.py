@@ -2,32 +2,5 @@
 
 from __future__ import annotations
 
-from pa_data.orders import (
-    ClassBalanced,
-    Curriculum,
-    EpochOrder,
-    LengthGrouped,
-    Mixture,
-    Order,
-    Sequential,
-    Shuffled,
-    TableOrder,
-    TokenBudget,
-    Weighted,
-    epoch_order,
-)
-
-__all__ = [
-    "ClassBalanced",
-    "Curriculum",
-    "EpochOrder",
-    "LengthGrouped",
-    "Mixture",
-    "Order",
-    "Sequential",
-    "Shuffled",
-    "TableOrder",
-    "TokenBudget",
-    "Weighted",
-    "epoch_order",
-]
+from pa_data.orders import *  # noqa: F403  # the same names, under the name that they had before
+from pa_data.orders import __all__  # noqa: F401  # what is public here, too

@@ -298,14 +298,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         position: it is repeated.
         """
         ended, samples = self._progress.place()
-        return {
-            "version": 1,
-            "epoch": self._epoch + ended,
-            "samples": samples,
-            "seed": self._seed,
-            "dataset_samples": self._num_samples,
-            "order": self.given_order.identity,
-        }
+        return {"epoch": self._epoch + ended, "samples": samples, **self._meaning_of_position()}
 
     def load_state_dict(self, state_dict: Mapping[str, int | str]) -> None:
         """Choose the epoch and the position of a `state_dict`, for the next iterator.
@@ -317,19 +310,27 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             ConfigurationError: The state has another seed, order or length of the dataset, where the position would
                 stand for other samples, or it comes from something else.
         """
-        expected = {**self.state_dict(), "epoch": 0, "samples": 0}
-        state = {name: state_dict.get(name) for name in expected}
-        epoch, samples = state["epoch"], state["samples"]
-        wrong = [name for name, value in expected.items() if name not in ("epoch", "samples") and state[name] != value]
+        expected = self._meaning_of_position()
+        wrong = [name for name, value in expected.items() if state_dict.get(name) != value]
+        epoch, samples = state_dict.get("epoch"), state_dict.get("samples")
         if wrong or not isinstance(epoch, int) or not isinstance(samples, int) or min(epoch, samples) < 0:
             names = wrong or ["epoch", "samples"]
             raise ConfigurationError(
                 "The state is not one of this loader.",
-                given=", ".join(f"{name}={state[name]!r}" for name in names),
-                expected=", ".join(f"{name}={expected[name]!r}" if wrong else f"{name} >= 0" for name in names),
+                given=", ".join(f"{name}={state_dict.get(name)!r}" for name in names),
+                expected=", ".join(f"{name}={expected.get(name, 'a whole number >= 0')}" for name in names),
                 do="Make the loader as the one that was saved, or start an epoch of your choice with start_epoch().",
             )
         self.start_epoch(epoch, samples)
+
+    def _meaning_of_position(self) -> dict[str, int | str]:
+        """What must be the same for a position to stand for the same samples."""
+        return {
+            "version": 1,
+            "seed": self._seed,
+            "dataset_samples": self._num_samples,
+            "order": self.given_order.identity,
+        }
 
     def num_steps(self, epoch: int) -> int:
         """Return the number of steps of a whole epoch, which is the same on every process.

@@ -38,17 +38,12 @@ def count_samples(dataset: Dataset[Any]) -> int:
         EmptyDatasetError: If there is no sample.
     """
     kind = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        raise _without_positions(f"a dataset of type {kind}, which is an IterableDataset")
     try:
-        if isinstance(dataset, IterableDataset):
-            raise TypeError("an iterable dataset has no order that could be chosen")
         num_samples = len(cast("Sized", dataset))
     except (TypeError, NotImplementedError) as error:
-        raise ConfigurationError(
-            "The dataset has no length.",
-            given=f"a dataset of type {kind}: {error}",
-            expected="a dataset with a length whose samples are indexed by integers",
-            do="Give the dataset __len__ and __getitem__, or load it with a plain torch.utils.data.DataLoader.",
-        ) from error
+        raise _without_positions(f"a dataset of type {kind}: {error}") from error
     if num_samples == 0:
         raise EmptyDatasetError(
             "The dataset is empty.",
@@ -57,6 +52,14 @@ def count_samples(dataset: Dataset[Any]) -> int:
             do="Look at how the dataset was made; a wrong path and a filter that keeps nothing are common.",
         )
     return num_samples
+
+
+def _without_positions(given: str) -> ConfigurationError:
+    return ConfigurationError(
+        "A keyed order needs a dataset with a length, whose samples are indexed by integers.",
+        given=given,
+        do="Give the dataset __len__ and __getitem__, or load it with a plain torch.utils.data.DataLoader.",
+    )
 
 
 def check_batch_size(batch_size: int | None) -> int:
