@@ -403,20 +403,7 @@ def test_a_piece_that_was_exchanged_is_never_taken(
     assert not path.exists()
 
 
-def test_pieces_that_an_earlier_version_left_behind_are_refused(folder: Path) -> None:
-    """Their names have no digest, so that nothing tells whether they are as they were written; none is left over."""
-    path = folder / "p.jsonl"
-    piece = interrupted(path)[0]
-    piece.rename(piece.with_suffix(""))
-    with pytest.raises(CheckpointError, match=r"earlier version(.|\n)*Remove the folder"):
-        trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
-    assert piece.with_suffix("").exists()
-    assert not path.exists()
-
-
-@pytest.mark.parametrize(
-    "content", ["[]", "3", "null", '{"weights": 3}', "", "{", "[" * 100_000, None], ids=reprlib.repr
-)
+@pytest.mark.parametrize("content", ["[]", "3", "null", "", "{", "[" * 100_000, None], ids=reprlib.repr)
 def test_what_is_no_identity_of_pieces_is_an_error_of_ours(content: str | None, folder: Path) -> None:
     """A document of another kind, a deep one, a FIFO: each is named, and nothing is removed."""
     path = folder / "p.jsonl"
@@ -453,7 +440,7 @@ def test_one_run_at_a_time_writes_a_file(folder: Path, monkeypatch: pytest.Monke
         other.get_parameter("0.weight").add_(1)
 
     def write_the_same_file() -> None:
-        with pytest.raises(FolderInUseError, match="Another run is writing these predictions"):
+        with pytest.raises(FolderInUseError, match="Another run is using this folder"):
             trainer_with(model=other).predict(numbers(20), BATCH_SIZE, write=path, other_pieces="remove")
 
     trainer_with(Meanwhile(write_the_same_file)).predict(numbers(20), BATCH_SIZE, write=path)

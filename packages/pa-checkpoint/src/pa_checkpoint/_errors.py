@@ -12,7 +12,7 @@ __all__ = ["CheckpointError", "CheckpointNotFoundError", "FolderInUseError", "In
 
 
 class _Explained(Exception):
-    def __init__(self, problem: str, given: str, expected: str, do: str) -> None:
+    def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(problem, given, expected, do)
         self.problem = problem
         self.given = given
@@ -21,7 +21,8 @@ class _Explained(Exception):
 
     @override
     def __str__(self) -> str:
-        return f"{self.problem}\n  given:    {self.given}\n  expected: {self.expected}\n  do:       {self.do}"
+        parts = (("given:   ", self.given), ("expected:", self.expected), ("do:      ", self.do))
+        return "\n".join([self.problem, *(f"  {name} {text}" for name, text in parts if text)])
 
 
 class CheckpointError(_Explained, RuntimeError):
@@ -30,7 +31,7 @@ class CheckpointError(_Explained, RuntimeError):
     Args:
         problem: One sentence that says what is wrong.
         given: What was found.
-        expected: What would have been right.
+        expected: What would have been right, where the sentence does not say so.
         do: What the reader can do about it.
 
     Example:
@@ -69,7 +70,7 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
 
     __module__ = "pa_checkpoint"  # tracebacks name what one imports
 
-    def __init__(self, problem: str, given: str, expected: str, do: str) -> None:
+    def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(problem, given, expected, do)
         # OSError takes several arguments for a number, a text and the name of a file.
         self.args: tuple[Any, ...] = (problem, given, expected, do)

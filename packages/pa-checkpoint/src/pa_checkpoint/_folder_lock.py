@@ -125,9 +125,8 @@ class FolderLock:
             else:
                 return
         raise FolderInUseError(
-            "Another run is using this folder of checkpoints.",
+            "Another run is using this folder.",
             given=f"{self._folder}, used by {_described(self._folder)}",
-            expected="a folder into which no other run saves its checkpoints",
             do="Wait for the other run to end, end it, or choose another folder for this one.",
         )
 

@@ -17,7 +17,7 @@ from pa_core.errors import ConfigurationError
 from pa_core.predictions.pieces import ChosenPieces, Pieces
 from pa_core.run_config import check_count
 from pa_data import KeyedDataLoader, count_samples
-from pa_data.rng import mix, preserve_rng_state, seed_rng
+from pa_data.rng import mix, restored_rng_states, seed_rng
 
 __all__ = ["PredictionJob"]
 
@@ -112,23 +112,11 @@ class PredictionJob:
             device: The device of the run.
         """
         key = mix(self.seed, _BATCHES, start)
-        with preserve_rng_state(), _seeded_device(key, device):
+        with restored_rng_states(device):
             seed_rng(key)
+            if device.type != "cpu":
+                torch.get_device_module(device).manual_seed(key)
             yield
-
-
-@contextmanager
-def _seeded_device(key: int, device: torch.device) -> Generator[None]:
-    if device.type == "cpu":
-        yield
-        return
-    rng: Any = torch.get_device_module(device)
-    state = rng.get_rng_state(device)
-    rng.manual_seed(key)
-    try:
-        yield
-    finally:
-        rng.set_rng_state(state, device)
 
 
 def _check_dataset(dataset: Dataset[Any] | DataLoader[Any]) -> None:

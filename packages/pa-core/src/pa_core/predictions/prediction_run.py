@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from pa_core.data.loaders import Loaders
 from pa_core.distributed import processes
 from pa_core.distributed.comparison import require_alike
 from pa_core.distributed.wrapping import ModelWrapping
-from pa_core.predictions.first_process import FirstProcess
+from pa_core.predictions.first_process import gather_on_first, goes_on
 from pa_core.predictions.job import PredictionJob
 from pa_core.predictions.pieces import Pieces
 from pa_core.predictions.weights_digest import digest_of_weights
@@ -61,7 +62,7 @@ class PredictionRun:
     def batches(self) -> Generator[Any, None, None]:
         """Yield the predictions for each batch on the first process; the others take part in each step."""
         trainer, job = self._trainer, self._job
-        pieces, first = Pieces(job.num_samples, job.batch_size), FirstProcess(trainer.device)
+        pieces = Pieces(job.num_samples, job.batch_size)
         steps = -(-len(pieces) // trainer.num_processes)
         # In the last step, a process for which no batch is left repeats the last one, which nobody is given twice.
         numbers = torch.arange(trainer.process_index, steps * trainer.num_processes, trainer.num_processes)
@@ -70,15 +71,15 @@ class PredictionRun:
             require_alike(self._identity, trainer.device)
             self._call_event(TrainerCallback.on_prediction_run_start, num_batches=steps)
             for step, (number, batch) in enumerate(zip(numbers, self._loader(pieces, numbers), strict=True), start=1):
-                if not first.goes_on():
+                if not goes_on(trainer.device):
                     break
-                predicted = first.gather(self._predict(batch, step, pieces.positions(int(number))))
+                predicted = gather_on_first(self._predict(batch, step, pieces.positions(int(number))))
                 try:
                     with processes.apart():
                         yield from predicted[: len(pieces) - (step - 1) * trainer.num_processes]
                 except GeneratorExit:
                     if step < steps:
-                        first.goes_on(stops=True)
+                        goes_on(trainer.device, stops=True)
                     break
             self._call_event(TrainerCallback.on_prediction_run_end)
 
@@ -89,12 +90,9 @@ class PredictionRun:
             writing: What the predictions are written to.
         """
         with self._hooks.running(self._job) as wrapping, closing(writing):
-            identity = self._identity() if writing.keeps_pieces or self._trainer.num_processes > 1 else {}
+            identity = self._identity()
             require_alike(lambda: identity, self._trainer.device)
-            remaining = writing.open(identity, self._trainer.print)
-            if (found := writing.describe(remaining)) is not None:
-                self._trainer.print(found, flush=True)
-            numbers = writing.numbers_of_process(remaining)
+            numbers = writing.open(identity, partial(self._trainer.print, flush=True))
             num_batches = sum(1 for number in numbers for _ in writing.pieces.batches(int(number)))
             self._call_event(TrainerCallback.on_prediction_run_start, num_batches=num_batches)
             predicted = self._predicted_pieces(wrapping, writing.pieces, numbers)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal
 
 import torch
 from torch import Tensor
@@ -61,7 +63,7 @@ class Writing:
             raise ConfigurationError(f'other_pieces must be "error" or "remove", got {other_pieces!r}.')
         self.path: Path | None = _path_of(write)
         self.pieces: Pieces = _cut(job.num_samples, job.batch_size, samples_per_piece)
-        self._function = None if self.path is not None else cast("PredictionWriter[Any]", write)
+        self._function = None if isinstance(write, str | Path) else write
         self._format: FileFormat | None = None if self.path is None else format_of(self.path)
         if folder is None and self.path is not None:
             folder = self.path.with_name(f"{self.path.name}.pieces")
@@ -70,17 +72,14 @@ class Writing:
         self._other_pieces: Literal["error", "remove"] = other_pieces
         self._arrivals: Arrivals | None = None
 
-    @property
-    def keeps_pieces(self) -> bool:
-        """Whether what was written survives a kill."""
-        return self._folder is not None
+    def open(self, identity: Mapping[str, str], say: Callable[[str], object]) -> Tensor:
+        """Return the numbers of the missing pieces that this process predicts.
 
-    def open(self, identity: Mapping[str, str], say: Callable[[str], object]) -> list[int]:
-        """Return the numbers of the pieces that are not there yet; every process must call this, and `close` later.
+        Every process must call this, and `close` later.
 
         Args:
             identity: What decides the predictions, by name.
-            say: Told why it takes time, where it does.
+            say: Told what is there already, and why it takes time, where it does.
 
         Raises:
             CheckpointError: There are pieces of other predictions.
@@ -93,26 +92,12 @@ class Writing:
             name = "a function" if self.path is None else self.path.suffix
             cut = {"samples in a piece": str(self.pieces.size), "written to": name}
             found = self._folder.open({**identity, **cut}, self._other_pieces, say)
-        return [number for number in range(len(self.pieces)) if number not in found]
-
-    def describe(self, remaining: list[int]) -> str | None:
-        """Return a line about the pieces that an earlier call has left; None if there are none.
-
-        Args:
-            remaining: The numbers of those that are not there yet.
-        """
-        found = len(self.pieces) - len(remaining)
-        if self._folder is None or found == 0:
-            return None
-        return f"Of {len(self.pieces)} pieces of the predictions, {found} are in {self._folder.folder} already"
-
-    def numbers_of_process(self, remaining: list[int]) -> Tensor:
-        """Return which of the remaining pieces this process predicts.
-
-        Args:
-            remaining: All that remain.
-        """
-        return torch.tensor(remaining[rank() :: num_processes()], dtype=torch.int64)
+            if found:
+                say(
+                    f"Of {len(self.pieces)} pieces of the predictions, {len(found)} are in {self._folder.folder} already"
+                )
+        missing = [number for number in range(len(self.pieces)) if number not in found]
+        return torch.tensor(missing[rank() :: num_processes()], dtype=torch.int64)
 
     def write(self, number: int, predicted: Iterator[Any]) -> None:
         """Write a piece.
@@ -121,16 +106,19 @@ class Writing:
             number: Its number.
             predicted: Makes the predictions for its batches, and for more than those.
         """
-        batches = ((positions, next(predicted)) for positions in self.pieces.batches(number))
-        if self._format is not None and self._folder is not None:
-            columns = (columns_of(one, len(positions)) for positions, one in batches)
-            write, file_format = self._folder.write, self._format
-            write(number, lambda file: file_format.write(columns, file))
-            return
-        for positions, one in batches:
-            cast("PredictionWriter[Any]", self._function)(one, positions)
-        if self._folder is not None:
-            self._folder.write(number, _nothing)
+
+        def write_piece(file: BinaryIO) -> None:
+            batches = ((positions, next(predicted)) for positions in self.pieces.batches(number))
+            if self._format is not None:
+                self._format.write((columns_of(one, len(positions)) for positions, one in batches), file)
+            elif self._function is not None:
+                for positions, one in batches:
+                    self._function(one, positions)
+
+        if self._folder is None:
+            write_piece(io.BytesIO())
+        else:
+            self._folder.write(number, write_piece)
 
     def finish(self) -> None:
         """Join the pieces once all processes have written theirs, and remove them; every process must call this.
@@ -155,16 +143,11 @@ class Writing:
             self._folder.close()
 
     def _join(self) -> None:
-        folder, file_format = self._folder, self._format
-        if self.path is not None and folder is not None and file_format is not None:
-            pieces = folder.verified_paths()
-            atomic_write(self.path, lambda file: file_format.join(pieces, file))
-        if folder is not None:
-            folder.remove()
-
-
-def _nothing(file: BinaryIO) -> None:
-    """What is to be known of the piece is that it was written."""
+        if self._folder is None:
+            return
+        if self.path is not None and self._format is not None:
+            atomic_write(self.path, partial(self._format.join, self._folder.verified_paths()))
+        self._folder.remove()
 
 
 def _path_of(write: object) -> Path | None:
