@@ -93,9 +93,8 @@ class Writing:
             cut = {"samples in a piece": str(self.pieces.size), "written to": name}
             found = self._folder.open({**identity, **cut}, self._other_pieces, say)
             if found:
-                say(
-                    f"Of {len(self.pieces)} pieces of the predictions, {len(found)} are in {self._folder.folder} already"
-                )
+                folder = self._folder.folder
+                say(f"{len(found)} of {len(self.pieces)} pieces of the predictions are in {folder} already")
         missing = [number for number in range(len(self.pieces)) if number not in found]
         return torch.tensor(missing[rank() :: num_processes()], dtype=torch.int64)
 
