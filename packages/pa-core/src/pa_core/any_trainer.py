@@ -56,7 +56,6 @@ from pa_core.distributed.agreement import Agreement
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ArgumentTypeError, ConfigurationError, NonFiniteLossError, StopTrainingError
 from pa_core.model_description import describe_model
-from pa_core.private_parts import PrivateParts
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharded_tensors import is_sharded_module
@@ -162,7 +161,6 @@ class AnyTrainer(ABC):
     _sharding: ShardingSettings | None
     _running: Literal["train", "evaluate", "predict"] | None
     _run_contexts: ExitStack
-    _private_parts: PrivateParts
 
     @property
     def num_updates_completed(self) -> int:

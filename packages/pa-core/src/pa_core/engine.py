@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice
@@ -22,7 +22,6 @@ from pa_core import (
     default_step,
     distributed,
     input_checks,
-    overrides,
     run_scheduler,
 )
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients, micro_batches
@@ -41,10 +40,8 @@ from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import Place, RunWatch
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
-from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.placeholders import placeholder_values
-from pa_core.private_parts import PrivateParts, declared_parts
 from pa_core.progress import Phase, Progress
 from pa_core.run_config import TrainerRunConfig, describe_run_config
 from pa_core.scheduler_stepping import SchedulerStepping
@@ -54,6 +51,7 @@ from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient
 from pa_core.sharding.settings import read_settings
 from pa_core.sharding.shard_model import shard
 from pa_core.step_output import no_sample_counted
+from pa_core.subclasses import check_subclass
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory, StepMeans
 from pa_core.training_state import (
     EvaluationInterrupted,
@@ -100,7 +98,6 @@ class Engine(AnyTrainer):
         cpu: bool | None,
         max_wait_seconds: float | None,
     ) -> None:
-        self._private_parts = PrivateParts(self, declared_parts(AnyTrainer, Engine, _trainer_class(type(self))))
         self.model: nn.Module = model
         self.loss_func: LossFunction = cast("LossFunction", loss_func)
         self.optimizer: Optimizer = cast("Optimizer", optimizer)
@@ -136,7 +133,6 @@ class Engine(AnyTrainer):
 
     def _finish_init(self) -> None:
         """End the constructor: from here on, what a subclass or a script sets is its own."""
-        self._private_parts.note(self)
         add_limit_of_environment(self.callback_handler)
         self.callback_handler.call_event(TrainerCallback.on_init_end, self)
 
@@ -145,14 +141,8 @@ class Engine(AnyTrainer):
         """Raise an error, or warn, for methods that replace a private part of the loop, or that it would never call."""
         super().__init_subclass__(**kwargs)
         trainer_class = _trainer_class(cls)
-        if trainer_class is cls:
-            return
-        classes = AnyTrainer, Engine, trainer_class
-        names = declared_parts(*classes).union(*(vars(one) for one in classes))
-        # What each abstract class has, a mixin has too.
-        parts = {name for name in names - vars(ABC).keys() if name.startswith("_") and not name.startswith("__")}
-        overrides.check_overrides(cls, trainer_class, parts)
-        warn_of_misspelt_overrides(cls, trainer_class, overrides.OVERRIDABLE, EVENT_NAMES)
+        if trainer_class is not cls:
+            check_subclass(cls, trainer_class, EVENT_NAMES)
 
     @override
     def __repr__(self) -> str:
@@ -228,14 +218,12 @@ class Engine(AnyTrainer):
             for name in vars(self).keys() - attributes.keys():
                 del vars(self)[name]
             vars(self).update(attributes)
-            self._private_parts.renew(self)
             vars(self._safe_points).update(safe_points)
             if scaler is not None and of_scaler is not None:
                 scaler.load_state_dict(of_scaler)
 
     def _require_ready(self, name: Literal["train", "evaluate", "predict"]) -> None:
-        """Raise an error if the parts of a run are not the engine's own, or if another run is in progress."""
-        self._private_parts.check(self)
+        """Raise an error if another run is in progress, which a new one would overwrite."""
         input_checks.refuse_run_within_run(name, self._running)
         reshard(self.model)  # a script may have called it, and the optimizer knows the pieces
 
@@ -250,7 +238,6 @@ class Engine(AnyTrainer):
             describe_arguments: Returns what was called, and with what.
             seed: What everything random follows from; None to draw it.
         """
-        self._private_parts.start_run()
         self._start_bookkeeping()
         self._safe_points.start_run(self._parts_of_run())
         with self._watch.run(self._progress):
@@ -288,7 +275,6 @@ class Engine(AnyTrainer):
             self._release_models()
             self._added.restore()
             forget_gradients(self.model, *optimizers)
-            self._private_parts.note(self)
 
     def _close_after(self, exception: BaseException) -> None:
         """Close everything that is open when an exception ends the run, even if a callback raises an error."""
@@ -421,7 +407,6 @@ class Engine(AnyTrainer):
             hook()
         except StopTrainingError as error:
             self._agreement.ask_to_stop(error)
-        self._private_parts.check(self)
 
     def _call_event_of_evaluation(
         self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool

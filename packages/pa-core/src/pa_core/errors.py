@@ -105,8 +105,7 @@ class BatchOutputError(ExplainedError, TypeError):
 class OverrideError(ExplainedError, TypeError):
     """A subclass of the trainer has a method that would break the loop, or that the loop would never call.
 
-    It is raised where the class is defined. It is also raised, when the trainer is created or a run begins, where an
-    attribute has the name of a private part of the trainer.
+    It is raised where the class is defined.
 
     Example:
         >>> from pa_core import Trainer
@@ -114,9 +113,7 @@ class OverrideError(ExplainedError, TypeError):
         ...     def _update(self): ...
         Traceback (most recent call last):
         ...
-        pa_core.errors.OverrideError: A method would replace a private part of the trainer's loop.
-          given:    MyTrainer._update
-          ...
+        pa_core.errors.OverrideError: MyTrainer._update would replace a private part of the trainer's loop. ...
     """
 
 

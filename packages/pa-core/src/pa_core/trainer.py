@@ -712,7 +712,6 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _run_epoch(self, epoch: int) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
-        self._private_parts.check(self)
         self._safe_points.leave()
         self._progress.epoch_under_way = epoch
         if self._resumption.phase is not Phase.EVALUATION:
@@ -983,7 +982,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Place and wrap the model, and let accelerate split custom data loaders; optimizers stay unchanged."""
         compatibility.require_usable_model(self.model)
         self._shard(self.model)
-        self._private_parts.put(self, "_wrapping", wrapping_for(self.model, self._accelerator))
+        self._wrapping = wrapping_for(self.model, self._accelerator)
         is_training = self._running == "train"
         # An epoch of a subclass's own need not send anything along with the gradients.
         runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
@@ -1026,7 +1025,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _start_bookkeeping(self) -> None:
         super()._start_bookkeeping()
         self._accumulation = Accumulation(self.num_processes)
-        self._private_parts.put(self, "_wrapping", wrapping_for(self.model, self._accelerator))
+        self._wrapping = wrapping_for(self.model, self._accelerator)
 
     @override
     def _accumulations(self) -> Mapping[str, Accumulation]:

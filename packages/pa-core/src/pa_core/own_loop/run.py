@@ -332,7 +332,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 "There is one run at a time, and this block is within the block of another one. End that block first, "
                 "or give one run several models by name."
             )
-        self._private_parts.check(self)
         reshard(self.model)  # as when the run was made
         resume_from, resume_missing = self._resume_given
         self.train_dataset = cast("Dataset[Any]", self._train_data.dataset)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from pa_core._torch import version_of
 from pa_core.beside_model import items_of
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
-from pa_core.private_parts import own_attributes
 from pa_core.sharded_tensors import is_sharded
+from pa_core.subclasses import own_attributes
 from pa_core.user_warnings import warn_user
 
 __all__ = ["UnsavedAttributes"]

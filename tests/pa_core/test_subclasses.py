@@ -1,4 +1,4 @@
-"""A method that looks like an override and is none gets a warning where its class is defined."""
+"""What a subclass defines and the loop would not call, or would miss, is said where the class is defined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from pa_core import Trainer, TrainerCallback, TrainerWithTimmScheduler
+from pa_core import OverrideError, Trainer, TrainerCallback, TrainerWithTimmScheduler
+from tests.small_runs import make_trainer, samples
+
+PARTS = sorted(name for name in vars(make_trainer()) if name.startswith("_"))
 
 MISSPELT = {
     "calculate_eval_batch_los": "calculate_eval_batch_loss",
@@ -139,3 +142,52 @@ def test_an_event_of_callbacks_is_no_method_of_a_trainer() -> None:
         warnings.simplefilter("error")
         type("Both", (Trainer, TrainerCallback), {"on_train_epoch_end": nothing})
         type("Timm", (TrainerWithTimmScheduler,), {"calculate_loss": nothing})
+
+
+def test_the_guard_knows_every_private_attribute_of_a_trainer() -> None:
+    """A private attribute that the trainer sets is declared in the body of its class, or the guard would miss it."""
+
+    def step_size(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    trainer = make_trainer()
+    trainer.train(samples(8), 1, samples(4), per_device_batch_size=4, create_scheduler_fn=step_size)
+    declared = {name for cls in type(trainer).__mro__ for name in vars(cls).get("__annotations__", {})}
+    assert {name for name in vars(trainer) if name.startswith("_")} <= declared
+
+
+@pytest.mark.parametrize("method", ["__init__", "train_epoch_start"])
+@pytest.mark.parametrize("name", PARTS)
+def test_an_attribute_with_the_name_of_a_private_part_is_named(name: str, method: str) -> None:
+    """A constructor or a hook that sets one gets a warning that points at the class."""
+    with pytest.warns(UserWarning, match=rf"Mine\.{method} sets {name}, .* Rename {name}\.") as caught:
+        exec(f"class Mine(Trainer):\n    def {method}(self):\n        self.{name} = 0.5", {"Trainer": Trainer})
+    assert [(one.filename, one.lineno) for one in caught] == [("<string>", 1)]
+
+
+def test_a_name_of_a_part_is_refused_in_the_body_of_a_class() -> None:
+    """A method or a class attribute of such a name would be hidden by the part, or replace it."""
+    for name in ("_progress", "_running", "_run_epoch"):
+        with pytest.raises(OverrideError, match=rf"Mine\.{name} would replace .* Rename {name}\."):
+            type("Mine", (Trainer,), {name: False})
+
+
+def test_attributes_of_a_subclass_are_its_own() -> None:
+    """Private attributes of other names may be set anywhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        class Mine(Trainer):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                self._before: Any = None
+                super().__init__(*args, **kwargs)
+                self._after: Any = None
+
+            @override
+            def train_epoch_start(self) -> None:
+                super().train_epoch_start()
+                self._before = self._after = object()
+
+    trainer = make_trainer(Mine)
+    trainer.train(samples(8), 2, samples(4), per_device_batch_size=4)
+    assert vars(trainer)["_before"] is vars(trainer)["_after"]
