@@ -160,7 +160,7 @@ def test_the_guard_knows_every_private_attribute_of_a_trainer() -> None:
 @pytest.mark.parametrize("name", PARTS)
 def test_an_attribute_with_the_name_of_a_private_part_is_named(name: str, method: str) -> None:
     """A constructor or a hook that sets one gets a warning that points at the class."""
-    with pytest.warns(UserWarning, match=rf"Mine\.{method} sets {name}, .* Rename {name}\.") as caught:
+    with pytest.warns(UserWarning, match=rf"Mine\.{method} sets {name}, the name .* Rename {name}\.") as caught:
         exec(f"class Mine(Trainer):\n    def {method}(self):\n        self.{name} = 0.5", {"Trainer": Trainer})
     assert [(one.filename, one.lineno) for one in caught] == [("<string>", 1)]
 

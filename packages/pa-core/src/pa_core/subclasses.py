@@ -127,10 +127,8 @@ def _texts_on_attributes(cls: type, private: Collection[str]) -> Iterator[str]:
     for method, function in _functions(cls).items():
         stored = {one.argval for one in dis.get_instructions(function) if one.opname == "STORE_ATTR"}
         for name in sorted(stored.intersection(private)):
-            yield (
-                f"{cls.__name__}.{method} sets {name}, which is the name of a private part of the trainer. "
-                f"Rename {name}."
-            )
+            if not isinstance(getattr(cls, name, None), property):  # as of names that pytorch-accelerated has
+                yield f"{cls.__name__}.{method} sets {name}, the name of a private part of the trainer. Rename {name}."
 
 
 def _texts_on_names(cls: type, trainer_class: type, events: Collection[str]) -> Iterator[str]:
