@@ -300,7 +300,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with self._run("train", describe_arguments):
             self.resume_from = self._local_folder(resume_from)
             self._resumption.find(self, resume_from, resume_missing)
-            train_dl = self._loaders.take(train_data, self.create_train_dataloader, per_device_batch_size, self.print)
+            train_dl = self._loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
             self._make_eval_dataloaders(per_device_batch_size)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)

@@ -15,7 +15,6 @@ from pa_data import KeyedDataLoader
 __all__ = [
     "batches_of_slices",
     "check_loader",
-    "check_passes",
     "describe_loader",
     "innermost",
     "is_dataloader",
@@ -46,15 +45,16 @@ def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLo
     return DataLoader(dataset, **{key: value for key, value in kwargs.items() if key not in excluded})
 
 
-def check_loader(loader: object, origin: str) -> None:
+def check_loader(loader: object, origin: str, *, is_repeated: bool = False) -> None:
     """Raise an error for a loader that has nothing to offer.
 
     Args:
         loader: What is to be iterated in an epoch.
         origin: Where it comes from, for the message.
+        is_repeated: Whether it is iterated over several times.
 
     Raises:
-        ConfigurationError: It cannot be iterated over.
+        ConfigurationError: It cannot be iterated over, or not as often as it is to be.
         EmptyDatasetError: It has no batch.
     """
     if is_keyed(innermost(loader)):
@@ -70,22 +70,10 @@ def check_loader(loader: object, origin: str) -> None:
             given=f"a {kind} of length 0 from {origin}",
             do="Look at how the dataset was made, choose a smaller batch size, or leave drop_last out.",
         )
-
-
-def check_passes(loader: object, origin: str) -> None:
-    """Raise an error for an iterator, because a loader is iterated over once per epoch.
-
-    Args:
-        loader: What is to be iterated in each evaluation.
-        origin: Where it comes from, for the message.
-
-    Raises:
-        ConfigurationError: It is used up after the first time.
-    """
-    if isinstance(innermost(loader), Iterator):
+    if is_repeated and isinstance(innermost(loader), Iterator):
         raise ConfigurationError(
-            f"The loader is used up after one evaluation: a {type(loader).__name__} from {origin} is an iterator. "
-            "Make the loader a list, or an object whose __iter__ yields the batches."
+            f"The loader is used up after one evaluation: a {kind} from {origin} is an iterator. Make the loader a "
+            "list, or an object whose __iter__ yields the batches."
         )
 
 
@@ -188,10 +176,7 @@ def set_epoch(loader: object, epoch: int) -> None:
 
 def length_of_dataset(loader: object) -> int | None:
     """Return the number of samples of a loader's dataset; None where it is not known."""
-    try:
-        return len(loader_parts(loader)["loader.dataset"])
-    except (KeyError, TypeError, NotImplementedError):
-        return None
+    return length_of(loader_parts(loader).get("loader.dataset"))
 
 
 def describe_loader(loader: object) -> str:

@@ -18,7 +18,7 @@ from pa_core.run_config import check_count
 from pa_core.tracking.metric_prefix import recording_with_prefix
 from pa_core.tracking.run_history import RunHistory
 from pa_core.types import SizedIterable
-from pa_data.batches import describe_batch, is_array, keys_of
+from pa_data.batches import is_array, keys_of
 
 __all__ = ["EvaluationData", "EvaluationSet", "EvaluationSets"]
 
@@ -123,7 +123,7 @@ class EvaluationSets:
                 )
                 for name, one in self.given.items()
             }
-        self._held: str | None = next(iter(self.data))
+        self._first: str | None = next(iter(self.data))
         self._loaders: dict[str, SizedIterable] = {}
 
     def __iter__(self) -> Iterator[str]:
@@ -157,7 +157,7 @@ class EvaluationSets:
             self.name, run.eval_dataset = name, data.dataset
             run.eval_dataloader = make(data)
             if name is not None:
-                self._loaders[name] = cast("SizedIterable", run.eval_dataloader)
+                self._loaders = {name: cast("SizedIterable", run.eval_dataloader), **self._loaders}
         self.name = None
 
     def loaders(self, run: _Evaluates) -> dict[str, SizedIterable]:
@@ -166,10 +166,8 @@ class EvaluationSets:
         Args:
             run: The run, which holds one of them.
         """
-        if self._held is None or not self._loaders:
-            return {}
-        held = {self._held: cast("SizedIterable", run.eval_dataloader)}
-        return {name: held.get(name, self._loaders[name]) for name in self.given}
+        of_run = {self.name or self._first: cast("SizedIterable", run.eval_dataloader)}
+        return {name: of_run.get(name, loader) for name, loader in self._loaders.items()}
 
     def change_loaders(self, run: _Evaluates, change: Callable[[SizedIterable], SizedIterable]) -> None:
         """Put another loader into the place of each one that there is.
@@ -180,7 +178,7 @@ class EvaluationSets:
         """
         if run.eval_dataloader is not None:
             run.eval_dataloader = change(run.eval_dataloader)
-        for name in self._loaders.keys() - {self._held}:
+        for name in [name for name in self._loaders if name != self._first]:
             self._loaders[name] = change(self._loaders[name])
 
     def close(self) -> None:
@@ -239,24 +237,18 @@ class EvaluationSets:
         if name is None:
             yield
             return
-        held, name_before = self._held, self.name
-        self._hold(run, name)
+        before = run.eval_dataset, run.eval_dataloader, self.name
+        if name != self._first:
+            run.eval_dataset, run.eval_dataloader = self.data[name].dataset, self._loaders[name]
         self.name, loader = name, run.eval_dataloader
-        prefix = f"{_EVALUATION[is_training]}_{name}_"
         try:
-            with recording_with_prefix(run.run_history, prefix):
+            with recording_with_prefix(run.run_history, f"{_EVALUATION[is_training]}_{name}_"):
                 yield
         finally:
-            run.eval_dataloader, self.name = loader, name_before
-            self._hold(run, cast("str", held))
+            run.eval_dataset, run.eval_dataloader, self.name = before
             if len(self.given) > 1:
                 # Each set would keep as many workers as the training has.
                 end_workers(loader)
-
-    def _hold(self, run: _Evaluates, name: str) -> None:
-        self._loaders[cast("str", self._held)] = cast("SizedIterable", run.eval_dataloader)
-        self._held = name
-        run.eval_dataset, run.eval_dataloader = self.data[name].dataset, self._loaders[name]
 
     # Names
 
@@ -302,13 +294,10 @@ def _checked(data: EvaluationData, argument: str) -> dict[str, EvaluationSet]:
                 given=f"{argument}={{{name!r}: ...}}",
                 do=f"Choose letters, digits and underscores{_like(name)}: the metrics of the set are named after it.",
             )
-        if one is None or isinstance(one, Mapping):
+        if one is None:
             raise ConfigurationError(
-                "An evaluation set is neither a dataset nor a DataLoader.",
-                given=f'{"None" if one is None else describe_batch(cast("object", one))} as {argument}["{name}"]',
-                do="Leave the name out where there is nothing to evaluate."
-                if one is None
-                else "Give each of its datasets its own name, in one mapping.",
+                f'None as {argument}["{name}"] is no evaluation set. Leave the name out where there is nothing to '
+                "evaluate."
             )
         sets[name] = one if isinstance(one, EvaluationSet) else EvaluationSet(one)
     if not sets:

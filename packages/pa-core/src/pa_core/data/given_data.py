@@ -109,9 +109,8 @@ class GivenData:
         is_overridden = getattr(create, "__module__", "pa_core").partition(".")[0] != "pa_core"
         if self.loader is not None and is_overridden:
             raise ConfigurationError(
-                "Two loaders were given for the same data.",
-                given=f"a {type(self.data).__name__} as {self.argument}, and {trainer_class.__name__}.{self.method}",
-                do=f"Pass the dataset as {self.argument}, or do not override {self.method}.",
+                f"Two loaders were given for the same data: a {type(self.data).__name__} as {self.argument}, and "
+                f"{trainer_class.__name__}.{self.method}. Pass the dataset, or do not override the method."
             )
 
     def require_rank(self, rank: int, num_processes: int) -> None:
@@ -142,14 +141,18 @@ def check_arguments_of_loaders(
     Raises:
         ConfigurationError: An argument has no effect.
     """
-    if any(one.has_batch_size for one in given):
+    of_datasets = [one for one in given if one.loader is None and one.data is not None]
+    if any(one.has_batch_size for one in of_datasets):
         return
-    for one in given:
-        if one.loader is None and one.data is not None and per_device_batch_size != DEFAULT_BATCH_SIZE:
-            raise _without_effect_on_order(per_device_batch_size, one)
-    if any(one.loader is None and one.data is not None for one in given):
-        return
-    for one in given:
+    for one in of_datasets:
+        if per_device_batch_size != DEFAULT_BATCH_SIZE:
+            order = order_of_dataset(one.data) if one.order is None else one.order
+            kind = type(order).__name__
+            raise ConfigurationError(
+                f"per_device_batch_size has no effect with the order {kind}, which makes the batches: leave out "
+                f"per_device_batch_size={per_device_batch_size}, and give {kind} what it makes its batches by."
+            )
+    for one in () if of_datasets else given:
         if one.loader is None:
             continue
         batch_size = batch_size_of(one.loader, {}, DEFAULT_BATCH_SIZE)
@@ -180,38 +183,32 @@ def _without_effect(name: str, value: object, given: GivenData) -> Configuration
     )
 
 
-def _without_effect_on_order(per_device_batch_size: int, given: GivenData) -> ConfigurationError:
-    order = order_of_dataset(given.data) if given.order is None else given.order
-    kind = type(order).__name__
-    return ConfigurationError(
-        "per_device_batch_size has no effect with an order that makes the batches.",
-        given=f"per_device_batch_size={per_device_batch_size}, and the order {kind}",
-        do=f"Leave per_device_batch_size out, and give {kind} what it makes its batches by.",
-    )
-
-
-def _check_dataset(data: Any, argument: str, method: str | None) -> None:
+def _check_dataset(data: object, argument: str, method: str | None) -> None:
     """Raise an error for anything that is not a dataset, and would fail far from here; a sequence of samples is one."""
     if data is None or isinstance(data, IterableDataset):
         return
+    do = _what_to_pass(data, method)
+    if do is not None:
+        given = f"{describe_batch(data)} as {argument}"
+        raise ConfigurationError("This is neither a dataset nor a DataLoader.", given=given, do=do)
+
+
+def _what_to_pass(data: Any, method: str | None) -> str | None:
+    kind: type[Any] = data.__class__
     if _is_inputs_and_targets(data):
-        raise _refused(data, argument, _tensor_dataset(*map(_as_tensor, "XY", data)) + ".")
+        return _tensor_dataset(*map(_as_tensor, "XY", data)) + "."
     if hasattr(data, "iloc"):
         columns = 'such as table[["a", "b"]].to_numpy("float32")'
-        raise _refused(data, argument, f"{_tensor_dataset(*map(_as_tensor, 'XY'))}, {columns}.")
-    kind: type[Any] = data.__class__
+        return f"{_tensor_dataset(*map(_as_tensor, 'XY'))}, {columns}."
     if issubclass(kind, Mapping) and len(data) > 0 and 0 not in keys_of(data):
         keys = ", ".join(f"[{key!r}]" for key in keys_of(data))
-        raise _refused(data, argument, f"Pass one of its values, where that is a dataset: {keys}.")
+        return f"Pass one of its values, where that is a dataset: {keys}."
     if isinstance(data, type):
-        raise _refused(data, argument, f"Pass an instance: {data.__name__}(...).")
+        return f"Pass an instance: {data.__name__}(...)."
     if issubclass(kind, (str, bytes)) or not hasattr(data, "__getitem__"):
-        raise _refused(
-            data,
-            argument,
-            "Pass a dataset with __len__ and __getitem__."
-            + ("" if method is None else f" Return a loader of another kind from {method}."),
-        )
+        of_method = "" if method is None else f" Return a loader of another kind from {method}."
+        return f"Pass a dataset with __len__ and __getitem__.{of_method}"
+    return None
 
 
 def _tensor_dataset(inputs: str, targets: str) -> str:
@@ -231,12 +228,3 @@ def _is_inputs_and_targets(data: Any) -> bool:
         return False
     inputs, targets = tuple(data[0].shape), tuple(data[1].shape)
     return issubclass(kind, tuple) or (inputs != targets and inputs[:1] == targets[:1])
-
-
-def _refused(data: object, argument: str, do: str) -> ConfigurationError:
-    return ConfigurationError(
-        "This is neither a dataset nor a DataLoader.",
-        given=f"{describe_batch(data)} as {argument}",
-        expected="a dataset, whose samples are indexed by integers, or a torch.utils.data.DataLoader",
-        do=do,
-    )

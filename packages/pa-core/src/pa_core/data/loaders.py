@@ -16,7 +16,6 @@ from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.custom_loader import (
     batches_of_slices,
     check_loader,
-    check_passes,
     describe_loader,
     innermost,
     is_dataloader,
@@ -32,14 +31,8 @@ from pa_core.data.given_order import (
     order_makes_batches,
     without_effect_on_loader,
 )
-from pa_core.data.replaced_samplers import describe_replacement
-from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
-from pa_core.data.streams import (
-    check_share_of_stream,
-    is_stream_with_state,
-    share_of_stream,
-    warn_of_whole_workers,
-)
+from pa_core.data.split_sampler import check_share, share_of, warn_of_filling_up
+from pa_core.data.streams import is_stream_with_state, warn_of_whole_workers
 from pa_core.distributed import collectives
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.run_config import LoaderSettings
@@ -148,7 +141,6 @@ class Loaders:
         data: GivenData,
         create: Callable[[int, dict[str, Any] | None], SizedIterable[Any]],
         batch_size: int,
-        say: Callable[[str], object] | None = None,
     ) -> SizedIterable[Any] | None:
         """Return the loader of a run: the one that was given, or one that is created; None for no evaluation.
 
@@ -156,7 +148,6 @@ class Loaders:
             data: What was given to the run.
             create: Called with the batch size and the arguments for the loader if a dataset was given.
             batch_size: Samples in a batch of one process.
-            say: Called with a line, once in a run, if an order replaces the sampler of a training loader.
 
         Raises:
             ConfigurationError: The loader cannot be iterated over as often as it is needed, or does not follow the
@@ -169,12 +160,8 @@ class Loaders:
         if data.data is None and data.purpose == "eval":
             return None
         loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
-        check_loader(loader, data.origin)
-        if data.purpose == "eval":
-            check_passes(loader, data.origin)
+        check_loader(loader, data.origin, is_repeated=data.purpose == "eval")
         _require_order(loader, data)
-        if say is not None and data.purpose == "train" and is_dataloader(innermost(loader)):
-            self._say_once(describe_replacement(innermost(loader)), say)
         if data.purpose == "train" and data.order is None and data.dataset is not None:
             holder = None if data.loader is None or is_keyed(data.loader) else "a DataLoader"
             self._say_once(describe_lost_order(data.dataset, holder), warn_user)
@@ -277,23 +264,18 @@ class Loaders:
         if is_keyed(loader) or not is_dataloader(loader):
             return loader
         rank, num_processes = self._accelerator.process_index, self._accelerator.num_processes
-        sampler = split_sampler(loader)
-        if sampler is not None:
-            check_share(loader, sampler, rank=rank, num_processes=num_processes)
-            warn_of_repeated_samples(loader, sampler)
-            return loader
         warn_of_whole_workers(loader)
-        stream = share_of_stream(loader)
-        if stream is not None:
-            check_share_of_stream(loader, stream, rank=rank, num_processes=num_processes)
+        share = share_of(loader)
+        if share is not None:
+            check_share(loader, share, rank=rank, num_processes=num_processes)
             return loader
         if num_processes == 1:
             return loader
         accelerator_settings.require_even_batches(self._accelerator)
         warn_of_filling_up(loader)
-        share = _accelerate.split_loader(self._accelerator, loader)
-        check_loader(share, "accelerate, which split the loader over the processes")
-        return share
+        of_process = _accelerate.split_loader(self._accelerator, loader)
+        check_loader(of_process, "accelerate, which split the loader over the processes")
+        return of_process
 
     def split_for_training(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
         """Return the share of this process in a training loader; every process must call this.
@@ -376,12 +358,8 @@ def lengths_of_epochs(
     keyed = innermost(loader)
     if is_keyed(keyed):
         steps = partial(_steps_of_keyed, keyed, batches_of_slices(loader))
-        return EpochLengths(
-            steps,
-            accumulation_steps,
-            are_equal=keyed.given_order.equal_epochs,
-            updates_per_group=updates_per_group,
-        )
+        are_equal = keyed.given_order.equal_epochs
+        return EpochLengths(steps, accumulation_steps, are_equal=are_equal, updates_per_group=updates_per_group)
     length = length_of(loader)
     if length is not None:
         return EpochLengths(lambda _: length, accumulation_steps, are_equal=True, updates_per_group=updates_per_group)

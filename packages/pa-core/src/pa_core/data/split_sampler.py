@@ -1,8 +1,9 @@
-"""Custom data loaders on several processes: split by their sampler already, or still to be split."""
+"""Custom data loaders on several processes: split by a sampler or a dataset already, or still to be split."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sized
+from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -12,14 +13,56 @@ from pa_core.distributed import gather_objects
 from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
 
-__all__ = ["check_share", "split_sampler", "warn_of_filling_up", "warn_of_repeated_samples"]
+__all__ = ["Share", "check_share", "share_of", "split_sampler", "warn_of_filling_up"]
+
+
+class Share(NamedTuple):
+    """Which part of the samples a loader yields.
+
+    Attributes:
+        holder: The sampler or the iterable dataset that yields it.
+        number: The number of the share, from 0.
+        of: The number of shares.
+    """
+
+    holder: object
+    number: int
+    of: int
+
+
+def share_of(loader: object) -> Share | None:
+    """Return the share of the samples that a sampler or an iterable dataset says it yields; None where none says so.
+
+    They say so by their attributes ``num_replicas`` and ``rank``, which samplers of many libraries have in common with
+    torch's ``DistributedSampler``, or as the datasets do that ``split_dataset_by_node`` of Hugging Face returns.
+
+    Args:
+        loader: A custom data loader.
+
+    Example:
+        >>> class Lines(IterableDataset[str]):
+        ...     num_replicas, rank = 4, 1
+        ...
+        ...     def __iter__(self):
+        ...         yield from ["one of four lines"]
+        >>> share = share_of(DataLoader(Lines()))
+        >>> share.number, share.of
+        (1, 4)
+    """
+    dataset = getattr(loader, "dataset", None)
+    holders: list[object] = [part for path, part in loader_parts(loader).items() if path.endswith("sampler")]
+    if isinstance(dataset, IterableDataset):
+        holders.append(cast("object", dataset))
+    for holder in holders:
+        told = getattr(holder, "_distributed", None) or holder
+        number, of = getattr(told, "rank", None), getattr(told, "num_replicas", getattr(told, "world_size", None))
+        if isinstance(number, int) and isinstance(of, int):
+            return Share(holder, number, of)
+    return None
 
 
 def split_sampler(loader: object) -> Any | None:
-    """Return the sampler that gives this process its share of the samples; None where nothing is split yet.
-
-    It is known by its attributes ``num_replicas`` and ``rank``, which samplers of many libraries have in common with
-    torch's ``DistributedSampler``.
+    """Return the sampler that gives this process its share of the samples; None where no sampler does.
 
     Args:
         loader: A custom data loader.
@@ -32,53 +75,43 @@ def split_sampler(loader: object) -> Any | None:
         >>> split_sampler(DataLoader(range(8))) is None
         True
     """
-    for path, part in loader_parts(loader).items():
-        is_split = all(isinstance(getattr(part, name, None), int) for name in ("num_replicas", "rank"))
-        if path.endswith("sampler") and is_split:
-            return part
-    return None
+    share = share_of(loader)
+    return None if share is None or isinstance(share.holder, IterableDataset) else share.holder
 
 
-def check_share(loader: Any, sampler: Any, *, rank: int, num_processes: int) -> None:
-    """Raise an error for the share of another process, and for unequal shares; every process must call this.
+def check_share(loader: DataLoader[Any], share: Share, *, rank: int, num_processes: int) -> None:
+    """Raise an error for the share of another process, and for unequal ones of samplers; every process must call this.
+
+    Where the shares of samplers hold more samples than the dataset, a warning says so.
 
     Args:
         loader: The loader.
-        sampler: What ``split_sampler`` returned.
+        share: What ``share_of`` returned.
         rank: The rank of this process.
         num_processes: The number of processes.
 
     Raises:
-        ConfigurationError: The sampler is made for other processes, or some process has more batches than another.
+        ConfigurationError: It is the share of another process, or some process has more batches than another.
     """
-    name = type(sampler).__name__
-    if (sampler.num_replicas, sampler.rank) != (num_processes, rank):
+    name = type(share.holder).__name__
+    if (share.number, share.of) != (rank, num_processes):
         raise ConfigurationError(
-            f"{name} splits the samples for a different set of processes than this run has.",
-            given=f"{name} with num_replicas={sampler.num_replicas} and rank={sampler.rank} on process {rank}",
-            expected=f"num_replicas={num_processes}, and on each process its own rank",
-            do="Create the sampler after the trainer, and leave num_replicas and rank out."
+            "The samples are split for a different set of processes than this run has.",
+            given=f"{name} with num_replicas={share.of} and rank={share.number} on process {rank} of {num_processes}",
+            do="Create it after the trainer, by trainer.process_index and trainer.num_processes."
             if num_processes > 1
-            else "Leave the sampler out, or start the script with torchrun or accelerate launch.",
+            else "Leave the splitting out, or start the script with torchrun or accelerate launch.",
         )
-    if num_processes == 1:
+    if isinstance(share.holder, IterableDataset):
         return
-    require_same_lengths(gather_objects(len(loader)))
-
-
-def warn_of_repeated_samples(loader: object, sampler: Any) -> None:
-    """Say so where the shares of all processes together hold more samples than the dataset.
-
-    Args:
-        loader: The loader.
-        sampler: What ``split_sampler`` returned.
-    """
-    of_all, of_dataset = len(sampler) * sampler.num_replicas, length_of_dataset(loader)
+    if num_processes > 1:
+        require_same_lengths(gather_objects(len(loader)))
+    of_all, of_dataset = len(cast("Sized", share.holder)) * share.of, length_of_dataset(loader)
     if of_dataset is not None and of_all > of_dataset:
         warn_user(
-            f"{type(sampler).__name__} yields {of_all} samples on all processes together, of a dataset of "
-            f"{of_dataset}: losses and metrics of an epoch count some of them twice. Leave the sampler out to have "
-            "each sample counted once, or pass drop_last=True to it."
+            f"{name} yields {of_all} samples on all processes together, of a dataset of {of_dataset}: losses and "
+            "metrics of an epoch count some of them twice. Leave the sampler out to have each sample counted once, or "
+            "pass drop_last=True to it."
         )
 
 
@@ -91,9 +124,8 @@ def warn_of_filling_up(loader: DataLoader[Any]) -> None:
     if isinstance(loader.dataset, IterableDataset):
         what = f"{type(loader.dataset).__name__}, an IterableDataset,"
         instead = (
-            "To have each sample counted once, use a dataset with __len__ and __getitem__, or let each process read "
-            "its own share: a dataset with the attributes rank and num_replicas, or split_dataset_by_node of "
-            "Hugging Face, is used as it is."
+            "Use a dataset with __len__ and __getitem__, or let each process read its own share: a dataset with the "
+            "attributes rank and num_replicas, or split_dataset_by_node of Hugging Face, is used as it is."
         )
     else:
         what = f"A custom loader or sampler ({describe_loader(loader)})"

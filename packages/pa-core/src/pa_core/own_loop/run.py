@@ -341,7 +341,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self.resume_from = self._local_folder(resume_from)
             self._resumption.find(self, resume_from, resume_missing)
             batch_size: int = self._sizes["per_device_batch_size"]
-            loader = self._loaders.take(self._train_data, self._create_train_loader, batch_size, self.print)
+            loader = self._loaders.take(self._train_data, self._create_train_loader, batch_size)
             self.train_dataloader = cast("SizedIterable", loader)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
