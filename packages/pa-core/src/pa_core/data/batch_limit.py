@@ -44,8 +44,7 @@ class DataLoaderSlice(Generic[_BatchT_co]):
     """
 
     def __init__(self, dl: SizedIterable[_BatchT_co], slice_size: int) -> None:
-        if slice_size < 1:
-            raise ConfigurationError(f"slice_size must be a whole number of at least 1, got {slice_size!r}.")
+        check_count("slice_size", slice_size)
         self.wrapped: SizedIterable[_BatchT_co] = dl
         self.slice_size: int = slice_size
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
@@ -125,10 +125,6 @@ class EvaluationSets:
             }
         self._first: str | None = next(iter(self.data))
         self._loaders: dict[str, SizedIterable] = {}
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
-        return iter(self.given)
 
     @property
     def first(self) -> GivenData:

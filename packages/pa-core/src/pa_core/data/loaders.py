@@ -42,22 +42,19 @@ from pa_data import KeyedDataLoader, count_samples, is_in_memory, move_to_device
 from pa_data.orders import Order, Shuffled, has_plain_order
 
 __all__ = [
-    "MAX_DEFAULT_WORKERS",
     "Loaders",
     "Purpose",
     "batches_on_device",
     "count_steps",
     "default_num_workers",
-    "describe_missing_workers",
     "end_workers",
     "lengths_of_epochs",
-    "workers_if_forked",
 ]
 
 Purpose = Literal["train", "eval"]
 """What a loader is for."""
 
-MAX_DEFAULT_WORKERS = 16
+_MAX_DEFAULT_WORKERS = 16
 """More worker processes are started only when requested: each costs memory and start-up time."""
 
 
@@ -76,27 +73,27 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
         local_processes: The number of training processes on this machine, at least 1.
 
     Returns:
-        A number from 0 to `MAX_DEFAULT_WORKERS`.
+        A number from 0 to 16.
 
     Example:
         >>> from torch.utils.data import TensorDataset
         >>> default_num_workers(TensorDataset(torch.zeros(10, 3)), local_processes=1)
         0
     """
-    return workers_if_forked(dataset, local_processes) if start_method() == "fork" else 0
+    return _workers_if_forked(dataset, local_processes) if start_method() == "fork" else 0
 
 
-def workers_if_forked(dataset: Dataset[Any], local_processes: int) -> int:
+def _workers_if_forked(dataset: Dataset[Any], local_processes: int) -> int:
     """Return as `default_num_workers` how many processes would be started where they are forked."""
     if is_in_memory(dataset) or is_stream_with_state(dataset):
         return 0
-    most = 1 if isinstance(dataset, IterableDataset) else MAX_DEFAULT_WORKERS
+    most = 1 if isinstance(dataset, IterableDataset) else _MAX_DEFAULT_WORKERS
     return min(most, _usable_cores() // local_processes)
 
 
-def describe_missing_workers(dataset: Dataset[Any], local_processes: int) -> str | None:
+def _describe_missing_workers(dataset: Dataset[Any], local_processes: int) -> str | None:
     """Return a line about the workers that a loader does not get, as processes are not forked; None if it gets them."""
-    number = workers_if_forked(dataset, local_processes)
+    number = _workers_if_forked(dataset, local_processes)
     if number == 0 or start_method() == "fork":
         return None
     return (
@@ -204,13 +201,12 @@ class Loaders:
         Returns:
             A ``KeyedDataLoader``; a plain ``DataLoader`` with a custom sampler, or for an ``IterableDataset``.
         """
+        if purpose == "train" and order_makes_batches(self._order, dataset, asked or {}):
+            defaults = {name: value for name, value in defaults.items() if name != "batch_size"}
         kwargs: dict[str, Any] = {**defaults, **(asked or {})}
-        if purpose == "train" and order_makes_batches(self._order, dataset, kwargs):
-            kwargs.pop("batch_size", None)
-            kwargs |= {name: asked[name] for name in ("batch_size",) if asked and name in asked}
         self._kwargs[purpose] = kwargs
         if not kwargs.get("num_workers") and "num_workers" not in (asked or {}):
-            self._say_once(describe_missing_workers(dataset, collectives.num_local_processes()), say)
+            self._say_once(_describe_missing_workers(dataset, collectives.num_local_processes()), say)
         kwargs = {"collate_fn": collate_fn, **kwargs}
         if isinstance(dataset, IterableDataset) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
             return plain_dataloader(dataset, kwargs)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from pa_core.data.custom_loader import is_dataloader
 from pa_core.data.given_data import GivenData
@@ -125,12 +125,6 @@ def _check_dataset(dataset: Dataset[Any] | DataLoader[Any]) -> None:
             "Predictions come in the order of a dataset, and a DataLoader has its own order.",
             given=f"a {type(dataset).__name__}",
             do="Pass its dataset, and what else it was made with as collate_fn and dataloader_kwargs.",
-        )
-    if isinstance(dataset, IterableDataset):
-        raise ConfigurationError(
-            "Predictions come in the order of a dataset, and an iterable dataset has no positions.",
-            given=f"a dataset of type {type(dataset).__name__}, which is an IterableDataset",
-            do="Give the dataset __len__ and __getitem__, or call trainer.model in a custom loop.",
         )
     GivenData(dataset, "dataset", None, is_made_by_method=False)
     count_samples(dataset)

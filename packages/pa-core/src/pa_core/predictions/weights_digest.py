@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from pa_core.sharded_tensors import is_sharded_module
 from pa_core.sharding.gathering import gathering
 
 __all__ = ["digest_of_weights"]
@@ -32,20 +31,9 @@ def digest_of_weights(models: Mapping[str, nn.Module]) -> str:
     whole = hashlib.sha256()
     for name, model in sorted(models.items()):
         whole.update(f"{name} {type(model).__qualname__.removeprefix('FSDP')}\n".encode())
-        tensors: dict[str, Tensor] = {
-            key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)
-        }
-        if not is_sharded_module(model):
-            for key, tensor in tensors.items():
-                _add(whole.update, key, tensor)
-            continue
+        tensors = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
         with gathering(tensors.values()) as of_all:
             for key, tensor in zip(tensors, of_all, strict=True):
-                _add(whole.update, key, tensor)
+                whole.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                whole.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return whole.hexdigest()
-
-
-def _add(update: Callable[[bytes | memoryview], None], name: str, tensor: Tensor) -> None:
-    update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    update(content.numpy().data)
