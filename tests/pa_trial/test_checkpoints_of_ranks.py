@@ -43,6 +43,7 @@ def test_each_process_has_a_file_and_the_chief_writes_the_rest(shared_tmp_path: 
         "metadata.json",
     }
     assert "rng_state" in torch.load(checkpoint / "rank_1.pth", weights_only=True)
+    assert isinstance(pa_trial.load_trial_from_checkpoint_path(checkpoint), TinyTrial)
     assert resume(checkpoint).trained == [(0, 1), (1, 2)]
     with pa_trial.init(checkpoint_dir=shared_tmp_path) as context:
         names = gather_objects(context.get_latest_checkpoint())

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 
 def test_what_is_wrapped_is_listed_in_order() -> None:
-    """``models``, ``optimizers`` and ``lr_schedulers`` hold what was wrapped; schedulers in their wrappers."""
+    """``models``, ``optimizers`` and ``lr_schedulers`` hold what was wrapped, once; schedulers in their wrappers."""
     with pa_trial.init() as context:
         first, second = (context.wrap_model(nn.Linear(1, 1)) for _ in range(2))
         optimizer = context.wrap_optimizer(torch.optim.SGD(first.parameters()))
+        assert (context.wrap_model(first), context.wrap_optimizer(optimizer)) == (first, optimizer)
         inner = torch.optim.lr_scheduler.StepLR(optimizer, 1)
         returned = context.wrap_lr_scheduler(inner, LRScheduler.StepMode.MANUAL_STEP)
         assert context.models == [first, second]
@@ -229,15 +230,20 @@ class ProfiledTrial(TinyTrial):
         context.set_profiler(activities=[torch.profiler.ProfilerActivity.CPU], **self.settings)
 
 
-def test_a_profiler_writes_traces_for_tensorboard(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("asked", "folder"), [({"tensorboard_path": Path("board")}, "board"), ({}, "runs")])
+def test_a_profiler_writes_traces_for_tensorboard(
+    asked: dict[str, Any], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``set_profiler`` makes a step after each batch, and its traces are in the folder of TensorBoard."""
+    monkeypatch.chdir(tmp_path)
     ProfiledTrial.settings = {"schedule": torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)}
-    with pa_trial.init(checkpoint_dir=tmp_path / "checkpoints", tensorboard_path=tmp_path / "board") as context:
+    with pa_trial.init(checkpoint_dir=tmp_path / "checkpoints", **asked) as context:
         Trainer(ProfiledTrial(context), context).fit(max_length=Batch(3), checkpoint_policy="none")
         assert isinstance(context.profiler, torch.profiler.profile)
         assert context.profiler.step_num == 3
-    traces = list((tmp_path / "board").glob("*.pt.trace.json"))
+    traces = list((tmp_path / folder).glob("*.pt.trace.json"))
     assert traces
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", folder}
     names = {event.get("name") for trace in traces for event in json.loads(trace.read_text())["traceEvents"]}
     assert "aten::mse_loss" in names
 

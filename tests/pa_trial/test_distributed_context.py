@@ -33,34 +33,29 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def numbers_of(context: DistributedContext) -> tuple[int, ...]:
     """The six numbers of a context."""
-    return (
-        context.rank,
-        context.size,
-        context.local_rank,
-        context.local_size,
-        context.cross_rank,
-        context.cross_size,
+    names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    return tuple(getattr(context, name) for name in names)
+
+
+def context_of(rank: int, size: int, *, machines: int = 1, **options: Any) -> DistributedContext:
+    """The context of one of several ranks."""
+    per_machine = size // machines
+    return DistributedContext(
+        rank=rank,
+        size=size,
+        local_rank=rank % per_machine,
+        local_size=per_machine,
+        cross_rank=rank // per_machine,
+        cross_size=machines,
+        **options,
     )
 
 
-def of_threads(
-    size: int, port: int, use: Callable[[DistributedContext], T], *, machines: int = 1, **kwargs: Any
-) -> list[T]:
+def of_threads(size: int, port: int, use: Callable[[DistributedContext], T], **options: Any) -> list[T]:
     """What a function returns on each of several ranks, which are threads of this process."""
-    per_machine = size // machines
 
     def run(rank: int) -> T:
-        with DistributedContext(
-            rank=rank,
-            size=size,
-            local_rank=rank % per_machine,
-            local_size=per_machine,
-            cross_rank=rank // per_machine,
-            cross_size=machines,
-            chief_ip="127.0.0.1" if machines > 1 else None,
-            pub_port=port,
-            **kwargs,
-        ) as context:
+        with context_of(rank, size, chief_ip="127.0.0.1", pub_port=port, **options) as context:
             return use(context)
 
     with ThreadPoolExecutor(size) as pool:
@@ -103,17 +98,9 @@ def test_arguments_are_passed_by_name() -> None:
 
 def test_several_machines_need_an_address() -> None:
     """Without the chief's address, processes of several machines are an AssertionError."""
-    of_machines: dict[str, Any] = {
-        "rank": 0,
-        "size": 2,
-        "local_rank": 0,
-        "local_size": 1,
-        "cross_rank": 0,
-        "cross_size": 2,
-    }
     with pytest.raises(AssertionError, match="chief_ip"):
-        DistributedContext(**of_machines)
-    assert DistributedContext(**of_machines, chief_ip="10.0.0.1").get_num_agents() == 2
+        context_of(0, 2, machines=2)
+    assert context_of(0, 2, machines=2, chief_ip="10.0.0.1").get_num_agents() == 2
 
 
 def test_from_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +235,7 @@ def test_a_port_that_is_in_use(free_port: int, monkeypatch: pytest.MonkeyPatch) 
     def exchange(context: DistributedContext) -> None:
         context.allgather(0)
         if context.get_rank() == 0:
-            other = DistributedContext(
-                rank=0, size=2, local_rank=0, local_size=2, cross_rank=0, cross_size=1, pub_port=free_port
-            )
+            other = context_of(0, 2, pub_port=free_port)
             with pytest.raises(ValueError, match="port_offset"):
                 other.allgather(0)
 
@@ -260,12 +245,7 @@ def test_a_port_that_is_in_use(free_port: int, monkeypatch: pytest.MonkeyPatch) 
 def test_a_port_is_free_again(free_port: int) -> None:
     """One group after another can use the same port, whoever of its ranks is closed first."""
     for _ in range(3):
-        contexts = [
-            DistributedContext(
-                rank=rank, size=3, local_rank=rank, local_size=3, cross_rank=0, cross_size=1, pub_port=free_port
-            )
-            for rank in range(3)
-        ]
+        contexts = [context_of(rank, 3, pub_port=free_port) for rank in range(3)]
         with ThreadPoolExecutor(3) as pool:
             assert list(pool.map(DistributedContext.broadcast, contexts, range(3))) == [0, 0, 0]
         begin = time.monotonic()
@@ -279,9 +259,7 @@ def test_a_chief_that_nobody_closes(free_port: int) -> None:
 
     def exchange(rank: int) -> list[int]:
         time.sleep(0.3 * rank)
-        context = DistributedContext(
-            rank=rank, size=3, local_rank=rank, local_size=3, cross_rank=0, cross_size=1, pub_port=free_port
-        )
+        context = context_of(rank, 3, pub_port=free_port)
         return [context.broadcast(rank), context.broadcast(rank + 1)]
 
     with ThreadPoolExecutor(3) as pool:
@@ -290,13 +268,7 @@ def test_a_chief_that_nobody_closes(free_port: int) -> None:
 
 def test_a_rank_does_not_join_the_group_before(free_port: int) -> None:
     """A rank that comes to the port while an earlier group still uses it waits for the chief of its own."""
-
-    def rank_of_two(rank: int) -> DistributedContext:
-        return DistributedContext(
-            rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1, pub_port=free_port
-        )
-
-    before, after = [rank_of_two(0), rank_of_two(1)], [rank_of_two(0), rank_of_two(1)]
+    before, after = ([context_of(rank, 2, pub_port=free_port) for rank in range(2)] for _ in range(2))
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(DistributedContext.allgather, before, "ab")) == [["a", "b"]] * 2
         before[1].close()
@@ -367,22 +339,14 @@ def test_a_late_rank_is_waited_for(free_port: int) -> None:
 def test_collectives_over_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that torch has connected need no port, for one context after another and for several at a time."""
     rank = torch.distributed.get_rank()
-    numbers: dict[str, Any] = {
-        "rank": rank,
-        "size": 2,
-        "local_rank": rank,
-        "local_size": 2,
-        "cross_rank": 0,
-        "cross_size": 1,
-    }
     monkeypatch.setattr("pa_trial.store_connection._store_of_chief", None)
-    first, second = DistributedContext(**numbers), DistributedContext(**numbers)
+    first, second = context_of(rank, 2), context_of(rank, 2)
     assert first.allgather(rank) == [0, 1]
     assert second.broadcast(f"from {rank}") == "from 0"
     assert first.gather(rank) == ([0, 1] if rank == 0 else None)
     first.close()
     assert second.allgather_local(bytes(rank)) == [b"", b"\0"]
     second.close()
-    with DistributedContext(**numbers) as third:
+    with context_of(rank, 2) as third:
         time.sleep(0.6 * rank)
         assert third.allgather(rank) == [0, 1]

@@ -7,14 +7,15 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 import pa_trial
 from pa_core import RanksDifferError, gather_objects
 from pa_core.distributed import rank
-from pa_trial import Batch, Epoch, InvalidHP, PyTorchCallback, PyTorchTrialContext
-from tests.support.trials import TinyTrial, fit, without_policy
+from pa_trial import Batch, DataLoader, Epoch, InvalidHP, PyTorchCallback, PyTorchTrialContext
+from tests.support.trials import TinyTrial, fit, samples, without_policy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,6 +120,33 @@ class ByDataset(TellsRank):
 def test_the_chief_validates_on_the_whole_dataset(shared_tmp_path: Path) -> None:
     """Both hear of what it found."""
     assert fit(ByDataset, shared_tmp_path, max_length=Batch(1)).metrics.validations == [{"records": 8}]
+
+
+class Shuffled(OnTwoRanks):
+    """Keeps its samples, which come in a random order."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.seen: list[float] = []
+
+    @override
+    def build_training_data_loader(self) -> DataLoader:
+        return DataLoader(samples(self.num_samples), batch_size=4, shuffle=True)
+
+    @override
+    def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.seen += batch[1].flatten().tolist()
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def test_ranks_that_were_seeded_apart_share_one_order(shared_tmp_path: Path) -> None:
+    """They go through one permutation, in shares that do not overlap."""
+    torch.manual_seed(rank())
+    with pa_trial.init(checkpoint_dir=shared_tmp_path) as context:
+        trial = Shuffled(context)
+        pa_trial.Trainer(trial, context).fit(max_length=Epoch(1), checkpoint_policy="none")
+    first, second = gather_objects(trial.seen)
+    assert sorted(first + second) == sorted(samples(32).tensors[1].flatten().tolist())
 
 
 # Requests to stop

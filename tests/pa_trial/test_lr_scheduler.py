@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +10,6 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau, SequentialLR
 
-from pa_trial.errors import InvalidExperimentException
 from pa_trial.lr_scheduler import LRScheduler
 from tests.pa_trial.batches import Batches
 
@@ -132,42 +129,3 @@ def test_what_is_wrapped_is_kept_and_what_was_passed_is_returned() -> None:
     wrapped.step()
     wrapped.load_state_dict(saved)
     assert chained.last_epoch == 1
-
-
-@pytest.mark.parametrize("step_mode", [2, "STEP_EVERY_BATCH", None])
-def test_a_mode_that_is_none_is_refused(step_mode: Any) -> None:
-    """Numbers and strings are no step modes."""
-    schedule = ExponentialLR(SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 0.9)
-
-    with pytest.raises(TypeError, match=r"LRScheduler\.StepMode"):
-        LRScheduler(schedule, step_mode)
-
-
-@pytest.mark.parametrize("frequency", [0, -1, 1.5, True])
-def test_a_frequency_that_is_no_positive_integer_is_refused(frequency: Any) -> None:
-    """Nothing can be done every zeroth time."""
-    schedule = ExponentialLR(SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 0.9)
-
-    with pytest.raises(InvalidExperimentException, match="at least 1"):
-        LRScheduler(schedule, BATCH, frequency)
-
-
-@pytest.mark.parametrize("step_mode", [BATCH, UPDATE, EPOCH])
-def test_a_scheduler_that_needs_a_metric_is_refused_where_it_would_get_none(step_mode: LRScheduler.StepMode) -> None:
-    """A plateau scheduler takes MANUAL_STEP only."""
-    batches = Batches()
-    model = batches.parts.wrap_model(nn.Linear(1, 1))
-    optimizer = batches.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1))
-
-    with pytest.raises(InvalidExperimentException, match="MANUAL_STEP"):
-        batches.parts.wrap_lr_scheduler(ReduceLROnPlateau(optimizer), step_mode)
-
-
-def test_a_scheduler_of_an_optimizer_that_is_not_wrapped_is_refused() -> None:
-    """Its optimizer has to come first."""
-    batches = Batches()
-    model = batches.parts.wrap_model(nn.Linear(1, 1))
-
-    with pytest.raises(InvalidExperimentException, match="not wrapped"):
-        batches.parts.wrap_lr_scheduler(ExponentialLR(SGD(model.parameters(), lr=0.1), 0.9), EPOCH)
-    assert batches.parts.lr_schedulers == []

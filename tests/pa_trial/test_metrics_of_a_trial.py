@@ -18,7 +18,6 @@ from pa_trial import (
     Batch,
     CheckFailedError,
     DataLoader,
-    InvalidExperimentException,
     MetricReducer,
     PyTorchCallback,
     Reducer,
@@ -192,25 +191,6 @@ def test_the_reducers_of_a_validation(shared_tmp_path: Path) -> None:
     assert heard(FourReducers, shared_tmp_path).validation == [{"avg": 3.375, "sum": 27.0, "max": 6.0, "min": 0.0}]
 
 
-class NotEnoughReducers(FourReducers):
-    """Forgets one."""
-
-    reducers: ClassVar[Any] = {"avg": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX}
-
-
-class WrongReducers(FourReducers):
-    """Has something else."""
-
-    reducers = "mean"
-
-
-@pytest.mark.parametrize("trial_class", [NotEnoughReducers, WrongReducers])
-def test_reducers_that_do_not_fit(trial_class: type[Numbers], shared_tmp_path: Path) -> None:
-    """All processes raise the error."""
-    with pytest.raises(InvalidExperimentException, match="evaluation_reducer"):
-        fit(trial_class, shared_tmp_path, max_length=Batch(1))
-
-
 class Largest(MetricReducer):
     """The largest number so far."""
 
@@ -294,6 +274,8 @@ class FullDataset(TinyTrial):
 
     @override
     def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> dict[str, Any]:
+        assert not torch.is_grad_enabled()
+        assert not self.model.training
         self.batches = len(list(data_loader))
         return {"number": torch.tensor(3.0), "matrix": np.eye(2), "best": float("inf")}
 
@@ -306,21 +288,6 @@ def test_a_validation_on_the_full_dataset(shared_tmp_path: Path) -> None:
     assert metrics["matrix"].tolist() == [[1.0, 0.0], [0.0, 1.0]]
     assert (metrics["best"], metrics["updates"]) == (float("inf"), 0)
     assert gather_objects(trial.batches) == [2, 0][: num_processes()]
-
-
-class NoJson(FullDataset):
-    """Has a metric that JSON cannot hold."""
-
-    @override
-    def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> dict[str, Any]:
-        return {"number": 1.0, "model": self.model}
-
-
-@pytest.mark.runs_on("one_process")
-def test_metrics_that_json_cannot_hold(shared_tmp_path: Path) -> None:
-    """The TypeError names the metric."""
-    with pytest.raises(TypeError, match="The metric 'model' cannot be written as JSON"):
-        fit(NoJson, shared_tmp_path, max_length=Batch(1))
 
 
 class NothingToValidateOn(Numbers):

@@ -122,18 +122,6 @@ def test_curves_can_be_seen_while_the_training_goes_on(tmp_path: Path) -> None:
     board.close()
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_curves_can_be_left_to_the_trial(tmp_path: Path, enabled: bool) -> None:
-    """With enable_tensorboard_logging=False only what the trial itself writes is there."""
-    reporter, board = reported(tmp_path, logs_to_tensorboard=lambda: enabled)
-    writer: Any = board.writer
-    writer.add_scalar("mine", 1.0, 0)
-    reporter.training({"loss": 1.0}, [], PROGRESS)
-    reporter.validation({"loss": 1.0}, PROGRESS)
-    board.close()
-    assert set(read_curves(tmp_path)) == {"mine", *(["Determined/loss", "Determined/val_loss"] if enabled else [])}
-
-
 def test_without_a_path_there_are_curves_only_beside_those_of_the_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,3 +103,11 @@ def test_a_wrapped_batch_sampler_keeps_its_attributes() -> None:
     wrapped = samplers.SkipBatchSampler(samplers.RepeatBatchSampler(inner), 1)
     assert (wrapped.batch_size, wrapped.drop_last, wrapped.sampler) == (2, True, inner.sampler)
     assert isinstance(wrapped, BatchSampler)
+
+
+def test_a_shuffle_that_is_repeated_has_another_order_in_each_epoch() -> None:
+    """Shuffle, repeat, share out, batch, skip: in the order in which the documentation composes them."""
+    shuffled, expected = (samplers.ReproducibleShuffleSampler(range(8), seed=7) for _ in range(2))
+    shard = samplers.DistributedSampler(samplers.RepeatSampler(shuffled), num_workers=2, rank=1)
+    skipping = samplers.SkipBatchSampler(BatchSampler(shard, batch_size=4, drop_last=False), 1)
+    assert next(iter(skipping)) == [*expected, *expected][1::2][4:]

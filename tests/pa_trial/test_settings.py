@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pa_trial
-from pa_trial.distributed_context import DistributedContext
+from pa_trial import Batch, DistributedContext, Epoch, InvalidExperimentException
 from pa_trial.settings import ExperimentSettings
-from pa_trial.units import Batch, Epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,38 +87,11 @@ def test_batch_sizes(given: int, size: int, per_slot: int, in_all: int) -> None:
     assert all(warning.filename == __file__ for warning in told)
 
 
-@pytest.mark.parametrize("given", [8.0, "8", -1, True])
-def test_unusable_batch_sizes(given: object) -> None:
-    """A global batch size that is no int of at least the number of processes is refused by ``init``."""
-    with (
-        pytest.raises(pa_trial.InvalidExperimentException, match="global_batch_size="),
-        pa_trial.init(hparams={"global_batch_size": given}),
-    ):
-        pass
-
-
-def test_a_batch_needs_a_sample_for_each_process() -> None:
-    """A global batch of one sample cannot be split over two processes."""
-    with (
-        pytest.raises(pa_trial.InvalidExperimentException, match="at least 2"),
-        pa_trial.init(hparams={"global_batch_size": 1}, distributed=of_two()),
-    ):
-        pass
-
-
 @pytest.mark.parametrize("hparams", [{}, {"global_batch_size": None}, {"global_batch_size": 0}])
 def test_batch_sizes_that_count_as_not_set(hparams: dict[str, Any]) -> None:
     """A missing, None or zero global batch size is an error only when it is asked for."""
     with pa_trial.init(hparams=hparams) as context, pytest.raises(ValueError, match="batch size is not known"):
         context.get_global_batch_size()
-
-
-@pytest.mark.parametrize("name", ["hparams", "exp_conf"])
-def test_settings_are_dictionaries(name: str) -> None:
-    """Something else than a dictionary is a TypeError that names the argument."""
-    arguments: dict[str, Any] = {name: [("lr", 1)]}
-    with pytest.raises(TypeError, match=name), pa_trial.init(**arguments):
-        pass
 
 
 def test_what_is_read_of_an_experiment_configuration() -> None:
@@ -152,50 +124,65 @@ def test_an_empty_configuration_asks_for_nothing() -> None:
         assert settings.min_validation_period is None
 
 
+ACCURACY = {"searcher": {"metric": "acc", "smaller_is_better": False}}
+
+
 @pytest.mark.parametrize(
-    ("configured", "entry"),
+    ("asked", "expected"),
     [
-        ({"searcher": "random"}, "searcher"),
-        ({"searcher": {"metric": 3}}, "searcher.metric"),
-        ({"searcher": {"smaller_is_better": "yes"}}, "searcher.smaller_is_better"),
-        ({"scheduling_unit": "100"}, "scheduling_unit"),
-        ({"scheduling_unit": True}, "scheduling_unit"),
-        ({"min_validation_period": 3}, "min_validation_period"),
-        ({"min_validation_period": {"records": 3}}, "min_validation_period"),
-        ({"min_checkpoint_period": {"batches": 1.5}}, "min_checkpoint_period.batches"),
+        ({}, (None, True)),
+        ({"metric": "loss"}, ("loss", True)),
+        ({"metric": "f1", "smaller_is_better": False}, ("f1", False)),
+        ({"exp_conf": {"searcher": {"metric": "loss"}}}, ("loss", True)),
+        ({"exp_conf": ACCURACY}, ("acc", False)),
+        ({"exp_conf": ACCURACY, "smaller_is_better": True}, ("acc", True)),
+        ({"exp_conf": ACCURACY, "metric": "f1"}, ("f1", True)),
+        ({"exp_conf": {"searcher": {"metric": "loss"}}, "metric": "f1", "smaller_is_better": False}, ("f1", False)),
     ],
 )
-def test_unusable_entries_are_named(configured: dict[str, Any], entry: str) -> None:
-    """An entry of the wrong kind is refused by its name, when the context is made."""
-    with pytest.raises(pa_trial.InvalidExperimentException, match=entry), pa_trial.init(exp_conf=configured):
-        pass
-
-
-def test_a_metric_passed_to_init_comes_before_the_configured_one() -> None:
+def test_a_metric_passed_to_init_comes_before_the_configured_one(
+    asked: dict[str, Any], expected: tuple[str | None, bool]
+) -> None:
     """``init(metric=)`` wins over ``searcher.metric``, and its direction is not that of the other metric."""
-    configured = {"searcher": {"metric": "accuracy", "smaller_is_better": False}}
-    assert _metric_of(exp_conf=configured) == ("accuracy", False)
-    assert _metric_of(exp_conf=configured, metric="loss") == ("loss", True)
-    assert _metric_of(exp_conf=configured, smaller_is_better=True) == ("accuracy", True)
-    assert _metric_of(metric="f1", smaller_is_better=False) == ("f1", False)
-    assert _metric_of() == (None, True)
+    assert _metric_of(**asked) == expected
+
+
+UNUSABLE_ENTRIES: list[tuple[dict[str, Any], str]] = [
+    ({"searcher": "random"}, "searcher"),
+    ({"searcher": {"metric": 3}}, "searcher.metric"),
+    ({"searcher": {"smaller_is_better": "yes"}}, "searcher.smaller_is_better"),
+    ({"scheduling_unit": "100"}, "scheduling_unit"),
+    ({"scheduling_unit": True}, "scheduling_unit"),
+    ({"min_validation_period": 3}, "min_validation_period"),
+    ({"min_validation_period": {"records": 3}}, "min_validation_period"),
+    ({"min_checkpoint_period": {"batches": 1.5}}, "min_checkpoint_period.batches"),
+]
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    *(({"hparams": {"global_batch_size": size}}, InvalidExperimentException, "global_batch_size=")
+      for size in (8.0, "8", -1, True)),
+    ({"hparams": {"global_batch_size": 1}, "distributed": of_two()}, InvalidExperimentException, "at least 2"),
+    ({"hparams": [("lr", 1)]}, TypeError, "hparams"),
+    ({"exp_conf": [("lr", 1)]}, TypeError, "exp_conf"),
+    *(({"seed": seed}, ValueError, "seed=") for seed in (-1, 2**32, True, "3", 1.0)),
+    *(({"aggregation_frequency": number}, InvalidExperimentException, "aggregation_frequency=")
+      for number in (0, -1, 1.0, True)),
+    *(({"max_checkpoints": number}, ValueError, "max_checkpoints") for number in (0, True)),
+    *(({"max_wait_seconds": seconds}, ValueError, "max_wait_seconds") for seconds in (-1, float("nan"))),
+    *(({"exp_conf": configured}, InvalidExperimentException, entry) for configured, entry in UNUSABLE_ENTRIES),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "error", "text"), REFUSED, ids=[str(asked) for asked, _, _ in REFUSED])
+def test_what_cannot_work_is_refused_by_init(asked: dict[str, Any], error: type[Exception], text: str) -> None:
+    """The error names the argument, or the entry of the configuration."""
+    with pytest.raises(error, match=text), pa_trial.init(**asked):
+        pass
 
 
 def _metric_of(**arguments: Any) -> tuple[str | None, bool]:
     with pa_trial.init(**arguments) as context:
         run_settings = context._run_parts().run_settings  # pyright: ignore[reportPrivateUsage]  # what fit works with
         return run_settings.metric, run_settings.smaller_is_better
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("max_checkpoints", 0), ("max_checkpoints", True), ("max_wait_seconds", -1), ("max_wait_seconds", float("nan"))],
-)
-def test_unusable_settings_of_a_run(name: str, value: object) -> None:
-    """Settings that cannot work are refused when ``init`` is called."""
-    arguments: dict[str, Any] = {name: value}
-    with pytest.raises(ValueError, match=name):
-        pa_trial.init(**arguments)
 
 
 def test_checkpoints_are_kept_where_determined_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,14 +21,6 @@ def draw(board: TensorBoard, steps: range, name: str = "mine") -> None:
         writer.add_scalar(name, step, step)
 
 
-def test_the_writer_writes_to_the_path(tmp_path: Path) -> None:
-    """What a trial adds to the writer is below the path when the context closes, whoever made the folder."""
-    board = TensorBoard(tmp_path / "logs")
-    draw(board, range(3))
-    board.close()
-    assert read_curves(tmp_path / "logs") == {"mine": [(0, 0.0), (1, 1.0), (2, 2.0)]}
-
-
 def test_nothing_is_written_until_the_writer_is_asked_for(tmp_path: Path) -> None:
     """A path alone makes no folder and needs no TensorBoard."""
     board = TensorBoard(tmp_path / "logs")
@@ -36,25 +28,6 @@ def test_nothing_is_written_until_the_writer_is_asked_for(tmp_path: Path) -> Non
     board.close()
     assert not board.has_writer
     assert not (tmp_path / "logs").exists()
-
-
-def test_the_writer_is_made_once(tmp_path: Path) -> None:
-    """Whoever asks again gets the same writer, so that all curves are in one file."""
-    board = TensorBoard(tmp_path)
-    assert board.writer is board.writer
-    board.close()
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_without_a_path_the_default_of_torch_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files are in runs/<time>_<host> below the working directory; the path stays None."""
-    monkeypatch.chdir(tmp_path)
-    board = TensorBoard(None)
-    draw(board, range(1))
-    board.close()
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert board.path is None
-    assert read_curves(folder) == {"mine": [(0, 0.0)]}
 
 
 def test_the_curves_of_other_processes_do_not_mix_with_those_of_the_chief(tmp_path: Path) -> None:

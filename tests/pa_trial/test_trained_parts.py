@@ -11,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
+import pa_trial
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.progress import TrialProgress
@@ -45,19 +46,6 @@ def gradient_of(parameters: Sequence[Tensor]) -> float:
 # Wrapping
 
 
-def test_what_is_wrapped_is_returned_and_kept_in_order() -> None:
-    """The same objects come back, and lists have them in the order of wrapping; twice is once."""
-    batches = Batches()
-    models = [nn.Linear(1, 1), nn.Linear(2, 1)]
-    optimizers = [SGD(models[1].parameters(), lr=0.1), Adam(models[0].parameters())]
-
-    assert [batches.parts.wrap_model(model) for model in [*models, models[0]]] == [*models, models[0]]
-    assert [batches.parts.wrap_optimizer(one) for one in [*optimizers, optimizers[0]]] == [*optimizers, optimizers[0]]
-
-    assert batches.parts.models == models
-    assert batches.parts.optimizers == optimizers
-
-
 def test_a_wrapped_model_is_the_module_itself() -> None:
     """No wrapper: names in the state dict have no prefix, and a model without parameters is one, too."""
     batches = Batches()
@@ -68,11 +56,46 @@ def test_a_wrapped_model_is_the_module_itself() -> None:
     assert list(model.state_dict()) == ["weight", "bias"]
 
 
-@pytest.mark.parametrize("model", [nn.Linear, [nn.Linear(1, 1)], None])
-def test_what_is_no_model_is_refused(model: Any) -> None:
-    """A class instead of an instance, a list, nothing."""
-    with pytest.raises(TypeError, match=r"in wrap_model\(\)"):
-        Batches().parts.wrap_model(model)
+MODEL = nn.Linear(1, 1)
+OPTIMIZER = SGD(MODEL.parameters(), lr=0.1)
+SCHEDULE = ExponentialLR(OPTIMIZER, 0.9)
+StepMode = LRScheduler.StepMode
+REFUSED: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
+    *(("wrap_model", (model,), TypeError, r"in wrap_model\(\)") for model in (nn.Linear, [MODEL], None)),
+    *(("wrap_optimizer", (one,), TypeError, r"in wrap_optimizer\(\)") for one in (SGD, MODEL, None)),
+    *(
+        ("wrap_optimizer", (OPTIMIZER, n), InvalidExperimentException, f"backward_passes_per_step.*{n}")
+        for n in (0, -1)
+    ),
+    *(("wrap_lr_scheduler", (SCHEDULE, mode), TypeError, r"LRScheduler\.StepMode") for mode in (2, "EPOCH", None)),
+    *(
+        ("wrap_lr_scheduler", (SCHEDULE, StepMode.STEP_EVERY_BATCH, n), InvalidExperimentException, f"frequency.*{n}")
+        for n in (0, -1, 1.5, True)
+    ),
+    *(
+        ("wrap_lr_scheduler", (ReduceLROnPlateau(OPTIMIZER), mode), InvalidExperimentException, "MANUAL_STEP")
+        for mode in StepMode
+        if mode is not StepMode.MANUAL_STEP
+    ),
+    (
+        "wrap_lr_scheduler",
+        (ExponentialLR(SGD(MODEL.parameters(), lr=0.1), 0.9), StepMode.STEP_EVERY_EPOCH),
+        InvalidExperimentException,
+        "not wrapped",
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "arguments", "error", "text"), REFUSED)
+def test_what_cannot_be_wrapped_is_refused(
+    method: str, arguments: tuple[Any, ...], error: type[Exception], text: str
+) -> None:
+    """Classes instead of instances, numbers out of range, schedules that would get no metric or no optimizer."""
+    with pa_trial.init() as context:
+        context.wrap_optimizer(OPTIMIZER)
+        with pytest.raises(error, match=text):
+            getattr(context, method)(*arguments)
+        assert (context.models, context.lr_schedulers) == ([], [])
 
 
 @pytest.mark.runs_on("two_ranks")
@@ -86,33 +109,11 @@ def test_a_sharded_model_is_refused() -> None:
         Batches().parts.wrap_model(model)
 
 
-@pytest.mark.parametrize("optimizer", [SGD, nn.Linear(1, 1), None])
-def test_what_is_no_optimizer_is_refused(optimizer: Any) -> None:
-    """A class instead of an instance, a model, nothing."""
-    with pytest.raises(TypeError, match=r"in wrap_optimizer\(\)"):
-        Batches().parts.wrap_optimizer(optimizer)
-
-
-def test_options_of_horovod_are_accepted_and_checked() -> None:
-    """Alone, ``backward_passes_per_step`` and ``fp16_compression`` change nothing; less than one is an error."""
+def test_options_of_horovod_are_accepted() -> None:
+    """Alone, ``backward_passes_per_step`` and ``fp16_compression`` change nothing."""
     batches, _, optimizer = one_weight()
 
     assert batches.parts.wrap_optimizer(optimizer, backward_passes_per_step=4, fp16_compression=True) is optimizer
-    for number in (0, -1):
-        with pytest.raises(InvalidExperimentException, match=f"backward_passes_per_step={number}"):
-            batches.parts.wrap_optimizer(optimizer, backward_passes_per_step=number)
-
-
-def test_a_training_needs_a_model_and_an_optimizer() -> None:
-    """The error says which one is missing."""
-    batches = Batches()
-    with pytest.raises(InvalidExperimentException, match="no wrapped model"):
-        batches.parts.require_trainable()
-    model = batches.parts.wrap_model(nn.Linear(1, 1))
-    with pytest.raises(InvalidExperimentException, match="no wrapped optimizer"):
-        batches.parts.require_trainable()
-    batches.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1))
-    batches.parts.require_trainable()
 
 
 def test_parameters_that_no_model_has_are_warned_of() -> None:
@@ -210,21 +211,6 @@ def test_a_step_ends_each_group_and_averages_it_if_asked_to(aggregation: int, co
     assert model.weight.item() == pytest.approx(-0.5 * updates)
     assert left == [((i + 1) % aggregation or None) for i in range(count)]
     assert batches.parts.gradients_in_progress() == (count % aggregation > 0)
-
-
-@pytest.mark.parametrize("averages", [None, True])
-def test_averaging_is_the_default(averages: bool | None) -> None:
-    """None stands for it, too."""
-    batches, model, optimizer = one_weight(aggregation_frequency=2)
-    batches.parts.wrap_optimizer(optimizer, average_aggregated_gradients=averages)
-    clipped: list[float] = []
-
-    def train_batch(_: int) -> None:
-        batches.parts.backward(unit_loss(model))
-        batches.parts.step_optimizer(optimizer, lambda parameters: clipped.append(gradient_of(parameters)))
-
-    batches.train(train_batch, 2)
-    assert clipped == [1.0]
 
 
 def test_clipping_gets_one_list_of_the_parameters_of_all_groups() -> None:

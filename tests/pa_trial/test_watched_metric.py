@@ -67,33 +67,6 @@ def test_a_validation_without_the_metric() -> None:
         WatchedMetric("accuracy", TrialProgress()).is_better({"acc": 1.0, "loss": 2.0})
 
 
-def settings_of(**asked: Any) -> tuple[str | None, bool]:
-    """What ``init`` makes of its arguments and the experiment configuration."""
-    with pa_trial.init(**asked) as context:
-        settings = context._run_parts().run_settings  # pyright: ignore[reportPrivateUsage]  # what fit looks at
-    return settings.metric, settings.smaller_is_better
-
-
-ACCURACY = {"searcher": {"metric": "acc", "smaller_is_better": False}}
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ({}, (None, True)),
-        ({"metric": "loss"}, ("loss", True)),
-        ({"metric": "acc", "smaller_is_better": False}, ("acc", False)),
-        ({"exp_conf": {"searcher": {"metric": "loss"}}}, ("loss", True)),
-        ({"exp_conf": ACCURACY}, ("acc", False)),
-        ({"metric": "f1", "smaller_is_better": False, "exp_conf": {"searcher": {"metric": "loss"}}}, ("f1", False)),
-        ({"metric": "f1", "exp_conf": ACCURACY}, ("f1", True)),
-    ],
-)
-def test_where_the_metric_is_named(asked: dict[str, Any], expected: tuple[str | None, bool]) -> None:
-    """What init is told goes before the searcher of the experiment configuration, with its direction."""
-    assert settings_of(**asked) == expected
-
-
 class Scores(TinyTrial):
     """Validates with one score after another."""
 
@@ -130,13 +103,6 @@ def test_the_best_validation_is_known_to_a_training_that_resumes(tmp_path: Path)
     """No later validation is better than one before the interruption, so that only the last batch is saved."""
     assert events(tmp_path, 2, metric="score") == ["C1", "C2"]
     assert events(tmp_path, 5, metric="score") == ["C5"]
-
-
-def test_best_without_a_metric_becomes_all(tmp_path: Path) -> None:
-    """A warning tells so, and what to pass; a checkpoint follows each validation."""
-    with pytest.warns(UserWarning, match=r"'best'.*falling back to checkpoint_policy='all'.*metric=") as warned:
-        assert events(tmp_path) == ["C1", "C2", "C3", "C4", "C5"]
-    assert [Path(warning.filename) for warning in warned] == [Path(__file__)]
 
 
 def test_a_metric_that_no_validation_has(tmp_path: Path) -> None:

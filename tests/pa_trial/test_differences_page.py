@@ -1,4 +1,4 @@
-"""The tables of docs/maintainers/differences-from-determined.md are held to the tests beside this file."""
+"""What the pages about coming from Determined say is held to the tests beside this file."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path
 import pa_trial
 
 HERE = Path(__file__).parent
-DOCS = HERE.parents[2] / "docs"
+DOCS = HERE.parents[1] / "docs"
 PAGE = DOCS / "migrating-from-determined.md"
 ALL_DIFFERENCES = DOCS / "maintainers" / "differences-from-determined.md"
 
 
-def test_each_row_has_a_test_of_its_name_and_each_test_a_row() -> None:
+def test_each_row_names_a_test() -> None:
     """A difference cannot be written down without a test, nor a test be removed from under it."""
-    rows = re.findall(r"^\| <!-- (\w+) -->", ALL_DIFFERENCES.read_text(), re.MULTILINE)
-    others = sorted(set(HERE.glob("test_*.py")) - {Path(__file__)})
-    tests = [name for path in others for name in re.findall(r"^def test_(\w+)", path.read_text(), re.MULTILINE)]
-    assert sorted(rows) == sorted(tests)
+    rows = [line for line in ALL_DIFFERENCES.read_text().splitlines() if re.match(r"\| (?!what|---)", line)]
+    named = {name for row in rows for name in re.findall(r"^\| <!-- (\w+) -->", row)}
+    tests = {name for path in HERE.glob("test_*.py") for name in re.findall(r"def test_(\w+)", path.read_text())}
+    assert all(row.startswith("| <!-- ") for row in rows)
+    assert named - tests == set()
 
 
 def test_each_import_that_the_page_names_works() -> None:
