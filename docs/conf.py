@@ -31,7 +31,6 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!pa_|pytorch_accelerated).*"),  # links to other projects would need a network
     (r"py:.*", r".*\.(_\w+(\.\w+)*|\w*T|\w*T_co|\w*T_contra)"),  # private names and type variables have no page
     (r"py:.*", r".*\.BlockOrDecorator"),  # what stands behind `with` or `@`, which nobody has to name
-    (r"py:.*", r"pa_core\.callbacks\.row_display\.RowDisplay"),  # what callbacks that print rows are made of
     (r"py:.*", r"pa_core\.(engine\.Engine|accumulation\.MicroBatch)"),  # what trainers and runs are made of
     (r"py:.*", r"pa_core\.callbacks\.row_display\.RowDisplay"),  # what the callbacks that print have in common
     (r"py:.*", r"pa_trial\.\w+\.(CoreContext|HorovodLike|RunSettings)"),  # what stands for settings that init() makes

@@ -22,7 +22,7 @@ from pa_core import (
     TrainerCallback,
     gather_objects,
 )
-from pa_core.callbacks.epoch_progress import PlainLines
+from pa_core.callbacks import epoch_progress
 from pa_core.distributed import rank
 from pa_core.distributed.packed_means import ROOM
 from pa_core.testing import RecordingCallback
@@ -225,7 +225,7 @@ def test_the_progress_shows_the_mean_so_far(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the loss, and at the end of the epoch the one that is recorded."""
-    monkeypatch.setattr(PlainLines, "seconds_between", 0.0)
+    monkeypatch.setattr(epoch_progress, "SECONDS_BETWEEN_LINES", 0.0)
     trainer = make_trainer(ProgressBarCallback())
 
     train(trainer, train_dataloader_kwargs={"shuffle": False}, eval_dataset=None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
+import importlib.util
 import io
 import os
 import re
@@ -12,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,10 +30,10 @@ from pa_core import (
     StopTrainingError,
     Trainer,
     TrainerCallback,
+    _tqdm,
     get_default_callbacks,
 )
-from pa_core.callbacks import CallbackLike
-from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines
+from pa_core.callbacks import CallbackLike, epoch_progress
 from pa_core.testing import make_regression
 from tests import launching
 from tests.support.trainers import linear_trainer
@@ -343,56 +344,27 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
     assert "Epoch 1: 5/5 batches, loss=" in output
 
 
-def outputs_of_cell(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make this process that of a notebook, and return what its cell shows, where displayed things are replaced."""
-    outputs: list[str] = []
-
-    class Handle:
-        def __init__(self, position: int) -> None:
-            self.position = position
-
-        def update(self, data: dict[str, str], *, raw: bool) -> None:
-            outputs[self.position] = data["text/plain"]
-
-    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Handle:
-        outputs.append(data["text/plain"])
-        return Handle(len(outputs) - 1)
+@pytest.mark.parametrize("has_widgets", [False, True])
+def test_a_notebook_draws_bars_where_it_has_widgets(monkeypatch: pytest.MonkeyPatch, has_widgets: bool) -> None:
+    """Without them bars would leave control codes in the cell; in both cases there is a line for each epoch."""
 
     class OutStream(io.StringIO):
         __module__ = "ipykernel.iostream"
 
-        @override
-        def write(self, text: str, /) -> int:
-            outputs.extend(line for line in text.splitlines() if line)
-            return len(text)
-
-    monkeypatch.setitem(sys.modules, "IPython.display", ModuleType("IPython.display"))
-    monkeypatch.setattr(sys.modules["IPython.display"], "display", display, raising=False)
-    monkeypatch.setattr(sys, "stderr", OutStream())
-    monkeypatch.setattr(sys, "stdout", OutStream())
-    return outputs
-
-
-def test_a_notebook_keeps_one_bar_and_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bar of the run has its place above the rows; those of the epochs are gone, and there is no control code."""
-    cell = outputs_of_cell(monkeypatch)
-    linear_trainer(*DEFAULT_CALLBACKS).train(DATA, 2, DATA)
-    bar = r"Run \|█+\| 100% \[00:0\d<00:00\]"
-    assert_lines(cell[:6], ["Training starts: .*", TRAINS, bar, HEADER, ROW, ROW])
-    assert len(cell) == 7 + len(TABLE)
-    assert "".join(cell).isprintable()
-
-
-def test_a_notebook_keeps_what_is_printed_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without rows there is a line for each epoch; an evaluation and a prediction leave their bars."""
-    cell = outputs_of_cell(monkeypatch)
+    errors, cell = OutStream(), OutStream()
+    find_spec = importlib.util.find_spec
+    widgets = importlib.machinery.ModuleSpec("ipywidgets", None) if has_widgets else None
+    monkeypatch.setattr(_tqdm, "find_spec", lambda name: widgets if name == "ipywidgets" else find_spec(name))
+    monkeypatch.setattr(sys, "stderr", errors)
+    monkeypatch.setattr(sys, "stdout", cell)
     trainer = linear_trainer(ProgressBarCallback)
     trainer.train(DATA, 1)
-    assert re.fullmatch(r"Epoch 1: 5/5 batches, loss=[\d.e-]+, lr=0\.01, [\d,.]+ samples/s", cell.pop())
-    assert re.fullmatch(r"Epoch 1 \|█+\| 5/5 \[00:0\d<00:00, loss=.* samples/s\]", cell.pop())
     trainer.evaluate(DATA)
-    list(trainer.predict(DATA))
-    assert [line.split("|")[0] for line in cell] == ["Evaluation ", "Prediction "]
+    epoch, evaluation = cell.getvalue().splitlines()
+    assert re.fullmatch(r"Epoch 1: 5/5 batches, loss=[\d.e-]+, lr=0\.01, [\d,.]+ samples/s", epoch)
+    assert evaluation.startswith("Evaluation: 5/5 batches, loss=")
+    assert ("Epoch 1 |" in errors.getvalue()) == has_widgets
+    assert lines_on_screen(errors.getvalue()) == []
 
 
 @pytest.mark.parametrize("rows", [[], [PrintProgressCallback]])
@@ -400,7 +372,7 @@ def test_a_long_epoch_shows_signs_of_life_in_a_log(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rows: list[CallbackLike]
 ) -> None:
     """Where its row is printed at its end, lines come in between as they do without rows."""
-    monkeypatch.setattr(PlainLines, "seconds_between", 0.0)
+    monkeypatch.setattr(epoch_progress, "SECONDS_BETWEEN_LINES", 0.0)
     linear_trainer(*rows, ProgressBarCallback).train(DATA, 1)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch 1: ")]
     assert [line.split()[2] for line in lines] == ["1/5", "2/5", "3/5", "4/5", "5/5", *([] if rows else ["5/5"])]
@@ -411,26 +383,6 @@ def test_a_run_that_ends_within_an_epoch_fills_its_bar(capsys: pytest.CaptureFix
     linear_trainer(ProgressBarCallback).train(DATA, 1, max_num_train_steps=7)
     counts = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
     assert counts == ["5/5", "2/2"]
-
-
-class PlainLinesAtOnce(PlainLines):
-    """Plain lines that may come as often as there is anything to say."""
-
-    seconds_between = 0.0
-
-
-def test_plain_lines_come_rarely() -> None:
-    """Steps within half a minute add no line of their own; the display decides how often it is refreshed."""
-    trainer = linear_trainer()
-    trainer.train(DATA, 1)
-    for display, expected in ((PlainLines, 1), (PlainLinesAtOnce, 6)):
-        stream = io.StringIO()
-        progress = EpochProgress(display("Epoch 1", 5, stream, keeps_last=True), shows_learning_rate=True)
-        for _ in range(5):
-            progress.step(trainer, batch_size=8)
-        progress.close(trainer, is_complete=True)
-        assert stream.getvalue().count("\n") == expected
-        assert re.search(r"^Epoch 1: 5/5 batches, loss=[\d.e-]+, lr=0\.01, [\d,.]+ samples/s$", stream.getvalue(), re.M)
 
 
 def test_an_early_stop_says_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NoReturn, TextIO, TypeAlias, cast
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-__all__ = ["Bar", "bar_class", "bars_hidden"]
+__all__ = ["Bar", "bars_hidden", "draw_bar", "is_in_notebook", "is_terminal"]
 
 Bar: TypeAlias = "tqdm[NoReturn]"
+
+_COLUMNS_IF_UNKNOWN, _LINES_IF_UNKNOWN = 79, 23
 
 
 @contextmanager
@@ -37,10 +41,55 @@ def bars_hidden() -> Generator[None]:
         yield
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream goes to a terminal that can draw."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def is_in_notebook() -> bool:
+    """Return whether what is printed goes to a cell of a notebook, in which bars can be drawn."""
+    return type(sys.stderr).__module__.startswith("ipykernel") and find_spec("ipywidgets") is not None
+
+
+def draw_bar(title: str, total: int | None, count: str, *, stays: bool, initial: int = 0) -> Bar:
+    """Return a new bar on standard error, or in the cell of a notebook.
+
+    Args:
+        title: What it starts with.
+        total: What it counts up to; None where that is not known.
+        count: The format of the count.
+        stays: Whether it is left when it is closed.
+        initial: What it counts from.
+    """
+    stream = sys.stderr
+    has_size = not _is_without_size(stream)
+    return _bar_class()(
+        desc=title,
+        total=total,
+        initial=initial,
+        file=stream,
+        leave=stays,
+        ncols=None if has_size else _COLUMNS_IF_UNKNOWN,
+        nrows=None if has_size else _LINES_IF_UNKNOWN,
+        dynamic_ncols=has_size,
+        # It is told when to refresh, and does so each time.
+        mininterval=0,
+        miniters=1,
+        bar_format=f"{{desc}} |{{bar}}| {count} [{{elapsed}}<{{remaining}}{{postfix}}]",
+    )
+
+
+def _is_without_size(stream: TextIO) -> bool:
+    """Return whether a terminal reports 0 columns, as in some containers, in which a bar would be invisible."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns == 0
+    except (OSError, ValueError):  # not a terminal, but a notebook for example
+        return False
+
+
 @cache
-def bar_class() -> type[Bar]:
-    """Return the class of progress bars, without the monitoring thread that tqdm starts with the first one."""
-    from tqdm import tqdm
+def _bar_class() -> type[Bar]:
+    from tqdm.auto import tqdm
 
     # An interval of 0: no thread in the background that looks after bars which nobody refreshes.
     return cast("type[Bar]", type("Bar", (tqdm,), {"monitor_interval": 0}))

@@ -6,11 +6,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["EpochRow", "EpochRows", "format_pairs", "format_time", "format_value", "is_loss"]
+__all__ = ["EpochRows", "format_pairs", "format_time", "format_value", "is_loss"]
 
 WIDTH = 80
 _GAP = 2
@@ -19,23 +18,6 @@ _NARROWEST_STACKED = 6  # the gap has room for a mark
 _SMALLEST_FIXED, _LARGEST_FIXED, _DIGITS = 1e-3, 1e6, 5
 _TEN_SECONDS, _MINUTE, _HOUR = 10, 60, 3600
 _LOSS = re.compile(r"(.+_)?loss(_epoch)?")
-
-
-@dataclass(frozen=True)
-class EpochRow:
-    """What one row says.
-
-    Attributes:
-        epoch: The cell of the epoch.
-        metrics: Values by the full names of the metrics.
-        best: Which of the metrics are marked as the best so far.
-        figures: The last cells by their titles; the same titles in each row.
-    """
-
-    epoch: str
-    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    best: Collection[str] = ()
-    figures: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class _Column(NamedTuple):
@@ -52,17 +34,14 @@ class EpochRows:
     Losses have the first columns, then metrics in the order in which they come. A header takes two lines where that
     makes room for more of them. Those for which the line has no room left follow on separate lines.
 
-    Attributes:
-        has_header: Whether there was a row before.
-
     Example:
         >>> rows = EpochRows()
         >>> metrics = {"train_loss_epoch": 1.9031, "eval_loss_epoch": 1.2011, "accuracy": 0.721}
-        >>> for line in rows.lines(EpochRow("1", metrics, figures={"time": "0.11 s"})):
+        >>> for line in rows.lines("1", metrics, figures={"time": "0.11 s"}):
         ...     print(line)
         epoch  train loss  eval loss  accuracy     time
             1      1.9031     1.2011    0.7210   0.11 s
-        >>> for line in rows.lines(EpochRow("2", {"accuracy": 0.75}, ["accuracy"], {"time": "0.1 s"})):
+        >>> for line in rows.lines("2", {"accuracy": 0.75}, ["accuracy"], {"time": "0.1 s"}):
         ...     print(line)
             2           -          -   *0.7500    0.1 s
     """
@@ -71,41 +50,45 @@ class EpochRows:
     _FIGURE_WIDTHS = MappingProxyType({"lr": 8, "samples/s": 9, "time": 7})
 
     def __init__(self) -> None:
-        self._expected: dict[str, None] = {}
         self._names: list[str] = []
         self._columns: list[_Column] = []
         self._below: set[str] = set()
-        self.has_header: bool = False
+        self._has_header = False
 
-    def expect(self, name: str) -> None:
-        """Give a metric its column with the first row, although it comes later."""
-        self._expected[name] = None
-
-    def lines(self, row: EpochRow) -> list[str]:
+    def lines(
+        self,
+        epoch: str,
+        metrics: Mapping[str, float],
+        best: Collection[str] = (),
+        figures: Mapping[str, str] = MappingProxyType({}),
+        expected: Iterable[str] = (),
+    ) -> list[str]:
         """Return the lines of the next row, the header before it where it is new.
 
         Args:
-            row: The row.
+            epoch: The cell of the epoch.
+            metrics: Values by the full names of the metrics.
+            best: Which of the metrics are marked as the best so far.
+            figures: The last cells by their titles; the same titles in each row.
+            expected: Metrics that get their column with the first row, although they may come later.
         """
-        figures = [_Column(title, self._FIGURE_WIDTHS.get(title, len(title))) for title in row.figures]
-        lines: list[str] = []
-        if self._add_columns(row.metrics, figures) or not self.has_header:
-            self.has_header = True
-            columns = [self._EPOCH, *self._columns, *figures]
-            above = _aligned((column.above, column.width) for column in columns)
-            lines += [above] if above else []
-            lines.append(_aligned((column.title, column.width) for column in columns))
-        cells = [_marked(row, name) for name in self._names]
-        widths = [column.width for column in (self._EPOCH, *self._columns, *figures)]
-        lines.append(_aligned(zip([row.epoch, *cells, *row.figures.values()], widths, strict=True)))
-        below = {name: value for name, value in row.metrics.items() if name in self._below}
-        return lines + format_pairs(below, row.best) if below else lines
+        of_figures = [_Column(title, self._FIGURE_WIDTHS.get(title, len(title))) for title in figures]
+        names = metrics if self._has_header else [*expected, *metrics]
+        is_new = self._add_columns(names, of_figures) or not self._has_header
+        self._has_header = True
+        columns = [self._EPOCH, *self._columns, *of_figures]
+        widths = [column.width for column in columns]
+        values = ["-" if name not in metrics else _marked(name, metrics, best) for name in self._names]
+        lines = [[epoch, *values, *figures.values()]]
+        if is_new:
+            lines = [[column.above for column in columns], [column.title for column in columns], *lines]
+        aligned = [line for cells in lines if (line := _aligned(cells, widths))]
+        return aligned + format_pairs({name: metrics[name] for name in metrics if name in self._below}, best)
 
     def _add_columns(self, metrics: Iterable[str], figures: list[_Column]) -> bool:
         """Give new metrics a column where there is room; return whether one has got it."""
-        expected = () if self.has_header else self._expected
         known = {*self._names, *self._below}
-        new = sorted((name for name in dict.fromkeys((*expected, *metrics)) if name not in known), key=_rank)
+        new = sorted((name for name in dict.fromkeys(metrics) if name not in known), key=_rank)
         others = [self._EPOCH, *figures]
         # A second line of the header is there for what it makes room for.
         fitting = max((_fitting(self._names, new, others, stacked) for stacked in (False, True)), key=len)
@@ -142,8 +125,8 @@ def format_pairs(metrics: Mapping[str, float], best: Collection[str] = (), *, in
         ['       evaluation_loss 0.2100, accuracy *0.9470']
     """
     lines: list[str] = []
-    for name, value in metrics.items():
-        pair = f"{name} {'*' if name in best else ''}{format_value(value)}"
+    for name in metrics:
+        pair = f"{name} {_marked(name, metrics, best)}"
         if lines and len(lines[-1]) + len(", ") + len(pair) < WIDTH:
             lines[-1] += f", {pair}"
         else:
@@ -226,16 +209,14 @@ def _title(name: str) -> str:
     return " ".join(name.removesuffix("_epoch").replace("_", " ").split()) or name
 
 
-def _marked(row: EpochRow, name: str) -> str:
-    if name not in row.metrics:
-        return "-"
-    return ("*" if name in row.best else "") + format_value(row.metrics[name])
+def _marked(name: str, metrics: Mapping[str, float], best: Collection[str]) -> str:
+    return ("*" if name in best else "") + format_value(metrics[name])
 
 
-def _aligned(cells: Iterable[tuple[str, int]]) -> str:
+def _aligned(cells: Iterable[str], widths: Iterable[int]) -> str:
     """Put cells next to each other, each at the right of its column; one that is too wide takes room of the gap."""
     line, end = "", 0
-    for text, width in cells:
+    for text, width in zip(cells, widths, strict=True):
         end += width + (_GAP if line else 0)
         line += (" " if line else "") + text.rjust(end - len(line) - (1 if line else 0))
     return line.rstrip()

@@ -12,15 +12,15 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.epoch_progress import format_rate
 from pa_core.callbacks.epoch_rows import format_time, is_loss
-from pa_core.callbacks.row_display import RowDisplay, known_directions, shows_rows
+from pa_core.callbacks.log_metrics import LogMetricsCallback
+from pa_core.callbacks.row_display import EpochTable, RowDisplay, known_directions
 from pa_core.callbacks.run_summary import format_duration, format_table, summarise
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.callbacks.trained_parameters import describe_trained
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
 from pa_core.optimizer_parameters import learning_rates_of
-from pa_core.tracking import RunHistory
-from pa_core.tracking.metric_values import as_number
+from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX
 
 __all__ = ["PrintProgressCallback"]
 
@@ -65,42 +65,24 @@ class PrintProgressCallback(RowDisplay):
     """
 
     def __init__(self, greater_is_better: Mapping[str, bool] = MappingProxyType({})) -> None:
+        super().__init__()
         self.greater_is_better = greater_is_better
-        self._start = _Reading(0, 0.0)
-        self._training_seconds = 0.0
-        self._training_since: float | None = None
-        self._epoch_start = _Reading(0, 0.0)
-        self._training_seconds_before = 0.0
-        self._warm_up: _Reading | None = None
-        self._warm_up_of_epoch = _Reading(0, 0.0)
+        self._run_since = self._epoch_since = 0.0
+        self._training = _TrainingTime()
         self._learning_rate: float | None = None
-        self._num_losses: dict[str, int] = {}
-        self._adds_no_losses = False
-
-    @override
-    def _figures_of_row(self, trainer: AnyTrainer) -> Mapping[str, str]:
-        """Return learning rate, samples per second and time of the epoch so far."""
-        start, now = self._epoch_start, _Reading.of(trainer)
-        training = _Reading(now.samples - start.samples, self._training_seconds - self._training_seconds_before)
-        return {
-            "lr": "-" if self._learning_rate is None else f"{self._learning_rate:.3g}",
-            "samples/s": _rate(training, self._warm_up_of_epoch) or "-",
-            "time": format_time(now.seconds - start.seconds),
-        }
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin a table, and note whether another callback adds the losses with all other metrics."""
-        super().on_prepare_start(trainer, **kwargs)
-        self._adds_no_losses = shows_rows(trainer, besides=self)
+        """Begin a table, of the losses alone unless a callback wants all metrics printed."""
+        loggers = [one for one in trainer.callback_handler.callbacks if isinstance(one, LogMetricsCallback)]
+        shows_all = any(one._only_prints for one in loggers)  # pyright: ignore[reportPrivateUsage]  # nobody else needs to know
+        self._table = EpochTable((lambda name: True) if shows_all else is_loss, self.greater_is_better)
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print what is going to run, if anything is."""
-        self._start = self._epoch_start = _Reading.of(trainer)
-        self._training_seconds = self._training_seconds_before = 0.0
-        self._training_since = None
-        self._warm_up = None
+        self._run_since = self._epoch_since = trainer.run_history.clock.seconds
+        self._training = _TrainingTime()
         if trainer.was_complete:
             return
         config = trainer.run_config
@@ -133,82 +115,80 @@ class PrintProgressCallback(RowDisplay):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Start the clock of the epoch."""
-        super().on_train_epoch_start(trainer, **kwargs)
-        self._epoch_start = _Reading.of(trainer)
-        self._training_since = self._epoch_start.seconds
-        self._training_seconds_before = self._training_seconds
-        self._warm_up_of_epoch = _Reading(0, 0.0)
+        """Print what was recorded after the last row, and start the clock of the epoch."""
+        self._table.begin(trainer)
+        self._table.print_late(trainer)
+        self._epoch_since = trainer.run_history.clock.seconds
+        self._training.start_epoch(trainer)
         self._learning_rate = None
-        if not self._adds_no_losses:
-            self._num_losses = _count_losses(trainer.run_history)
 
     @override
     def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
         """Leave out the time in which nothing was trained."""
-        self._epoch_start = _Reading.of(trainer)
-        self._training_since = self._epoch_start.seconds
+        self._epoch_since = trainer.run_history.clock.seconds
+        self._training.start(trainer)
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Note what the first update took, in which workers start and a model may be compiled."""
-        if self._warm_up is None:
-            now, before = _Reading.of(trainer), self._training_seconds - self._training_seconds_before
-            seconds = 0.0 if self._training_since is None else now.seconds - self._training_since
-            self._warm_up = self._warm_up_of_epoch = _Reading(now.samples - self._epoch_start.samples, before + seconds)
+        if not self._training.is_warm:
+            self._training.warm_up(trainer)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Stop the clock of the training, and note the loss."""
-        self._stop_training_time(trainer)
-        self._learning_rate = _learning_rate(trainer)
-        self._add_losses(trainer)
+        """Stop the clock of the training, and note its metrics."""
+        self._table.print_late(trainer, INTERMEDIATE_PREFIX)
+        self._stop_training(trainer)
+        self._table.take(trainer, lambda name: "train" in name)
 
     @override
-    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+    def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Stop the clock of the training."""
-        if self._training_since is not None:
-            self._learning_rate = _learning_rate(trainer)
-        self._stop_training_time(trainer)
-        if not self._adds_no_losses:
-            self._num_losses = _count_losses(trainer.run_history)
+        self._table.begin(trainer)
+        if is_intermediate and not self._table.is_within_epoch:
+            self._table.print_late(trainer, INTERMEDIATE_PREFIX)
+        self._stop_training(trainer)
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Note the loss, and restart the clock of the training if the training continues."""
-        self._add_losses(trainer)
-        super().on_eval_epoch_end(trainer, is_intermediate=is_intermediate, **kwargs)
-        if is_intermediate:
-            self._training_since = trainer.run_history.clock.seconds
+        """Note the metrics, and print the row of an evaluation within the epoch, when all of its sets are evaluated."""
+        self._table.take(trainer, lambda name: "train" not in name)
+        if not is_intermediate:
+            return
+        self._table.is_within_epoch = True
+        if not trainer._eval_sets.num_to_come:  # pyright: ignore[reportPrivateUsage]  # nobody else needs to know
+            self._print_row(trainer)
+        self._training.start(trainer)
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Print the row of the epoch."""
+        self._table.take(trainer)
+        self._print_row(trainer)
 
     @override
     def on_stop_training_error(
         self, trainer: AnyTrainer, *, error: StopTrainingError | None = None, **kwargs: Any
     ) -> None:
-        """Print why the run stops."""
-        super().on_stop_training_error(trainer, **kwargs)
-        self._stop_training_time(trainer)
+        """Print what is known of an epoch that is not complete, and why the run stops."""
+        self._print_row(trainer)
+        self._stop_training(trainer)
         reason = str(error) or type(error).__name__
         trainer.print(f"Stopping early: {reason.splitlines()[0]}", flush=True)
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        """Print what is known of an epoch that is not complete."""
+        self._print_row(trainer)
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print what ran, and the table of the metrics."""
         if not trainer.was_complete:
             self._print_what_ran(trainer)
-        table = format_table(summarise(trainer.run_history, known_directions(trainer)))
+        table = format_table(summarise(trainer.run_history, known_directions(trainer, self.greater_is_better)))
         if table:
             trainer.print(table, flush=True)
-            self._table.is_summarised = True
-        super().on_training_run_end(trainer, **kwargs)
-
-    def _print_what_ran(self, trainer: AnyTrainer) -> None:
-        start, end = self._start, _Reading.of(trainer)
-        ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
-        training = _Reading(end.samples - start.samples, self._training_seconds)
-        rate = _rate(training, self._warm_up or _Reading(0, 0.0))
-        speed = f", {rate} samples/s in training" if rate else ""
-        trainer.print(f"Training ended: {ran} in {format_duration(end.seconds - start.seconds)}{speed}", flush=True)
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -221,33 +201,39 @@ class PrintProgressCallback(RowDisplay):
         if trainer.eval_sets:
             batches += f" of {', '.join(trainer.eval_sets)}"
         trainer.print(f"Evaluation starts: {batches}; {trainer.describe_run()}", flush=True)
-        self._start = _Reading.of(trainer)
+        self._run_since = trainer.run_history.clock.seconds
 
     @override
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print that the evaluation has ended."""
-        seconds = trainer.run_history.clock.seconds - self._start.seconds
+        """Print that the evaluation has ended, and its metrics."""
+        seconds = trainer.run_history.clock.seconds - self._run_since
         trainer.print(f"Evaluation ended in {format_duration(seconds)}", flush=True)
-        super().on_evaluation_run_end(trainer, **kwargs)
+        self._table.take(trainer)
+        self._table.print_pairs(trainer)
 
-    def _add_losses(self, trainer: AnyTrainer) -> None:
-        """Note the losses that were recorded since this was called last, unless all metrics are added elsewhere."""
-        if self._adds_no_losses:
-            return
-        counts = _count_losses(trainer.run_history)
-        new = [name for name, count in counts.items() if count != self._num_losses.get(name, 0)]
-        self._num_losses = counts
-        numbers = {name: as_number(trainer.run_history.get_latest_metric(name)) for name in new}
-        self._table.add(trainer, {name: one for name, one in numbers.items() if one is not None})
+    def _stop_training(self, trainer: AnyTrainer) -> None:
+        if self._training.stop(trainer):
+            self._learning_rate = _learning_rate(trainer)
 
-    def _stop_training_time(self, trainer: AnyTrainer) -> None:
-        if self._training_since is not None:
-            self._training_seconds += trainer.run_history.clock.seconds - self._training_since
-            self._training_since = None
+    def _print_row(self, trainer: AnyTrainer) -> None:
+        """Print a row, with learning rate, samples per second and time of the epoch so far."""
+        figures = {
+            "lr": "-" if self._learning_rate is None else f"{self._learning_rate:.3g}",
+            "samples/s": self._training.rate_of_epoch() or "-",
+            "time": format_time(trainer.run_history.clock.seconds - self._epoch_since),
+        }
+        self._table.print_row(trainer, figures)
+
+    def _print_what_ran(self, trainer: AnyTrainer) -> None:
+        ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
+        rate = self._training.rate_of_run()
+        speed = f", {rate} samples/s in training" if rate else ""
+        seconds = trainer.run_history.clock.seconds - self._run_since
+        trainer.print(f"Training ended: {ran} in {format_duration(seconds)}{speed}", flush=True)
 
 
 class _Reading(NamedTuple):
-    """What the clock of the run history says at one moment."""
+    """Samples and seconds, of the clock of the run history at one moment or since another one."""
 
     samples: int
     seconds: float
@@ -258,12 +244,53 @@ class _Reading(NamedTuple):
         return cls(clock.samples, clock.seconds)
 
 
-def _rate(training: _Reading, warm_up: _Reading) -> str:
-    """Samples per second without the warm-up, unless there are no others; empty where nothing was measured."""
-    for samples, seconds in ((training.samples - warm_up.samples, training.seconds - warm_up.seconds), training):
-        if samples > 0 and seconds > 0:
-            return format_rate(samples / seconds)
-    return ""
+class _TrainingTime:
+    """The samples and the seconds of the training alone, without evaluations.
+
+    Attributes:
+        is_warm: Whether the first update is over.
+    """
+
+    def __init__(self) -> None:
+        self.is_warm = False
+        self._total = self._warm_up = self._before_epoch = _Reading(0, 0.0)
+        self._since: _Reading | None = None
+
+    def start_epoch(self, trainer: AnyTrainer) -> None:
+        self._before_epoch = self._total
+        self.start(trainer)
+
+    def start(self, trainer: AnyTrainer) -> None:
+        self._since = _Reading.of(trainer)
+
+    def stop(self, trainer: AnyTrainer) -> bool:
+        """Stop the clock; return whether it was running."""
+        if self._since is None:
+            return False
+        now = _Reading.of(trainer)
+        samples, seconds = now.samples - self._since.samples, now.seconds - self._since.seconds
+        self._total = _Reading(self._total.samples + samples, self._total.seconds + seconds)
+        self._since = None
+        return True
+
+    def warm_up(self, trainer: AnyTrainer) -> None:
+        """Note that the first update is over."""
+        self.is_warm = True
+        if self.stop(trainer):
+            self._warm_up = self._total
+            self.start(trainer)
+
+    def rate_of_epoch(self) -> str:
+        """Return samples per second, without the first update of the run unless there is no other; empty if unknown."""
+        return self._rate_since(max(self._before_epoch, self._warm_up)) or self._rate_since(self._before_epoch)
+
+    def rate_of_run(self) -> str:
+        """Return the same of all epochs."""
+        return self._rate_since(self._warm_up) or self._rate_since(_Reading(0, 0.0))
+
+    def _rate_since(self, before: _Reading) -> str:
+        samples, seconds = self._total.samples - before.samples, self._total.seconds - before.seconds
+        return format_rate(samples / seconds) if samples > 0 and seconds > 0 else ""
 
 
 def _writes_to(trainer: AnyTrainer) -> str:
@@ -286,10 +313,6 @@ def _learning_rate(trainer: AnyTrainer) -> float | None:
     """The highest learning rate of the groups of the first optimizer; None without one."""
     optimizer = next(iter(trainer.named_optimizers().values()), None)
     return max(map(float, learning_rates_of(optimizer)), default=None) if optimizer is not None else None
-
-
-def _count_losses(history: RunHistory) -> dict[str, int]:
-    return {name: history.count_metric_values(name) for name in history.get_metric_names() if is_loss(name)}
 
 
 def _count(number: int, singular: str, plural: str = "") -> str:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from pa_core.callbacks.best_metric import BestMetric
 from pa_core.callbacks.metric_direction import direction_in_name
-from pa_core.tracking import InMemoryRunHistory, RunHistory
-from pa_core.tracking.metric_values import as_number
+from pa_core.tracking import RunHistory
+from pa_core.tracking.metric_counts import values_with_epochs
 
 __all__ = ["MetricSummary", "format_duration", "format_table", "summarise"]
 
@@ -40,9 +40,11 @@ def summarise(history: RunHistory, greater_is_better: Mapping[str, bool]) -> lis
         >>> summarise(history, {})
         [MetricSummary(name='accuracy', last=0.625, best=0.75, best_epoch=1)]
     """
+    values = {name: values_with_epochs(history, name) for name in sorted(history.get_metric_names())}
     return [
-        _summary(name, records, greater_is_better.get(name, direction_in_name(name)))
-        for name, records in sorted(_records(history).items())
+        _summary(name, of_metric, greater_is_better.get(name, direction_in_name(name)))
+        for name, of_metric in values.items()
+        if of_metric
     ]
 
 
@@ -93,15 +95,3 @@ def _summary(name: str, records: list[tuple[float, int]], higher: bool | None) -
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
-
-
-def _records(history: RunHistory) -> dict[str, list[tuple[float, int]]]:
-    """Return the numbers of each metric with their epochs, or 0 where the history does not know these."""
-    if not isinstance(history, InMemoryRunHistory):
-        numbers = {name: map(as_number, history.get_metric_values(name)) for name in history.get_metric_names()}
-        rows = {name: [(value, 0) for value in values if value is not None] for name, values in numbers.items()}
-        return {name: of_metric for name, of_metric in rows.items() if of_metric}
-    by_name: dict[str, list[tuple[float, int]]] = {}
-    for record in history.records():
-        by_name.setdefault(record.metric, []).append((record.value, record.epoch))
-    return by_name

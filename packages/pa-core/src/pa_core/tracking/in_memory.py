@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from pa_core.errors import CheckpointError, MetricNotFoundError
 from pa_core.tracking.metric_columns import MetricColumns
-from pa_core.tracking.metric_counts import numbers_since
-from pa_core.tracking.metric_values import Kept, numbers_of_mapping, recordable
+from pa_core.tracking.metric_values import Kept, as_number, numbers_of_mapping, recordable
 from pa_core.tracking.run_history import RunHistory
 
 __all__ = ["InMemoryRunHistory", "MetricRecord"]
@@ -86,7 +85,8 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def __repr__(self) -> str:
-        latest = ", ".join(f"{name}={number:.6g}" for name, number in numbers_since({}, self).items())
+        numbers = {name: as_number(self.get_latest_metric(name)) for name in sorted(self.get_metric_names())}
+        latest = ", ".join(f"{name}={number:.6g}" for name, number in numbers.items() if number is not None)
         return f"<{type(self).__name__} in epoch {self.current_epoch}: {latest or 'nothing recorded'}>"
 
     def _find(self, metric_name: str) -> MetricColumns | None:
