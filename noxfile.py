@@ -191,7 +191,6 @@ BESIDE_OTHERS = (
     "pa_callbacks_extra",
     "pa_compat/test_samples.py",
     "pa_core/data/test_loaders.py",
-    "pa_core/data/test_replaced_samplers.py",
     "pa_core/data/test_split_sampler.py",
     "pa_core/distributed/test_gradient_exchange.py",
     "pa_core/own_loops/test_full_precision.py",

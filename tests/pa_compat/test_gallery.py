@@ -70,16 +70,6 @@ def test_transfer_learning_with_staged_unfreezing() -> None:
 
 
 @everywhere
-def test_progressive_resizing_over_several_runs() -> None:
-    """One trainer goes on with larger images; the history and the count of epochs go on with it."""
-    recorded = run("progressive_resizing.py")
-
-    assert recorded["epochs"] == [(8, 1), (8, 2), (12, 3), (12, 4), (16, 5), (16, 6)]
-    assert len(recorded["eval_loss_epoch"]) == 6
-    assert recorded["eval_loss_epoch"][-1] < recorded["eval_loss_epoch"][0] * 0.7
-
-
-@everywhere
 def test_mixup_with_averaged_weights(shared_tmp_path: Path) -> None:
     """Mixtures with soft targets train a model; its average, made by hand or by the callback, is as good."""
     recorded = run("mixup_with_ema.py")
@@ -89,16 +79,6 @@ def test_mixup_with_averaged_weights(shared_tmp_path: Path) -> None:
     assert recorded["by_callback"]["ema_model_accuracy"][-1] > 0.9
     assert recorded["by_callback"]["accuracy"] == recorded["by_hand"]["accuracy"]
     assert (shared_tmp_path / "ema_model.pt").exists()
-
-
-@everywhere
-def test_averaged_weights_of_a_network_with_batch_norm() -> None:
-    """Statistics of all processes are averaged and evaluated with the weights; the model gets its own layers back."""
-    recorded = run("averaged_batch_norm.py")
-
-    losses = recorded["losses"]["ema_model_eval_loss_epoch"]
-    assert losses[-1] < losses[0] / 2
-    assert recorded["layers"].count("BatchNorm2d") == recorded["layers"].count("BatchNorm1d") == 1
 
 
 @everywhere
@@ -127,11 +107,9 @@ if PartialState().is_main_process:
     print("RESULTS", json.dumps(results))
 """
 EXACT = [
-    "averaged_batch_norm.py",
     "detection.py",
     "dict_batches.py",
     "long_runs.py",
-    "progressive_resizing.py",
     "staged_unfreezing.py",
     "text_classification.py",
 ]
@@ -140,7 +118,7 @@ EXACT = [
 def test_two_ranks_give_the_values_of_one_process(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same samples in an update, losses and metrics on two ranks are those of one process.
 
-    The scripts use the trainer, schedulers, frozen layers, training states, early stopping, averages and batch norm.
+    The scripts use the trainer, schedulers, frozen layers, training states, early stopping and metrics.
     """
     paths = [str(SCRIPTS / script) for script in EXACT]
     launched = launch(RUN_ALL, "16", *paths, ranks=2)

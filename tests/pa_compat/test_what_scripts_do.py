@@ -14,7 +14,6 @@ from typing_extensions import override
 from pa_core import AnyTrainer
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import CallbackHandler, LogMetricsCallback, TrainerCallback
-from pytorch_accelerated.tracking import InMemoryRunHistory
 from tests.launching import Launch
 from tests.small_runs import make_trainer, samples
 
@@ -132,14 +131,6 @@ def test_own_handler() -> None:
     assert [type(one) for one in trainer.callback_handler.callbacks] == [LogMetricsCallback]
     trainer.train(samples(4), 1)
     assert {"on_init_end", "on_train_step_end", "on_training_run_end"} <= set(called)
-
-
-def test_never_recorded() -> None:
-    """What a script asks for before it was recorded: no values, and an error that is caught as a ValueError."""
-    history = InMemoryRunHistory()
-    assert list(history.get_metric_values("accuracy")) == []
-    with pytest.raises(ValueError, match="accuracy"):
-        history.get_latest_metric("accuracy")
 
 
 class Scaled(Trainer):
