@@ -66,30 +66,3 @@ def test_frozen_groups_stay_bit_identical_in_each_stage() -> None:
     for parameter in model.parameters():
         of_all_ranks: Tensor = accelerator.gather(parameter.detach()[None])
         assert torch.equal(of_all_ranks, parameter.detach().expand_as(of_all_ranks))
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_a_wrapped_model_does_not_notice_what_is_unfrozen() -> None:
-    """Unfrozen without being wrapped again, a group trains on each rank by itself, and nothing says so."""
-    from accelerate import Accelerator
-
-    accelerator: Any = Accelerator()
-    model = make_model()
-    freezer = ModelFreezer(model, freeze_batch_norms=True)
-    freezer.freeze(set_modules_as_eval=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapped = accelerator.prepare_model(model)
-    inputs = torch.randn(4, 1, 6, 6, generator=torch.Generator().manual_seed(accelerator.process_index))
-
-    freezer.unfreeze(1, 1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        accelerator.backward(wrapped(inputs).square().mean())
-        optimizer.step()
-
-    def is_equal_on_all_ranks(parameter: Tensor) -> bool:
-        of_all_ranks: Tensor = accelerator.gather(parameter.detach()[None])
-        return torch.equal(of_all_ranks, parameter.detach().expand_as(of_all_ranks))
-
-    assert is_equal_on_all_ranks(model.get_parameter("2.weight"))
-    assert not is_equal_on_all_ranks(model.get_parameter("1.0.weight"))

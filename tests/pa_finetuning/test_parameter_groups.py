@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
-from torch.optim.lr_scheduler import LambdaLR
 
 from pa_finetuning import LearningRates, ModelFreezer
 from tests.pa_finetuning.conv_net import ConvNet, WithTokens, changed, entries_below
@@ -296,26 +295,6 @@ def test_an_optimizer_with_named_parameters_gets_names() -> None:
     assert names[1] == [f"stem.{name}" for name, _ in model.stem.named_parameters()]
 
 
-def test_schedulers_of_torch_know_only_the_groups_that_were_there() -> None:
-    """A group that is added after the scheduler was made fails at the next step; added before, it is scheduled."""
-
-    def halve(optimizer: Optimizer) -> LambdaLR:
-        return LambdaLR(optimizer, lambda epoch: 0.5**epoch)
-
-    model, freezer = make_frozen()
-    optimizer = SGD(freezer.get_trainable_parameters(), lr=0.3)
-    too_early = halve(optimizer)
-    freezer.add_frozen_parameters(optimizer, [0.1, 0.2, 0.3])
-    train(model, optimizer)
-    with pytest.raises(ValueError, match="shorter than"):
-        too_early.step()
-
-    scheduler = halve(optimizer)
-    train(model, optimizer)
-    scheduler.step()
-    assert [group["lr"] for group in optimizer.param_groups] == [0.15, 0.05, 0.1]
-
-
 @pytest.mark.parametrize(
     ("learning_rates", "error", "message"),
     [
@@ -380,32 +359,22 @@ def test_groups_of_nothing_are_an_error() -> None:
         freezer.get_parameter_groups(0.1)
 
 
-def test_adding_nothing_is_an_error() -> None:
-    """Where nothing is frozen, there is nothing to add."""
-    freezer = ModelFreezer(ConvNet())
-    optimizer = SGD(freezer.get_trainable_parameters(), lr=0.1)
-
-    with pytest.raises(ValueError, match=r"nothing to add.*\[0, 1\].*Freeze some first"):
-        freezer.add_frozen_parameters(optimizer, 0.1, 0, 1)
-
-
-def test_an_optimizer_that_holds_frozen_parameters_already_is_an_error() -> None:
-    """Parameters are not added twice: their rates would not be those that were asked for."""
+@pytest.mark.parametrize(
+    ("in_optimizer", "range_of_groups", "error", "message"),
+    [
+        ("head", (2, 2), ValueError, r"nothing to add.*\[2\].*Freeze some first"),
+        ("", (0, -1), ValueError, r"SGD that already holds.*groups \[0, 1\].*get_trainable_parameters"),
+        ("head", (3, 0), IndexError, "no layer group 3"),
+    ],
+)
+def test_what_cannot_be_added_is_an_error(
+    in_optimizer: str, range_of_groups: tuple[int, int], error: type[Exception], message: str
+) -> None:
+    """What is not frozen, what the optimizer holds already, or a range that is not there; nothing is added."""
     model, freezer = make_frozen()
-    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.get_submodule(in_optimizer).parameters(), lr=0.1)
 
-    with pytest.raises(ValueError, match=r"SGD that already holds.*groups \[0, 1\].*get_trainable_parameters"):
-        freezer.add_frozen_parameters(optimizer, 0.1)
-
-    assert len(optimizer.param_groups) == 1
-
-
-def test_a_range_that_is_not_there_is_an_error() -> None:
-    """A range beyond the layer groups is refused; nothing is added."""
-    _, freezer = make_frozen()
-    optimizer = SGD(freezer.get_trainable_parameters(), lr=0.1)
-
-    with pytest.raises(IndexError, match="no layer group 3"):
-        freezer.add_frozen_parameters(optimizer, 0.1, 3, 0)
+    with pytest.raises(error, match=message):
+        freezer.add_frozen_parameters(optimizer, 0.1, *range_of_groups)
 
     assert len(optimizer.param_groups) == 1

@@ -121,7 +121,7 @@ ELSEWHERE = {
     },
     "pa_finetuning/test_model_freezer.py": {
         "lasting_eval": "eval_mode_of_frozen_modules_survives_train",
-        "freezer_range": "an_index_out_of_range_is_an_error_that_names_the_number_of_groups",
+        "freezer_range": "an_index_without_a_group_is_an_error",
         "on_the_model": "parameters_on_the_model_itself_belong_to_the_first_group",
     },
     "pa_schedulers/test_cosine_scheduler.py": {

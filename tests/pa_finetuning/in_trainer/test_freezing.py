@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,21 +22,6 @@ from tests.support.models import weights_of
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks", "bf16")
 
 
-def sgd(model: nn.Module) -> Optimizer:
-    """Gradient descent with momentum and weight decay, for all parameters."""
-    return SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-
-
-def adam(model: nn.Module) -> Optimizer:
-    """Adam with weight decay in its gradients, for all parameters."""
-    return Adam(model.parameters(), lr=0.1, weight_decay=0.1)
-
-
-def adamw(model: nn.Module) -> Optimizer:
-    """Adam with weight decay beside its gradients, for all parameters."""
-    return AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
-
-
 class EvaluateInMidEpoch(TrainerCallback):
     """Evaluates after the first update of each epoch, and goes on training."""
 
@@ -45,12 +31,12 @@ class EvaluateInMidEpoch(TrainerCallback):
             trainer.run_evaluation_epoch(is_intermediate=True)
 
 
-@pytest.mark.parametrize("make_optimizer", [sgd, adam, adamw])
-def test_what_is_frozen_stays_bit_identical(make_optimizer: Callable[[nn.Module], Optimizer]) -> None:
+@pytest.mark.parametrize("make_optimizer", [partial(SGD, momentum=0.9), Adam, AdamW])
+def test_what_is_frozen_stays_bit_identical(make_optimizer: Callable[..., Optimizer]) -> None:
     """Momentum, weight decay, batches and evaluations in mid-epoch change no frozen weight and no frozen statistics."""
     images = make_images(16)
     model = make_model()
-    optimizer = make_optimizer(model)
+    optimizer = make_optimizer(model.parameters(), lr=0.1, weight_decay=0.1)
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[EvaluateInMidEpoch])
     settings: dict[str, Any] = {"num_epochs": 2, "eval_dataset": images, "per_device_batch_size": 4}
     trainer.train(images, **settings)
@@ -71,16 +57,3 @@ def test_what_is_frozen_stays_bit_identical(make_optimizer: Callable[[nn.Module]
     assert changed(before, model) >= (entries_below(model, "1") | entries_below(model, "2")) - {"1.0.bias"}
     assert changed(before, model).isdisjoint(entries_below(model, "0"))
     assert torch.equal(trainer.gather(weights_of(model)[None])[0], weights_of(model))
-
-
-def test_batch_norm_layers_go_on_learning_unless_asked_otherwise() -> None:
-    """By default, weights and statistics of batch norm layers follow the new data also in frozen layer groups."""
-    images = make_images(16)
-    model = make_model()
-    ModelFreezer(model).freeze(set_modules_as_eval=True)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), adamw(model), callbacks=[EvaluateInMidEpoch])
-    before = copy.deepcopy(model.state_dict())
-
-    trainer.train(images, num_epochs=2, eval_dataset=images, per_device_batch_size=4)
-
-    assert changed(before, model) == entries_below(model, "0.1") | entries_below(model, "1.1") | {"2.weight", "2.bias"}

@@ -152,18 +152,3 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(
             run(make_unfreezing, InterruptAfter(update, state), **options)
         torch.manual_seed(99)
         assert run(make_unfreezing, resume_from=state, **options) == expected, update
-
-
-def test_a_resumed_run_keeps_the_stages_that_it_began_with(tmp_path: Path) -> None:
-    """A script that asks for other stages when it is started again changes nothing in a run that goes on."""
-    began = partial(Unfreezing, stages={4: 1})
-    torch.manual_seed(5)
-    expected = run(began, include_frozen=True)
-    for update in (UPDATES, 3 * UPDATES + 1):
-        state = tmp_path / str(update)
-        torch.manual_seed(5)
-        with pytest.raises(Interrupted):
-            run(began, InterruptAfter(update, state), include_frozen=True)
-        for asked in ({2: 0}, {5: 1}):
-            goes_on = partial(Unfreezing, stages=asked)
-            assert run(goes_on, include_frozen=True, resume_from=state) == expected, (update, asked)

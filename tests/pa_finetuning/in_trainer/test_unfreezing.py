@@ -219,24 +219,3 @@ def test_the_best_model_of_an_earlier_stage_is_loaded(tmp_path: Path) -> None:
 
     assert save_best.best.epoch == 1
     assert changed(before, model) == {"2.weight", "2.bias"}
-
-
-@pytest.mark.runs_on("one_process", "two_ranks")
-def test_a_callback_of_ones_own_unfreezes_equally() -> None:
-    """A few lines of a script's own, at the end of an epoch, unfreeze on all ranks alike."""
-
-    class UnfreezeAllInEpochTwo(TrainerCallback):
-        @override
-        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            if trainer.run_history.current_epoch == 1:
-                freezer.unfreeze()
-
-    model, freezer = make_frozen()
-    before = copy.deepcopy(model.state_dict())
-    optimizer = Adam(freezer.get_parameter_groups(RATES, include_frozen=True))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[UnfreezeAllInEpochTwo])
-
-    trainer.train(make_images(12), num_epochs=2, per_device_batch_size=3)
-
-    assert changed(before, model) == set(before)
-    assert torch.equal(trainer.gather(weights_of(model)[None])[0], weights_of(model))
