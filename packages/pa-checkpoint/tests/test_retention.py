@@ -66,5 +66,5 @@ def test_neither_the_order_of_the_list_nor_a_second_time_matters(
 @pytest.mark.parametrize("newest", [0, -1])
 def test_at_least_one_has_to_stay(newest: int) -> None:
     """To keep none is refused."""
-    with pytest.raises(InvalidArgumentError, match=f"newest={newest}"):
+    with pytest.raises(InvalidArgumentError, match=f"newest must be .*, got {newest}"):
         states_to_remove([], newest, "first")

@@ -58,7 +58,6 @@ def _target_in_folder(path: str | Path) -> Path:
         raise CheckpointError(
             "There is something else where a file is to be written.",
             given=f"{target}, a {'folder' if target.is_dir() else 'device or pipe'}",
-            expected="the path of a file, which may exist already",
             do="Add a file name to the path, or choose another one.",
         )
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -224,7 +224,6 @@ def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bo
         raise CheckpointNotFoundError(
             "There is no checkpoint.",
             given=f"{path}, {'a file' if folder.exists() else 'where nothing is'}",
-            expected="the directory of a checkpoint",
             do="Check the path.",
         )
     manifest = read_manifest(folder)
@@ -391,7 +390,6 @@ def _cannot_write(target: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
         "The checkpoint could not be written; nothing that was there before is lost.",
         given=f"{target}{_free_space(target)}: {error}",
-        expected="a folder that this process may write to, with room for one more checkpoint than are kept",
         do="Free some space, keep fewer checkpoints, or choose another folder.",
     )
 

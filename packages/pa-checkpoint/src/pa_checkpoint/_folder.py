@@ -203,7 +203,6 @@ class Folder:
             raise CheckpointError(
                 "The folder of checkpoints cannot be read.",
                 given=str(error),
-                expected="a folder",
                 do="Check the path and its permissions.",
             ) from error
         return sorted((_record(path) for path in paths if _may_be_state(path)), key=_age)
@@ -287,7 +286,6 @@ class Folder:
             raise CheckpointError(
                 "Checkpoints that are no longer needed could not be removed.",
                 given=f"in {self.path}: {'; '.join(map(str, problems))}",
-                expected="a folder whose content this process may change",
                 do="Remove them yourself, or change the permissions of the folder.",
             ) from problems[0]
 
@@ -370,12 +368,7 @@ def states_to_remove(records: Iterable[CheckpointInfo], newest: int, run: str) -
         [0, 1, 2]
     """
     if newest < 1:
-        raise InvalidArgumentError(
-            "At least one checkpoint has to stay.",
-            given=f"newest={newest}",
-            expected="an integer of at least 1",
-            do="Pass how many are to be kept.",
-        )
+        raise InvalidArgumentError(f"newest must be a whole number >= 1, got {newest!r}: one checkpoint has to stay.")
     own = sorted((record for record in records if record.run == run), key=_age)
     kept = [record for record in own if record.problem is None][-newest:]
     return [record for record in own if kept and _age(record) < _age(kept[0])]

@@ -89,7 +89,6 @@ class FolderLock:
             raise CheckpointError(
                 "The folder of the checkpoints was moved, replaced or removed while the run was using it.",
                 given=f"{self._folder}, {'another folder' if self._folder.is_dir() else 'where no folder is'}",
-                expected="the folder that was there when the run started, with the checkpoints that it has saved",
                 do="Look for the checkpoints where the folder has gone, and leave it in its place while a run uses it.",
             )
         owner = _owner_of(self._folder)
@@ -99,7 +98,6 @@ class FolderLock:
             raise CheckpointError(
                 "Another run has acquired the folder of the checkpoints.",
                 given=f"{self._folder}, used by {owner.get('process')}",
-                expected=f"the file {OWNER} that this run has written there",
                 do="Let one of the two runs continue, and give the other one its own folder.",
             )
 
@@ -165,6 +163,5 @@ def _require_file(path: Path) -> None:
         raise CheckpointError(
             "There is something else where a run notes down that it uses a folder.",
             given=f"{path}, which is not a regular file",
-            expected="a file, or nothing",
             do="Remove it, or choose another folder.",
         )

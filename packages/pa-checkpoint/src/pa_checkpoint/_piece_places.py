@@ -66,6 +66,5 @@ def _file_of(piece: Mapping[str, Any], tensor: Mapping[str, Any], entries: Entri
     raise CheckpointError(
         "The processes do not have the same sharded tensors, so together they do not make a checkpoint.",
         given=f"in {expected}, no piece of {tensor['$sharded']} such as rank 0 expects",
-        expected="the same tensors on each process, in the same order",
         do="Make the model, the optimizer and what is registered to be saved the same on each process.",
     )

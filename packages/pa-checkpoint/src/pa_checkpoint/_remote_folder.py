@@ -214,7 +214,6 @@ class RemoteFolder:
             raise CheckpointNotFoundError(
                 "The checkpoint was replaced or removed while it was sent.",
                 given=str(state),
-                expected="a checkpoint that stays until it is sent",
                 do="Send the one that is there now.",
             )
 
@@ -234,7 +233,6 @@ class RemoteFolder:
             raise CheckpointError(
                 "Another process sends checkpoints of this run to the object store by now.",
                 given=f"{self.url}, where {last} was the last to begin",
-                expected="one process at a time that continues a run",
                 do="End this process, or the other one.",
             )
 
@@ -364,13 +362,11 @@ class RemoteFolder:
             raise CheckpointError(
                 "None of the checkpoints in the object store is valid.",
                 given=f"{self.url} with {'; '.join(f'{one.path}: {one.reason}' for one in skipped)}",
-                expected="at least one whole checkpoint",
                 do="Restore one from a backup, or remove them to begin a new run.",
             )
         raise CheckpointNotFoundError(
             "There is no such checkpoint in the object store.",
             given=f"{self.url}{'' if name is None else f' without {name}'}",
-            expected="a checkpoint that was uploaded there",
             do="Check the URL.",
         )
 
@@ -420,7 +416,6 @@ class RemoteFolder:
             raise CheckpointError(
                 "A checkpoint could not be downloaded to the disk.",
                 given=f"{target}: {error}",
-                expected="a folder that this process may write to, with room for the checkpoint",
                 do="Free some space, or choose another folder.",
             ) from error
         return target
@@ -451,7 +446,6 @@ class RemoteFolder:
             raise CheckpointNotFoundError(
                 "The checkpoint is not in the object store any more.",
                 given=f"{self.url}/{_STATES}/{state.object_name}",
-                expected="a checkpoint that was there when its folder was listed",
                 do="Use a newer one.",
             ) from error
 

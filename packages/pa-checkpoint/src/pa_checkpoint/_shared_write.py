@@ -167,7 +167,6 @@ def _receipt(rank: int) -> str:
 _NOT_WRITTEN = CheckpointError(
     "A process did not finish its part of the checkpoint; nothing that was there before is lost.",
     given="interrupted while it wrote",
-    expected="every process to write its part",
     do="See what that process printed last.",
 )
 
@@ -181,6 +180,5 @@ def _not_shared(path: Path, found: str) -> CheckpointError:
     return CheckpointError(
         "The processes do not see the same folder of checkpoints.",
         given=f"{path}: {found}",
-        expected="one folder for all processes, under the same path on each machine",
-        do="Save to a file system that all machines share.",
+        do="Save to a file system that all machines share, under the same path on each.",
     )

@@ -267,12 +267,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         plan = whole_epoch = self._plan_of_whole_epoch(epoch)
         if position != 0:
             if not isinstance(plan.split, TrainSplit | BatchSplit):
-                raise ConfigurationError(
-                    "An evaluation always begins at its first sample.",
-                    given=f"position={position}",
-                    expected="position=0",
-                    do="Call start_epoch(epoch) without a position.",
-                )
+                raise ConfigurationError(f"An evaluation always begins at its first sample: leave out {position=}.")
             plan = replace(plan, split=replace(plan.split, start=position))
         self._epoch = epoch
         self._batches.plan, self._batches.whole_epoch = plan, whole_epoch
@@ -422,7 +417,6 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
                 raise UnsupportedConfigurationError(
                     "This iterator is out of date.",
                     given="an iterator of a loader with persistent_workers=True that was iterated again, or closed",
-                    expected="one iterator at a time, as its workers serve one",
                     do="Use the newest iterator, or make the loader with persistent_workers=False.",
                 )
             with start:
@@ -464,12 +458,7 @@ def _split_epoch(
         return TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
     if kind == "eval":
         return EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
-    raise ConfigurationError(
-        "There is no such split.",
-        given=f"split={kind!r}",
-        expected='"train" or "eval"',
-        do="Pass one of the two.",
-    )
+    raise ConfigurationError(f'split must be "train" or "eval", got split={kind!r}.')
 
 
 def _collate(samples: list[Any]) -> Any:
