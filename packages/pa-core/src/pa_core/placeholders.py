@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar, cast
 
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -55,57 +56,38 @@ else:
         __round__ = __trunc__ = __floor__ = __ceil__ = __abs__ = _refuse
 
 
+_Operator: TypeAlias = "Callable[[_Arithmetic, float], PlaceholderExpression]"
+
+
+def _operator(symbol: str, *, is_swapped: bool = False) -> _Operator:
+    """Return a method that writes an operation down, or leaves the operand that is not a number to Python's error."""
+
+    def write_down(self: _Arithmetic, other: float, /) -> PlaceholderExpression:
+        if not isinstance(other, numbers.Real | _Arithmetic):
+            return cast("PlaceholderExpression", NotImplemented)
+        left, right = (other, self) if is_swapped else (self, other)
+        return PlaceholderExpression(symbol, left, right)
+
+    return write_down
+
+
 class _Arithmetic(_Unresolved):
     """Builds an expression from each of ``+ - * / //`` with a number or another placeholder."""
 
-    @override
-    def __add__(self, other: float, /) -> PlaceholderExpression:
-        return _expression("+", self, other)
-
-    @override
-    def __radd__(self, other: float, /) -> PlaceholderExpression:
-        return _expression("+", other, self)
-
-    @override
-    def __sub__(self, other: float, /) -> PlaceholderExpression:
-        return _expression("-", self, other)
-
-    @override
-    def __rsub__(self, other: float, /) -> PlaceholderExpression:
-        return _expression("-", other, self)
-
-    @override
-    def __mul__(self, other: float, /) -> PlaceholderExpression:
-        return _expression("*", self, other)
-
-    @override
-    def __rmul__(self, other: float, /) -> PlaceholderExpression:
-        return _expression("*", other, self)
-
-    @override
-    def __truediv__(self, other: float, /) -> PlaceholderExpression:
-        return _expression("/", self, other)
-
-    @override
-    def __rtruediv__(self, other: float, /) -> PlaceholderExpression:
-        return _expression("/", other, self)
-
-    @override
-    def __floordiv__(self, other: float, /) -> PlaceholderExpression:
-        return _expression("//", self, other)
-
-    @override
-    def __rfloordiv__(self, other: float, /) -> PlaceholderExpression:
-        return _expression("//", other, self)
+    __add__: ClassVar[_Operator] = _operator("+")
+    __radd__: ClassVar[_Operator] = _operator("+", is_swapped=True)
+    __sub__: ClassVar[_Operator] = _operator("-")
+    __rsub__: ClassVar[_Operator] = _operator("-", is_swapped=True)
+    __mul__: ClassVar[_Operator] = _operator("*")
+    __rmul__: ClassVar[_Operator] = _operator("*", is_swapped=True)
+    __truediv__: ClassVar[_Operator] = _operator("/")
+    __rtruediv__: ClassVar[_Operator] = _operator("/", is_swapped=True)
+    __floordiv__: ClassVar[_Operator] = _operator("//")
+    __rfloordiv__: ClassVar[_Operator] = _operator("//", is_swapped=True)
 
     @override
     def __neg__(self) -> PlaceholderExpression:
-        return _expression("*", -1, self)
-
-    @property
-    def is_fraction(self) -> bool:
-        """Whether something is divided by a placeholder, so that the number is not a count even where it is whole."""
-        return False
+        return self * -1
 
     def resolve(self, values: Mapping[str, float]) -> float:
         """Return the number that this stands for.
@@ -123,12 +105,13 @@ class _Arithmetic(_Unresolved):
         raise NotImplementedError
 
 
+@dataclass(frozen=True, repr=False)
 class PlaceholderExpression(_Arithmetic):
     """The result of arithmetic on placeholders, worked out by the trainer when the run starts.
 
     Made by writing the arithmetic down, not by calling this class.
 
-    Args:
+    Attributes:
         symbol: One of ``+ - * / //``.
         left: The operand before the symbol.
         right: The operand after it.
@@ -145,52 +128,21 @@ class PlaceholderExpression(_Arithmetic):
         pa_data.errors.ArgumentTypeError: ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1) is not a number yet: ...
     """
 
-    _symbol: str
-    _left: float
-    _right: float
-
-    # not __init__: to a type checker this is an int, whose arguments are those of int.__new__
-    def __new__(cls, symbol: str, left: float, right: float) -> Self:
-        """Write down one operation; nothing is worked out yet."""
-        self = super().__new__(cls)
-        self._symbol = symbol
-        self._left = left
-        self._right = right
-        return self
-
-    @property
-    @override
-    def is_fraction(self) -> bool:
-        operands = [one for one in (self._left, self._right) if isinstance(one, _Arithmetic)]
-        divides = self._symbol == "/" and isinstance(self._right, _Arithmetic)
-        return divides or any(one.is_fraction for one in operands)
+    symbol: str
+    left: float
+    right: float
 
     @override
     def resolve(self, values: Mapping[str, float]) -> float:
-        left, right = _number(self._left, values), _number(self._right, values)
+        left, right = _number(self.left, values), _number(self.right, values)
         try:
-            return _OPERATIONS[self._symbol](left, right)
+            return _OPERATIONS[self.symbol](left, right)
         except ZeroDivisionError:
-            raise ZeroDivisionError(f"{self} divides by zero: {left} {self._symbol} {right}") from None
-
-    def _parts(self) -> tuple[str, float, float]:
-        return self._symbol, self._left, self._right
-
-    @override
-    def __eq__(self, other: object, /) -> bool:
-        return isinstance(other, PlaceholderExpression) and self._parts() == other._parts()
-
-    @override
-    def __hash__(self) -> int:
-        return hash(self._parts())
+            raise ZeroDivisionError(f"{self} divides by zero: {left} {self.symbol} {right}") from None
 
     @override
     def __repr__(self) -> str:
-        return f"({_text(self._left)} {self._symbol} {_text(self._right)})"
-
-    @override
-    def __reduce__(self) -> tuple[type[Self], tuple[str, float, float]]:
-        return type(self), self._parts()
+        return f"({_text(self.left)} {self.symbol} {_text(self.right)})"
 
 
 class TrainerPlaceholderValues(_Arithmetic, Enum):
@@ -329,7 +281,7 @@ def _resolve(value: Any, values: Mapping[str, float]) -> Any:
     if isinstance(value, _Arithmetic):
         number = value.resolve(values)
         # torch's schedulers take no float for a count, and no int for a fraction
-        return int(number) if float(number).is_integer() and not value.is_fraction else number
+        return int(number) if float(number).is_integer() and not _divides_by_placeholder(value) else number
     if isinstance(value, partial):
         function: Callable[..., object] = value.func
         arguments = [_resolve(item, values) for item in value.args]
@@ -347,11 +299,12 @@ def _resolve(value: Any, values: Mapping[str, float]) -> Any:
     return value
 
 
-def _expression(symbol: str, left: float, right: float) -> PlaceholderExpression:
-    """Return the expression, or ``NotImplemented`` so that Python reports the operand that is not a number."""
-    if not all(isinstance(operand, numbers.Real | _Arithmetic) for operand in (left, right)):
-        return cast("PlaceholderExpression", NotImplemented)
-    return PlaceholderExpression(symbol, left, right)
+def _divides_by_placeholder(operand: object) -> bool:
+    """Whether a number is not a count even where it is whole."""
+    if not isinstance(operand, PlaceholderExpression):
+        return False
+    divides = operand.symbol == "/" and isinstance(operand.right, _Arithmetic)
+    return divides or _divides_by_placeholder(operand.left) or _divides_by_placeholder(operand.right)
 
 
 def _number(operand: object, values: Mapping[str, float]) -> float:
