@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "timm": (Timm, {"step_scheduler": "epoch"}, r"TrainerWithTimmScheduler"),
     "timm after updates": (Timm, {}, r"TrainerWithTimmScheduler"),
     "no scheduler": (None, {"step_scheduler": "epoch"}, r"no scheduler to step"),
-    "no evaluation": (PLATEAU, {"watch_metric": "eval_loss_epoch", "eval_dataset": None}, r"Pass an eval_dataset"),
+    "no evaluation": (PLATEAU, {"watch_metric": "eval_loss_epoch", "eval_dataset": None}, r"Pass eval_dataset"),
     "no such time": (PLATEAU, {"step_scheduler": "step"}, r'"update" or "epoch"'),
     "too short": (partial(OneCycleLR, max_lr=1, total_steps=3), {"step_scheduler": "epoch"}, "OneCycleLR of 3"),
 }

@@ -463,13 +463,10 @@ class Engine(AnyTrainer):
 
     def _require_usable_schedulers(self) -> None:
         """Raise an error for schedulers that cannot be stepped in the way that was requested."""
-        is_evaluated = self.eval_dataloader is not None
         schedulers: Mapping[str, object] = self.named_schedulers() or {"scheduler": None}
         for name, scheduler in schedulers.items():
             is_overridden = name == "scheduler" and self._steps_scheduler_itself
-            self._stepping.require_usable(
-                scheduler, is_overridden=is_overridden, is_evaluated=is_evaluated, eval_names=self.eval_sets
-            )
+            self._stepping.require_usable(scheduler, self, is_overridden=is_overridden)
 
     def _check_length_of_schedules(self) -> None:
         """Raise an error for schedules that end with an error before the run does."""

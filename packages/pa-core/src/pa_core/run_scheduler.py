@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 from torch.optim import Optimizer
@@ -45,7 +45,10 @@ def check_kept_scheduler(scheduler: object, optimizer: Optimizer, trainer_class:
     if scheduler is not None:
         _check_assigned_scheduler(scheduler, optimizer)
     elif _is_overridden(trainer_class.create_scheduler):
-        _warn_of_unused_override(trainer_class)
+        warn_user(
+            f"{trainer_class.__name__}.create_scheduler() uses create_scheduler_fn, which train() was not given: it is "
+            "not called, and the run has no scheduler. Pass create_scheduler_fn, or let the method do without."
+        )
 
 
 def _is_overridden(method: Callable[..., object]) -> bool:
@@ -70,14 +73,6 @@ def _uses_factory(create_scheduler: Callable[..., object]) -> bool:
     return code is not None and not {"create_scheduler", "create_scheduler_fn"}.isdisjoint(code.co_names)
 
 
-def _warn_of_unused_override(trainer_class: type) -> None:
-    """Warn that an override of ``create_scheduler`` is not called, because the run has no factory for it."""
-    warn_user(
-        f"{trainer_class.__name__}.create_scheduler() uses create_scheduler_fn, which train() was not given: it is not "
-        "called, and the run has no scheduler. Pass create_scheduler_fn, or let the method do without."
-    )
-
-
 def _check_assigned_scheduler(scheduler: object, optimizer: Optimizer) -> None:
     """Raise an error for a scheduler that was not made for the optimizer as it is.
 
@@ -88,21 +83,19 @@ def _check_assigned_scheduler(scheduler: object, optimizer: Optimizer) -> None:
     Raises:
         ConfigurationError: It belongs to another optimizer, or was made before parameter groups were added.
     """
-    own: Any = getattr(scheduler, "optimizer", None)
+    name, own = type(scheduler).__name__, getattr(scheduler, "optimizer", None)
     # Accelerate's wrapper of an optimizer has the groups of what it wraps.
     if own is not None and getattr(own, "param_groups", None) is not optimizer.param_groups:
         raise ConfigurationError(
-            "The scheduler belongs to another optimizer, and would change nothing of this run.",
-            given=f"trainer.scheduler, {type(scheduler).__name__} of another {type(own).__name__}",
-            do="Pass create_scheduler_fn to train(), or set trainer.scheduler = None to train without one.",
+            f"trainer.scheduler is a {name} of another optimizer, and would change nothing of this run. Pass "
+            "create_scheduler_fn to train(), or set trainer.scheduler = None to train without one."
         )
-    rates: Any = getattr(scheduler, "base_lrs", None)
-    if isinstance(rates, list) and len(rates) != len(optimizer.param_groups):  # pyright: ignore[reportUnknownArgumentType]  # any list
+    rates = getattr(scheduler, "base_lrs", None)
+    if isinstance(rates, Sized) and len(rates) != len(optimizer.param_groups):
         raise ConfigurationError(
-            "The scheduler was made before parameter groups were added to the optimizer.",
-            given=f"trainer.scheduler, {type(scheduler).__name__} with rates for {len(rates)} group(s)",  # pyright: ignore[reportUnknownArgumentType]  # as above
-            expected=f"rates for {len(optimizer.param_groups)} group(s)",
-            do="Pass create_scheduler_fn to train(), which makes the scheduler when the groups are there.",
+            f"trainer.scheduler is a {name} of {len(rates)} group(s), and the optimizer now has "
+            f"{len(optimizer.param_groups)} group(s). Pass create_scheduler_fn to train(), which makes the scheduler "
+            "when the groups are there."
         )
 
 
@@ -132,8 +125,6 @@ def check_length_of_schedule(scheduler: object, num_steps: int, *, is_resumed: b
         if is_resumed:
             advice = 'Train for as many updates as before, or begin a new schedule: resume_allow=("scheduler",).'
         raise ConfigurationError(
-            "The schedule is shorter than the run, and ends with an error.",
-            given=f"a OneCycleLR of {total} updates, {done} of which are done",
-            expected=f"{num_steps} updates left, as many as the run has",
-            do=advice,
+            f"The schedule is shorter than the run, and ends with an error: a OneCycleLR of {total} updates, {done} of "
+            f"which are done, and the run has {num_steps} left. {advice}"
         )

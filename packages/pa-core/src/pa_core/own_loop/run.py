@@ -433,8 +433,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._trained_models.create_schedulers(self._placeholder_values())
         self.scheduler = next(iter(self.schedulers.values()), None)
         for scheduler in self.schedulers.values() or [None]:
-            # Whether the loop evaluates shows only later.
-            self._stepping.require_usable(scheduler, is_overridden=False, is_evaluated=True)
+            self._stepping.require_usable(scheduler, self, is_overridden=False)
 
     # The loops
 
