@@ -72,9 +72,8 @@ def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
     missing = [name for name in wanted if name not in installed]
     if missing:
         raise UnsupportedConfigurationError(
-            "The package of a tracker is not installed.",
-            given=", ".join(map(repr, missing)),
-            do=f"Install it, for example with: pip install {' '.join(missing)}",
+            f"The package of {', '.join(map(repr, missing))} is not installed. Install it, for example with: "
+            f"pip install {' '.join(missing)}"
         )
     return wanted
 
@@ -174,7 +173,8 @@ class ExperimentTrackers:
         Args:
             config: Settings by their names.
         """
-        _store(config, self._trackers.values())
+        for tracker in self._trackers.values():
+            tracker.store_init_configuration(dict(flatten_config(config)))
 
     def finish(self) -> None:
         """Write what is left and end the runs, each even if another one fails; does nothing the second time."""
@@ -229,14 +229,16 @@ def open_trackers(
     ids: dict[str, str] = {}
     with ExitStack() as opened:
         for name in names if _accelerate.process_state().is_main_process else ():
-            going_on = _going_on(name, run_ids.get(name), last_step)
-            kwargs = {**going_on, **init_kwargs.get(name, {})}
-            trackers[name] = _start(name, project_name, logging_dir, kwargs)
-            opened.callback(trackers[name].finish)
-            if name in _WELL_KNOWN:
-                ids[name] = _WELL_KNOWN[name].id_of(trackers[name].tracker)
-        if config is not None:
-            _store(config, [one for name, one in trackers.items() if not _has_config(name, run_ids)])
+            known = _WELL_KNOWN.get(name)
+            continued = None if name not in run_ids else known
+            kwargs = {} if continued is None else continued.arguments(run_ids[name], last_step)
+            tracker = _start(name, project_name, logging_dir, {**kwargs, **init_kwargs.get(name, {})})
+            opened.callback(tracker.finish)
+            trackers[name] = tracker
+            if known is not None:
+                ids[name] = known.id_of(tracker.tracker)
+            if config is not None and (continued is None or continued.forgets_config):
+                tracker.store_init_configuration(dict(flatten_config(config)))
         opened.pop_all()
     return ExperimentTrackers(trackers, ids)
 
@@ -302,22 +304,6 @@ def _pixels(image: Tensor) -> Any:
     return (grey.expand(3, -1, -1) if len(grey) == 1 else grey).permute(1, 2, 0).numpy()
 
 
-def _going_on(name: str, run_id: str | None, last_step: int) -> dict[str, Any]:
-    if run_id is None or name not in _WELL_KNOWN:
-        return {}
-    return _WELL_KNOWN[name].arguments(run_id, last_step)
-
-
-def _has_config(name: str, run_ids: Mapping[str, str]) -> bool:
-    return name in run_ids and name in _WELL_KNOWN and not _WELL_KNOWN[name].forgets_config
-
-
-def _store(config: Mapping[str, object], trackers: Iterable[_accelerate.TrackerLike]) -> None:
-    plain = flatten_config(config)
-    for tracker in trackers:
-        tracker.store_init_configuration(dict(plain))
-
-
 def _start(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[str, Any]) -> _accelerate.TrackerLike:
     try:
         return _accelerate.start_tracker(name, project_name, logging_dir, kwargs)
@@ -338,10 +324,8 @@ def _check_arguments(names: tuple[str, ...], project_name: str, init_kwargs: Map
         )
     if others := [name for name in init_kwargs if name not in names]:
         raise ConfigurationError(
-            "There are arguments for trackers that are not opened.",
-            given=f"init_kwargs for {', '.join(map(repr, others))}",
-            expected=f"arguments for {', '.join(map(repr, names))}",
-            do="Correct the names in init_kwargs, or open those trackers too.",
+            f"There are init_kwargs for {', '.join(map(repr, others))}, and the trackers are "
+            f"{', '.join(map(repr, names))}. Correct the names, or open those trackers too."
         )
 
 
