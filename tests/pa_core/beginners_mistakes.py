@@ -85,7 +85,7 @@ class Mistake:
         wrong: What stands there instead.
         error: The class of the error.
         given: Parts of what the error says was given.
-        do: Its advice, or the beginning of it.
+        do: Its advice; of an error of torch, a part of what its notes say.
     """
 
     script: str
@@ -113,6 +113,10 @@ def _of_arguments(right: str, wrong: str, given: str, do: str, script: str = _CL
 
 def _of_batches(script: str, right: str, wrong: str, given: str, do: str) -> Mistake:
     return Mistake(script, right, wrong, "BatchMismatchError", (*given.split(" | "), "training step 1 of epoch 1"), do)
+
+
+def _of_torch(script: str, right: str, wrong: str, error: str, given: str, do: str) -> Mistake:
+    return Mistake(script, right, wrong, error, (*given.split(" | "), "training step 1 of epoch 1"), do)
 
 
 ARGUMENTS = {
@@ -201,54 +205,61 @@ ARGUMENTS = {
 }
 
 TARGETS = {
-    "classes as floats": _of_batches(
+    "classes as floats": _of_torch(
         _CLASSIFY,
         "(inputs, classes)",
         "(inputs, classes.float())",
-        "outputs of shape (8, 3), targets of shape (8,), both of dtype float32",
-        "Convert the targets: targets.long().",
+        "RuntimeError",
+        "a Tensor of shape (8, 3) and dtype float32; the targets are a Tensor of shape (8,) and dtype float32",
+        "targets.squeeze(1).long()",
     ),
-    "classes with a dimension too many": _of_batches(
+    "classes with a dimension too many": _of_torch(
         _CLASSIFY,
         "(inputs, classes)",
         "(inputs, classes.unsqueeze(1))",
-        "outputs of shape (8, 3) | targets of shape (8, 1) and dtype int64",
-        "Take the second dimension away: targets.squeeze(1).",
+        "RuntimeError",
+        "returned a Tensor of shape (8, 3) | the targets are a Tensor of shape (8, 1) and dtype int64",
+        "without the second dimension: targets.squeeze(1).long()",
     ),
-    "classes with a dimension too many, as floats": _of_batches(
+    "classes with a dimension too many, as floats": _of_torch(
         _CLASSIFY,
         "(inputs, classes)",
         "(inputs, classes.unsqueeze(1).float())",
-        "targets of shape (8, 1)",
-        "Take the second dimension away: targets.squeeze(1).long().",
+        "RuntimeError",
+        "the targets are a Tensor of shape (8, 1) and dtype float32",
+        "without the second dimension: targets.squeeze(1).long()",
     ),
-    "classes counted from 1": _of_batches(
+    "classes counted from 1": _of_torch(
         _CLASSIFY,
         "(inputs, classes)",
         "(inputs, classes + 1)",
-        "with values 1 to 3",
-        "Count the classes from 0: targets - 1.",
+        "IndexError",
+        "Target 3 is out of bounds. | returned a Tensor of shape (8, 3)",
+        "the indices of classes, from 0 to classes - 1",
     ),
-    "more classes than outputs": _of_batches(
+    "more classes than outputs": _of_torch(
         _CLASSIFY,
         "nn.Linear(4, 3)",
         "nn.Linear(4, 2)",
-        "with values 0 to 2",
-        "Let the last layer of the model have 3 outputs, or more: one for each class.",
+        "IndexError",
+        "Target 2 is out of bounds. | returned a Tensor of shape (8, 2)",
+        "the indices of classes, from 0 to classes - 1",
     ),
-    "a class that is to be left out": _of_batches(
+    "a class that is to be left out": _of_torch(
         _CLASSIFY.replace("inputs, classes)", "inputs, classes - 1)").replace("Loss()", "Loss(ignore_index=-1)"),
         "ignore_index=-1",
         "",
-        "with values -1 to 1",
-        "Name the targets that stand for no class: CrossEntropyLoss with ignore_index=-1.",
+        "IndexError",
+        "Target -1 is out of bounds.",
+        "from 0 to classes - 1 (or ignore_index)",
     ),
-    "one-hot classes as integers": _of_batches(
+    "one-hot classes as integers": _of_torch(
         _CLASSIFY.replace("inputs, classes)", "inputs, functional.one_hot(classes).float())"),
         ".float()",
         "",
-        "targets of shape (8, 3) and dtype int64",
-        "Convert the targets: targets.float().",
+        "RuntimeError",
+        "the targets are a Tensor of shape (8, 3) and dtype int64",
+        "the dtype of the outputs: targets.float()",
     ),
     "cross entropy with a single output": _of_batches(
         _TELL_APART,
@@ -257,33 +268,34 @@ TARGETS = {
         "outputs of shape (8, 1)",
         "Use nn.BCEWithLogitsLoss() with targets of dtype float32 and the shape of the outputs.",
     ),
-    "masks of bytes": _of_batches(
+    "masks of bytes": _of_torch(
         _SEGMENT,
         ".long()",
         ".byte()",
-        "targets of shape (8, 4, 4) and dtype uint8",
-        "Convert the targets: targets.long().",
+        "RuntimeError",
+        "the targets are a Tensor of shape (8, 4, 4) and dtype uint8",
+        "long()",
     ),
     "a last batch of one sample that is squeezed": Mistake(
         _SQUEEZE,
         "squeeze(1)",
         "squeeze()",
-        "BatchMismatchError",
-        ("outputs of shape ()", "targets of shape (1,)", "training step 2 of epoch 1"),
-        "Keep the dimension of the samples in the model's forward, with squeeze(1) instead of squeeze().",
+        "ValueError",
+        ("returned a Tensor of shape ()", "the targets are a Tensor of shape (1,)", "training step 2 of epoch 1"),
+        "squeeze() takes away the dimension of a single sample too: use squeeze(1).",
     ),
     "one value and several outputs": _of_batches(
         _REGRESS,
         "nn.Linear(4, 1)",
         "nn.Linear(4, 4)",
         "outputs of shape (8, 4), targets of shape (8, 1)",
-        "Let the last layer of the model have 1 output.",
+        "Let the model return outputs of shape (8, 1): its last layer decides how many a sample has.",
     ),
     "a dimension too few, which would be broadcast": _of_batches(
         _REGRESS,
         "values.unsqueeze(1)",
         "values",
-        "outputs of shape (8, 1), targets of shape (8,), both of dtype float32",
+        "outputs of shape (8, 1), targets of shape (8,)",
         "Add the last dimension to the targets: targets.unsqueeze(1).",
     ),
     "a dimension too many, which would be broadcast": _of_batches(
@@ -300,34 +312,36 @@ TARGETS = {
         "nn.Linear(4, 4)",
         "nn.Linear(4, 1)",
         "outputs of shape (8, 1), targets of shape (8, 4)",
-        "Let the last layer of the model have 4 outputs.",
+        "Let the model return outputs of shape (8, 4): its last layer decides how many a sample has.",
     ),
-    "integers for a loss of two classes": _of_batches(
+    "integers for a loss of two classes": _of_torch(
         _REGRESS.replace("MSELoss", "BCEWithLogitsLoss").replace(
             "values.unsqueeze(1)", "classes.clamp(max=1)[:, None].float()"
         ),
         ".float()",
         "",
-        "targets of shape (8, 1) and dtype int64",
-        "Convert the targets: targets.float().",
+        "RuntimeError",
+        "the targets are a Tensor of shape (8, 1) and dtype int64",
+        "the dtype of the outputs, as from targets.unsqueeze(1) or targets.float()",
     ),
     "a loss that fails in the backward pass": _of_batches(
         _REGRESS.replace("MSELoss", "HuberLoss").replace("values.unsqueeze(1)", "values.double().unsqueeze(1).float()"),
         ".float()",
         "",
-        "targets of shape (8, 1) and dtype float64",
-        "Convert the targets: targets.float().",
+        "targets of shape (8, 1) and dtype torch.float64",
+        "Convert the targets: targets.to(torch.float32).",
     ),
-    "no sigmoid before a loss of probabilities": _of_batches(
+    "no sigmoid before a loss of probabilities": _of_torch(
         _REGRESS.replace("MSELoss", "BCEWithLogitsLoss").replace(
             "values.unsqueeze(1)", "(values > 0).float().unsqueeze(1)"
         ),
         "nn.BCEWithLogitsLoss()",
         "nn.BCELoss()",
-        "outputs from -",
-        "Use nn.BCEWithLogitsLoss(), which applies the sigmoid to the outputs itself.",
+        "RuntimeError",
+        "should be between 0 and 1",
+        "nn.BCEWithLogitsLoss() applies the sigmoid to the outputs itself.",
     ),
-    "outputs that are a tuple": _of_batches(
+    "outputs that are a tuple": _of_torch(
         "class Two(nn.Linear):\n    def forward(self, x):\n        return super().forward(x), x\n"
         "model = Two(4, 3)\nyour_loss = nn.CrossEntropyLoss()\n"
         "trainer = Trainer(model, lambda outputs, targets: your_loss(outputs[0], targets), "
@@ -335,87 +349,97 @@ TARGETS = {
         "trainer.train(TensorDataset(inputs, classes), 1)\n",
         "lambda outputs, targets: your_loss(outputs[0], targets)",
         "your_loss",
-        "tuple of 2",
-        "Pass a function that takes the tensor from them, for example "
+        "TypeError",
+        "must be Tensor, not tuple | returned a tuple of 2",
         "loss_func=lambda outputs, targets: your_loss(outputs[0], targets).",
     ),
-    "a model that mixes samples up": _of_batches(
+    "a model that mixes samples up": _of_torch(
         "class Mixed(nn.Linear):\n    def forward(self, x):\n        return super().forward(x.flatten(1))\n"
         "model = Mixed(4, 3)\n"
         "trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))\n"
         "trainer.train(TensorDataset(inputs.unflatten(1, (2, 2)), classes), 1)\n",
         "x.flatten(1)",
         "x.view(2, -1)[:, :4]",
-        "outputs of shape (2, 3) | targets of shape (8,)",
-        "Keep the first dimension in the model's forward, for example with x.flatten(1) instead of a view().",
+        "ValueError",
+        "returned a Tensor of shape (2, 3) | the targets are a Tensor of shape (8,)",
+        "Expected input batch_size (2) to match target batch_size (8).",
     ),
 }
 
 INPUTS = {
-    "too few features": _of_batches(
+    "too few features": _of_torch(
         _CLASSIFY,
         "nn.Linear(4, 3)",
         "nn.Linear(5, 3)",
-        "inputs of shape (8, 4) and dtype float32 | Linear(in_features=5",
-        "Create the layer with in_features=4, the size of the last dimension of its input.",
+        "RuntimeError",
+        "the model, which is Linear(in_features=5 | with a Tensor of shape (8, 4) and dtype float32 as input",
+        "The last dimension of its input is in_features: change that",
     ),
-    "no flattening": _of_batches(
+    "no flattening": _of_torch(
         _SEE,
         "nn.Flatten(), nn.Linear",
         "nn.Linear",
-        "inputs of shape (8, 3, 6, 6) | its input of shape (8, 2, 4, 4) | for 1, which is Linear",
-        "Flatten its input to one dimension for each sample: put nn.Flatten() before the layer.",
+        "RuntimeError",
+        "the layer '1', which is Linear(in_features=32 | with a Tensor of shape (8, 2, 4, 4)",
+        "put nn.Flatten() before the layer.",
     ),
-    "other channels": _of_batches(
+    "other channels": _of_torch(
         _SEE,
         "nn.Conv2d(3, 2, 3)",
         "nn.Conv2d(1, 2, 3)",
-        "(8, 3, 6, 6) | Conv2d(1, 2",
-        "Create the layer with in_channels=3.",
+        "RuntimeError",
+        "the layer '0', which is Conv2d(1, 2 | (8, 3, 6, 6)",
+        "is in_channels: change that",
     ),
-    "channels last": _of_batches(
+    "channels last": _of_torch(
         _SEE.replace("images", "images.permute(0, 2, 3, 1).permute(0, 3, 1, 2)"),
         ".permute(0, 3, 1, 2)",
         "",
+        "RuntimeError",
         "(8, 6, 6, 3)",
-        "Put the channels before height and width: inputs.permute(0, 3, 1, 2).",
+        "move it there, for example with inputs.permute(0, 3, 1, 2).",
     ),
-    "images without channels": _of_batches(
+    "images without channels": _of_torch(
         _SEE.replace("nn.Conv2d(3", "nn.Conv2d(1").replace("images", "images[:, 0].unsqueeze(1)"),
         ".unsqueeze(1)",
         "",
-        "(8, 6, 6)",
-        "Add the dimension of the channels: inputs.unsqueeze(1).",
+        "RuntimeError",
+        "with a Tensor of shape (8, 6, 6)",
+        "add the dimension with inputs.unsqueeze(1)",
     ),
-    "pixels as bytes": _of_batches(
+    "pixels as bytes": _of_torch(
         _SEE.replace("images", "images.mul(9).byte().float()"),
         ".float()",
         "",
-        "dtype uint8",
-        "Convert the inputs: inputs.float().",
+        "RuntimeError",
+        "dtype uint8 as input",
+        "Convert the inputs to the dtype of its weights, for example with inputs.float().",
     ),
-    "doubles from numpy": _of_batches(
+    "doubles from numpy": _of_torch(
         _CLASSIFY.replace("(inputs,", "(inputs.double().float(),"),
         ".float()",
         "",
-        "dtype float64",
-        "Convert the inputs: inputs.float().",
+        "RuntimeError",
+        "dtype float64 as input",
+        "Convert the inputs to the dtype of its weights, for example with inputs.float().",
     ),
-    "indices as floats": _of_batches(
+    "indices as floats": _of_torch(
         _READ.replace("(words", "(words.float().long()"),
         ".long()",
         "",
-        "dtype float32 | Embedding(10, 4)",
-        "Convert the indices to whole numbers: inputs.long().",
+        "RuntimeError",
+        "Embedding(10, 4) | dtype float32 as input",
+        "whole numbers: inputs.long().",
     ),
-    "a vocabulary that is too small": _of_batches(
+    "a vocabulary that is too small": _of_torch(
         _READ.replace("10, 4", "11, 4").replace("(words", "(words.fill_(10)"),
         "nn.Embedding(11, 4)",
         "nn.Embedding(10, 4)",
-        "with values 10 to 10",
-        "Create the layer with num_embeddings=11 or more, one for each index that may occur.",
+        "IndexError",
+        "index out of range | Embedding(10, 4)",
+        "It takes indices from 0 to num_embeddings - 1",
     ),
-    "a model of two inputs": _of_batches(
+    "a model of two inputs": _of_torch(
         _OWN_STEP.replace("self.model(batch[0])", "self.model(batch[0], batch[1])")
         .replace("batch[1])\n        return", "batch[2])\n        return")
         .replace("len(batch[1])", "len(batch[2])")
@@ -423,7 +447,8 @@ INPUTS = {
         .replace("(inputs,", "(inputs, inputs,"),
         "trainer = MyTrainer(",
         "trainer = Trainer(",
-        "Bilinear.forward(self, input1",
+        "TypeError",
+        "Bilinear.forward() missing 1 required positional argument: 'input2'",
         "Override the step in a subclass of Trainer, for example:\n"
         "              def calculate_train_batch_loss(self, batch):\n"
         "                  outputs = self.model(batch[0], batch[1])\n"
@@ -438,7 +463,7 @@ _THIRD_ITEM = {
         _THREE_ITEMS.replace("self.model(batch[0])", f"self.model({taken})").replace("nn.Linear(4, 3)", model),
         "trainer = MyTrainer(",
         "trainer = Trainer(",
-        "BatchMismatchError",
+        "RuntimeError",
         ("list of 3 [Tensor", "Tensor of shape (8, 3)", "training step 1 of epoch 1"),
         "Override the step in a subclass of Trainer, for example:\n"
         "              def calculate_train_batch_loss(self, batch):\n"
@@ -457,7 +482,7 @@ _LAST_BATCH = {
         .replace("), 1)\n", '), 1, train_dataloader_kwargs={"drop_last": True})\n'),
         ', train_dataloader_kwargs={"drop_last": True}',
         "",
-        "BatchMismatchError",
+        "ValueError",
         ("of shape (1, 4)", "BatchNorm1d(4", "training step 2 of epoch 1"),
         'Leave out a last batch of one sample: train(..., train_dataloader_kwargs={"drop_last": True}).',
     )

@@ -323,15 +323,10 @@ NO_LOSS: dict[str, tuple[nn.Module, Callable[[list[Any]], Any], tuple[str, ...]]
     "no labels": (
         WithLoss(),
         renamed("pixels"),
-        ("'pixels': Tensor of shape", "ModelOutput", "takes them as 'labels'"),
+        ("'pixels': Tensor of shape", "ModelOutput", "in WithLoss.forward(self, pixels: ", "labels: "),
     ),
-    "no labels, in a dict": (WithLoss(in_dict), renamed("pixels"), ("takes them as 'labels'",)),
-    "a model without a loss": (WithoutLoss(), renamed("inputs"), ("Return the loss from WithoutLoss.forward",)),
-    "items that the model does not take": (
-        WithLoss(),
-        renamed("pixels", "text"),
-        ("without 'text'; the model takes 'pixels', 'labels'",),
-    ),
+    "no labels, in a dict": (WithLoss(in_dict), renamed("pixels"), ("labels: ",)),
+    "a model without a loss": (WithoutLoss(), renamed("inputs"), ("WithoutLoss.forward", "return the loss from it")),
     "not a mapping": (WithLoss(), stacked, ("loss_func=None", "a tuple of 2", "calculate_train_batch_loss")),
 }
 
@@ -350,10 +345,18 @@ def test_a_loss_function_in_the_way_of_such_a_model_is_named() -> None:
     """Where the model takes all that is in the batch, labels too, the advice is not to override the step."""
     model = WithLoss()
     trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-    with pytest.raises(ConfigurationError, match="Pass loss_func=None to the trainer: WithLoss"):
+    with pytest.raises(ConfigurationError, match="Pass loss_func=None to the trainer: the model takes the labels"):
         trainer.train(DATA, 1, collate_fn=named)
     trainer = Trainer(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
     trainer.train(DATA, 1, collate_fn=named)
+
+
+def test_items_that_such_a_model_does_not_take_are_named() -> None:
+    """Python's own error names the argument, and a note shows the batch."""
+    trainer = Trainer(WithLoss(), None, None, callbacks=[])
+    with pytest.raises(TypeError, match=r"WithLoss.forward\(\) got an unexpected keyword argument 'text'") as caught:
+        trainer.evaluate(DATA, collate_fn=renamed("pixels", "text"))
+    assert "whose batch is a dict {'pixels': Tensor of shape" in caught.value.__notes__[0]
 
 
 def test_an_error_of_the_model_itself_is_not_taken_for_one_of_the_batch() -> None:

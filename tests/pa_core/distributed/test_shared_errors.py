@@ -99,8 +99,8 @@ SHARED = {
     "the same again, a second later on one": "pa_data.errors.ArgumentTypeError",
     "one callback, not in a list": "pa_data.errors.ArgumentTypeError",
     "no epochs": "pa_data.errors.ConfigurationError",
-    "targets as floats": "pa_core.errors.BatchMismatchError",
-    "targets as floats again": "pa_core.errors.BatchMismatchError",
+    "targets as floats": "builtins.RuntimeError",
+    "targets as floats again": "builtins.RuntimeError",
     "an error of the user's own": "builtins.OSError",
 }
 
@@ -119,15 +119,15 @@ def test_the_first_process_shows_an_error_of_all(name: str, shown: dict[str, Any
 
 def test_a_script_that_ends_with_an_error_shows_it_once(shown: dict[str, Any]) -> None:
     """The whole output has the advice once."""
-    assert shown["output"].count("do:       Convert the targets: targets.long().") == 1
-    assert shown["output"].count("[rank1]: pa_core.errors.BatchMismatchError: the same error as on rank 0") == 1
+    assert shown["output"].count("without the second dimension: targets.squeeze(1).long()") == 1
+    assert shown["output"].count("[rank1]: builtins.RuntimeError: the same error as on rank 0") == 1
 
 
 def test_other_errors_are_not_hidden(shown: dict[str, Any]) -> None:
     """Where the ranks raise different errors, each shows its own; so does one that raises alone."""
     first, second = shown["other errors"]
-    assert "Let the last layer of the model have 8 outputs" in first
-    assert "Convert the targets: targets.long()." in second
+    assert "Target 7 is out of bounds." in first
+    assert "targets.squeeze(1).long()" in second
     first, second = shown["an error of one alone"]
     assert first == ""
     assert "Pass loss_func=torch.nn.L1Loss()." in second
@@ -137,4 +137,4 @@ def test_an_error_that_the_first_process_catches_is_shown_by_the_others(shown: d
     """A process that waits in vain for the first one shows the error itself."""
     first, second = shown["an error that rank 0 catches"]
     assert first == ""
-    assert "Convert the targets: targets.long()." in second
+    assert "targets.squeeze(1).long()" in second

@@ -1,4 +1,4 @@
-"""The first dimensions of a batch, and the lists of numbers in it."""
+"""How many samples a batch has, and the lists of numbers in it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,61 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from pa_data.batches import is_mapping, keys_of
+from pa_core.errors import ConfigurationError
+from pa_core.user_warnings import warn_user
+from pa_data.batches import describe_batch, is_mapping, keys_of
 
-__all__ = ["first_dimensions", "lists_of_numbers"]
+__all__ = ["count_samples", "lists_of_numbers"]
+
+_HAVE_SAMPLES_FIRST = "input_ids", "labels"
+"""Keys under which models of transformers surely have a row for each sample, as under others they may not."""
 
 
-def first_dimensions(value: object) -> Iterator[int]:
-    """Iterate over the first dimensions of the tensors in a batch that have one.
+def count_samples(batch: object, *, may_differ: bool = False) -> int:
+    """Return the number of samples in a batch: the first dimension of its first tensor.
+
+    Args:
+        batch: What a data loader yields.
+        may_differ: Whether to say nothing if its tensors do not agree on it, as where a batch is a list of images.
+
+    Raises:
+        ConfigurationError: There is no tensor with a first dimension.
 
     Example:
         >>> import torch
-        >>> list(first_dimensions({"ids": [7, 8], "pixels": (torch.zeros(()), torch.zeros(4, 3)), "y": torch.ones(4)}))
-        [4, 4]
+        >>> count_samples({"pixels": torch.zeros(4, 3), "names": ["a", "b", "c", "d"]})
+        4
     """
+    numbers = list(_first_dimensions(batch))
+    if not numbers:
+        raise ConfigurationError(
+            "The number of samples in the batch is not known.",
+            given=describe_batch(batch),
+            do="Return tensors from the dataset or from collate_fn, or pass a dataset instead of the loader.",
+        )
+    if len(set(numbers)) > 1 and not may_differ:
+        # The same words for each batch, so that it is said once.
+        warn_user(
+            "The tensors in a batch of the loader differ in their first dimension, and the dimension of the first one "
+            "counts as the number of samples, with which losses and metrics are weighted. Pass the dataset instead of "
+            "the loader, or num_items where the loss is passed."
+        )
+    return numbers[0]
+
+
+def _first_dimensions(value: object) -> Iterator[int]:
     parts: Iterable[object] = ()
     if isinstance(value, Tensor):
         if value.dim() > 0:
             yield len(value)
     elif is_mapping(value):
-        parts = (value[key] for key in keys_of(value))
+        parts = (value[key] for key in sorted(keys_of(value), key=lambda key: key not in _HAVE_SAMPLES_FIRST))
     elif isinstance(value, list | tuple):
         parts = cast("Iterable[object]", value)
     elif dataclasses.is_dataclass(value):
         parts = (getattr(value, field.name) for field in dataclasses.fields(value))
     for part in parts:
-        yield from first_dimensions(part)
+        yield from _first_dimensions(part)
 
 
 def lists_of_numbers(batch: object) -> list[Any]:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from pa_core.batch_mismatches import explain_failed_layer, explain_failed_loss, explain_silent_mismatch
-from pa_core.batch_structure import lists_of_numbers
-from pa_core.errors import BatchMismatchError, ConfigurationError
+from pa_core.batch_mismatches import describe_failed_loss, require_pairs
+from pa_core.batch_structure import count_samples, lists_of_numbers
+from pa_core.errors import ConfigurationError
 from pa_core.types import LossFunction
 from pa_core.unwrapping import unwrap_model
 from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
 
-__all__ = ["calculate_batch_loss"]
-
-_ERRORS_OF_MISMATCHES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
-"""What torch raises; derived classes, such as the one for a lack of memory, are other errors."""
+__all__ = ["calculate_batch_loss", "forward_takes"]
 
 _TARGET_NAMES = ("labels", "label", "targets", "target", "y")
 
@@ -28,6 +25,8 @@ def calculate_batch_loss(
     model: nn.Module, loss_func: LossFunction | None, batch: object, method: str, checked: set[str]
 ) -> dict[str, Any]:
     """Return the output of a step: the loss of the model's outputs against the targets of the batch.
+
+    Errors of the model and of the loss function leave with notes on what they were called with.
 
     Args:
         model: The model, as a step calls it.
@@ -39,88 +38,60 @@ def calculate_batch_loss(
 
     Raises:
         ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
-        BatchMismatchError: The model cannot take the inputs, or the loss function the outputs and the targets.
+        BatchMismatchError: Torch would compute the loss of other pairs of outputs and targets than were meant.
     """
     if loss_func is None and is_mapping(batch):
         return _loss_of_model(model, batch)
     if loss_func is None:
-        raise _no_loss_function(batch)
+        raise ConfigurationError(
+            "There is no loss function to calculate the loss with.",
+            given=f"loss_func=None, and {describe_batch(batch)} as a batch",
+            do="Pass a loss function, override calculate_train_batch_loss and calculate_eval_batch_loss, or let "
+            "the batch be a mapping and the model return its own loss.",
+        )
     inputs, targets = _inputs_and_targets(model, batch, method)
     try:
         outputs = model(inputs)
-    except _ERRORS_OF_MISMATCHES as error:
-        plain = unwrap_model(model, keep_torch_compile=False)
-        if isinstance(error, TypeError):
-            _raise_known(_number_of_inputs(plain, batch, method), error)
-        else:
-            _raise_known(explain_failed_layer(error, plain, inputs), error)
+        if method not in checked:
+            checked.add(method)
+            require_pairs(loss_func, outputs, targets)
+    except Exception as error:
+        _note_other_items(error, model, batch, method)
         raise
-    if method not in checked:
-        checked.add(method)
-        mismatch = explain_silent_mismatch(loss_func, outputs, targets)
-        _raise_known(mismatch and (_later_targets(model, loss_func, outputs, batch, method) or mismatch))
     try:
         loss = loss_func(outputs, targets)
-    except _ERRORS_OF_MISMATCHES as error:
-        mismatch = explain_failed_loss(loss_func, outputs, targets)
-        _raise_known(_later_targets(model, loss_func, outputs, batch, method) or mismatch, error)
-        error.add_note(f"The model returned {describe_batch(outputs)}; the targets are {describe_batch(targets)}.")
+    except Exception as error:
+        for note in describe_failed_loss(error, loss_func, outputs, targets):
+            error.add_note(note)
+        _note_other_items(error, model, batch, method)
         raise
     return {"loss": loss, "model_outputs": outputs, "batch_size": _number_of_samples(inputs, targets)}
 
 
-def _raise_known(mismatch: BatchMismatchError | None, error: Exception | None = None) -> None:
-    """Raise the explanation, if there is one, from what it explains."""
-    if mismatch is not None and (error is None or type(error) in _ERRORS_OF_MISMATCHES):
-        raise mismatch from error
-
-
-def _number_of_inputs(model: nn.Module, batch: Any, method: str) -> BatchMismatchError | None:
-    """A model that is to be called with several arguments, or with names."""
-    if _takes_positions(model, 1):
-        return None
-    arguments, targets = "*batch[0]", "batch[1]"
-    if is_mapping(batch[0]):
-        arguments = "**batch[0]"
-    elif not isinstance(batch[0], list | tuple):
-        number = sum(one.default is one.empty for one in list(_parameters(model).values())[1:])
-        arguments, targets = ", ".join(f"batch[{index}]" for index in range(number)), f"batch[{number}]"
-    return BatchMismatchError(
-        f"The default step calls the model with one argument, and {type(model).__name__} takes others.",
-        given=f"{type(model).__name__}.forward{inspect.signature(type(model).forward)}, and {describe_batch(batch)} as "
-        "a batch",
-        do=_override(arguments, targets, targets, method),
-    )
-
-
-def _later_targets(
-    model: nn.Module, loss_func: LossFunction, outputs: Any, batch: Any, method: str
-) -> BatchMismatchError | None:
-    """Of a batch of more than two items, the last one if the loss function can use it, as it cannot the second."""
-    last = len(batch) - 1 if issubclass(type(batch), (list, tuple)) else 1
-    if last < 2 or not isinstance(batch[last], Tensor):  # noqa: PLR2004  # the third item or a later one
-        return None
+def forward_takes(model: nn.Module, *args: object, **kwargs: object) -> bool:
+    """Whether the model's ``forward`` takes such arguments."""
+    plain = unwrap_model(model, keep_torch_compile=False)
     try:
-        loss_func(outputs, batch[last])
-    except _ERRORS_OF_MISMATCHES:
-        return None
-    if explain_silent_mismatch(loss_func, outputs, batch[last]) is not None:
-        return None
-    inputs = ", ".join(f"batch[{one}]" for one in range(last)) if _takes_positions(model, last) else "batch[0]"
-    return BatchMismatchError(
-        "The default step takes the second item of a batch for its targets, and the loss needs others.",
-        given=f"{describe_batch(batch)}, and {describe_batch(outputs)} as the model's outputs",
-        do=_override(inputs, f"batch[{last}]", f"batch[{last}]", method),
-    )
-
-
-def _takes_positions(model: nn.Module, number: int) -> bool:
-    """Whether the model's ``forward`` takes as many arguments without their names."""
-    try:
-        inspect.Signature(list(_parameters(model).values())).bind(*[None] * (1 + number))
+        # that of the class: mixed precision replaces the method of the instance
+        inspect.signature(type(plain).forward).bind(plain, *args, **kwargs)
     except TypeError:
         return False
     return True
+
+
+def _note_other_items(error: Exception, model: nn.Module, batch: Any, method: str) -> None:
+    """Show the step for a batch of more than two items, or for a model of several inputs, as an error may need it."""
+    last = len(batch) - 1 if issubclass(type(batch), (list, tuple)) else 1
+    if last <= 1 and forward_takes(model, None):
+        return
+    inputs = [f"batch[{index}]" for index in range(last)]
+    arguments = ", ".join(inputs) if forward_takes(model, *inputs) else "batch[0]"
+    if is_mapping(batch[0]) or isinstance(batch[0], list | tuple):
+        arguments = "**batch[0]" if is_mapping(batch[0]) else "*batch[0]"
+    error.add_note(
+        "The default step calls the model with batch[0], and takes batch[1] for the targets, which may not be meant. "
+        f"{_override(arguments, f'batch[{last}]', f'batch[{last}]', method)}"
+    )
 
 
 def _inputs_and_targets(model: nn.Module, batch: Any, method: str) -> tuple[Any, Any]:
@@ -147,81 +118,32 @@ def _number_of_samples(inputs: Any, targets: Any) -> int:
     if tensor is not None:
         return len(tensor)
     mapping = next((one for one in (targets, inputs) if is_mapping(one)), None)
-    return len(targets) if mapping is None else _first_dimension(mapping)
+    return len(targets) if mapping is None else count_samples(mapping, may_differ=True)
 
 
 def _loss_of_model(model: nn.Module, batch: Mapping[Any, Any]) -> dict[str, Any]:
-    try:
-        outputs = model(**batch)
-    except TypeError as error:
-        unexpected = [str(key) for key in keys_of(batch) if not _takes(model, str(key))]
-        if not unexpected:
-            raise
-        raise _unexpected_items(model, batch, unexpected) from error
+    outputs = model(**batch)
     if is_mapping(outputs):
         loss = outputs["loss"] if "loss" in keys_of(outputs) else None
     else:
         loss = getattr(outputs, "loss", None)
     if not isinstance(loss, Tensor):
-        raise _no_loss(model, batch, outputs)
-    return {"loss": loss, "model_outputs": outputs, "batch_size": _first_dimension(batch)}
-
-
-def _first_dimension(batch: Mapping[Any, Any]) -> int:
-    """The number of samples in a mapping: of its token ids or labels if it has them, else of its first tensor."""
-    keys = keys_of(batch)
-    first = [key for key in ("input_ids", "labels") if key in keys]
-    for key in (*first, *keys):
-        for tensor in _tensors(batch[key]):
-            if tensor.dim() > 0:
-                return len(tensor)
-    raise ConfigurationError(
-        "The number of samples in the batch is not known.",
-        given=describe_batch(batch),
-        expected="a batch with a tensor whose first dimension is the samples",
-        do="Return tensors from the dataset or from collate_fn.",
-    )
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif is_mapping(value):
-        for key in keys_of(value):
-            yield from _tensors(value[key])
-
-
-def _takes(model: nn.Module, name: str) -> bool:
-    """Whether the model's ``forward`` takes an argument of this name."""
-    parameters = _parameters(model)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return takes_any or name in parameters
-
-
-def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """The ones of the class: mixed precision replaces the method of the instance."""
-    return inspect.signature(type(unwrap_model(model, keep_torch_compile=False)).forward).parameters
-
-
-def _name_of(model: nn.Module) -> str:
-    return type(unwrap_model(model, keep_torch_compile=False)).__name__
-
-
-def _no_loss_function(batch: object) -> ConfigurationError:
-    return ConfigurationError(
-        "There is no loss function to calculate the loss with.",
-        given=f"loss_func=None, and {describe_batch(batch)} as a batch",
-        do="Pass a loss function, override calculate_train_batch_loss and calculate_eval_batch_loss, or let "
-        "the batch be a mapping and the model return its own loss.",
-    )
+        plain = type(unwrap_model(model, keep_torch_compile=False))
+        raise ConfigurationError(
+            "There is no loss: loss_func is None, and the model did not return one.",
+            given=f"{describe_batch(batch)}; {plain.__name__} returned {describe_batch(outputs)}",
+            do=f"Add the targets to the batch under the name that they have in {plain.__name__}.forward"
+            f"{inspect.signature(plain.forward)}, or return the loss from it as {{'loss': loss}}.",
+        )
+    return {"loss": loss, "model_outputs": outputs, "batch_size": count_samples(batch, may_differ=True)}
 
 
 def _not_inputs_and_targets(model: nn.Module, batch: object, method: str) -> ConfigurationError:
-    keys = [str(key) for key in keys_of(batch)] if is_mapping(batch) else []
     inputs, targets = _expressions(batch)
     do = _override(inputs, targets, inputs, method)
-    if "labels" in keys and all(_takes(model, key) for key in keys):
-        do = f"Pass loss_func=None to the trainer: {_name_of(model)} takes the labels, and returns the loss itself."
+    names = {str(key): None for key in keys_of(batch)} if is_mapping(batch) else {}
+    if "labels" in names and forward_takes(model, **names):
+        do = "Pass loss_func=None to the trainer: the model takes the labels, and returns the loss itself."
     elif lists_of_numbers(batch):
         do = 'Let the dataset return tensors instead of lists: one of `datasets` does after with_format("torch").'
     return ConfigurationError(
@@ -258,28 +180,3 @@ def _expressions(batch: object) -> tuple[str, str]:
         return "batch", "batch"
     target = next((name for name in _TARGET_NAMES if name in parts), list(parts)[-1])
     return next((parts[name] for name in parts if name != target), parts[target]), parts[target]
-
-
-def _unexpected_items(model: nn.Module, batch: Mapping[Any, Any], unexpected: list[str]) -> ConfigurationError:
-    taken = ", ".join(map(repr, list(_parameters(model))[1:]))
-    return ConfigurationError(
-        f"{_name_of(model)} was called with the items of the batch, and takes not all of them.",
-        given=describe_batch(batch),
-        expected=f"a batch without {', '.join(map(repr, unexpected))}; the model takes {taken}",
-        do="Rename or leave out in the dataset or in collate_fn what the model does not take.",
-    )
-
-
-def _no_loss(model: nn.Module, batch: Mapping[Any, Any], outputs: object) -> ConfigurationError:
-    name = _name_of(model)
-    of_targets = ("label", "target", "start_positions", "end_positions")
-    lacking = [
-        one for one in _parameters(model) if any(part in one for part in of_targets) and one not in keys_of(batch)
-    ]
-    return ConfigurationError(
-        "There is no loss: loss_func is None, and the model did not return one.",
-        given=f"{describe_batch(batch)}; {name} returned {describe_batch(outputs)}",
-        do=f"Add the targets to the batch: {name} takes them as {' and '.join(map(repr, lacking))}."
-        if lacking
-        else f"Return the loss from {name}.forward, for example as {{'loss': loss}}.",
-    )

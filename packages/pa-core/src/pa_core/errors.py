@@ -62,10 +62,10 @@ class StopTrainingError(Exception):
 
 
 class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, IndexError):
-    """The samples, the model and the loss function of a default step do not fit together.
+    """The samples, the model and the loss function of a default step do not fit together, and torch would not say so.
 
-    It takes the place of the error of torch, which stays as its ``__cause__``, and is caught as that would be. It is
-    also raised where torch would compute the loss of other pairs than those that were meant.
+    It is raised where torch would compute the loss of other pairs than those that were meant. Where torch itself raises
+    an error, that one leaves the step, with notes on shapes and dtypes.
 
     Example:
         >>> import torch
@@ -78,7 +78,7 @@ class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, In
         Traceback (most recent call last):
         ...
         pa_core.errors.BatchMismatchError: The model's outputs and the targets do not fit the loss function.
-          given:    outputs of shape (8, 1), targets of shape (8,), both of dtype float32, in training step 1 of epoch 1
+          given:    outputs of shape (8, 1), targets of shape (8,), in training step 1 of epoch 1
           expected: outputs and targets of the same shape, which are compared element by element
           do:       Add the last dimension to the targets: targets.unsqueeze(1).
     """

@@ -10,13 +10,13 @@ from typing import Any, Concatenate, Generic, cast
 import torch
 
 from pa_core.any_trainer import AnyTrainer, CallEvent, TrainerCallback
+from pa_core.batch_structure import count_samples
 from pa_core.callbacks.limit_batches import LimitBatchesCallback
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.data.given_data import GivenData
 from pa_core.data.loaders import Loaders, batches_on_device, count_steps, end_workers
 from pa_core.own_loop.evaluated_batch import EvaluatedBatch
-from pa_core.own_loop.samples import count_samples
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.types import BatchT, SizedIterable
 

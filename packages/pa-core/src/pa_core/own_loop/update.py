@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pa_core.accumulation import MicroBatch
+from pa_core.batch_structure import count_samples
 from pa_core.errors import BatchOutputError, ConfigurationError
 from pa_core.own_loop import mistakes
-from pa_core.own_loop.samples import count_samples
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.step_output import require_count
 from pa_core.types import BatchT
