@@ -164,7 +164,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"hparams": [("lr", 1)]}, TypeError, "hparams"),
     ({"exp_conf": [("lr", 1)]}, TypeError, "exp_conf"),
     *(({"seed": seed}, ValueError, "seed=") for seed in (-1, 2**32, True, "3", 1.0)),
-    *(({"aggregation_frequency": number}, InvalidExperimentException, "aggregation_frequency=")
+    *(({"aggregation_frequency": number}, InvalidExperimentException, "aggregation_frequency must be")
       for number in (0, -1, 1.0, True)),
     *(({"max_checkpoints": number}, ValueError, "max_checkpoints") for number in (0, True)),
     *(({"max_wait_seconds": seconds}, ValueError, "max_wait_seconds") for seconds in (-1, float("nan"))),

@@ -151,7 +151,7 @@ def test_a_tensor_alone_is_the_loss() -> None:
 @pytest.mark.parametrize("nothing", [None, 0.5, [("loss", 1.0)]])
 def test_other_results_are_refused(nothing: Any) -> None:
     """A train_batch that forgot to return its metrics is told what to return."""
-    with pytest.raises(TypeError, match=r'given: +\w+\n.*\n.*Return \{"loss": loss\}'):
+    with pytest.raises(TypeError, match=r'given: +\w+\n.*Return \{"loss": loss\}'):
         WorkloadMetrics().add(nothing)
 
 

@@ -29,7 +29,6 @@ def test_each_record_is_better_than_all_before(values: list[float], smaller_is_b
     for index, value in enumerate(values):
         before = [sign * other for other in values[:index] if not math.isnan(other)]
         expected = not math.isnan(value) and all(sign * value < other for other in before)
-        assert watched.is_better({"a": value}) == expected
         assert watched.record({"a": value}) == expected
     numbers = [value for value in values if not math.isnan(value)]
     assert watched.best == ((min if smaller_is_better else max)(numbers) if numbers else None)
@@ -58,13 +57,13 @@ def test_any_single_number_can_be_watched(value: Any) -> None:
 def test_other_values_cannot_be_watched(value: Any) -> None:
     """The TypeError names the metric."""
     with pytest.raises(TypeError, match="'a', which should find the best checkpoint, is not a single number"):
-        WatchedMetric("a", TrialProgress()).is_better({"a": value})
+        WatchedMetric("a", TrialProgress()).record({"a": value})
 
 
 def test_a_validation_without_the_metric() -> None:
     """The error tells which metrics there are."""
     with pytest.raises(InvalidExperimentException, match=r"no metric 'accuracy'(.|\n)*\['acc', 'loss'\]"):
-        WatchedMetric("accuracy", TrialProgress()).is_better({"acc": 1.0, "loss": 2.0})
+        WatchedMetric("accuracy", TrialProgress()).record({"acc": 1.0, "loss": 2.0})
 
 
 class Scores(TinyTrial):

@@ -170,9 +170,7 @@ class KeyedBatches(DataLoader[Any]):
         while True:
             if self.persistent_workers and iteration != self._iterations:
                 raise UnsupportedConfigurationError(
-                    "This iterator has been replaced by a newer one.",
-                    given="an iterator of a loader with persistent_workers=True that was iterated again, or closed",
-                    expected="one iterator at a time, as its workers serve one",
+                    "This iterator has been replaced by a newer one, which the persistent workers serve.",
                     do="Use the newest iterator, or make the loader with persistent_workers=False.",
                 )
             with start:

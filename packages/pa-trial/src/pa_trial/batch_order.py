@@ -136,7 +136,11 @@ class SamplerOrder:
             if not repeat:
                 return
             if number == begin:
-                raise _no_batch(self.batch_sampler, epoch)
+                raise EmptyLoaderError(
+                    "There is nothing to train on.",
+                    given=f"a {type(self.batch_sampler).__name__} that yields nothing in epoch {epoch}",
+                    do="Check how the sampler was made. A common cause is an iterator, which can be used only once.",
+                )
             epoch += 1
 
 
@@ -186,12 +190,3 @@ def _is_without_state(part: object) -> bool:
     if type(part) is BatchSampler:
         return _is_without_state(part.sampler)
     return type(part) in _WITHOUT_STATE and getattr(part, "generator", None) is None
-
-
-def _no_batch(batch_sampler: object, epoch: int) -> EmptyLoaderError:
-    return EmptyLoaderError(
-        "There is nothing to train on.",
-        given=f"a {type(batch_sampler).__name__} that yields nothing in epoch {epoch}",
-        expected="at least one batch in each epoch",
-        do="Check how the sampler was made. A common cause is an iterator, which can be used only once.",
-    )

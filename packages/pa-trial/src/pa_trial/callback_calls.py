@@ -110,6 +110,5 @@ def _no_callbacks(given: str) -> UsageError:
     return UsageError(
         "These are not callbacks of a trial.",
         given=given,
-        expected="a dictionary of PyTorchCallback instances, by the names under which their states are saved",
-        do='Return a dictionary such as {"name": MyCallback()}.',
+        do='Return a dictionary of instances of PyTorchCallback by their names, such as {"name": MyCallback()}.',
     )

@@ -198,8 +198,7 @@ class Checkpoints:
             raise CheckpointError(
                 "A process does not see the folder into which the others write a checkpoint.",
                 given=f"{staging.parent} on rank {self._parts.rank}",
-                expected="a folder on a file system that all machines share",
-                do="Pass such a folder: init(checkpoint_dir=...).",
+                do="Pass a folder on a file system that all machines share: init(checkpoint_dir=...).",
             )
         write_torch_file(staging / name, own)
         return {name: record_of(staging / name)}
@@ -283,7 +282,6 @@ def _require_as_many_processes(saved: SavedTrial, num_processes: int) -> None:
     raise InvalidCheckpointException(
         "The checkpoint was saved by a different number of processes, each of which had its own random states.",
         given=f"{saved.path}, saved by {saved.num_processes}, and {num_processes} now",
-        expected=f"{saved.num_processes}",
         do=f"Start {saved.num_processes} processes, or start over with its weights: fit(warm_start={saved.uuid!r}).",
     )
 
@@ -295,6 +293,5 @@ def _require_same(saved: SavedTrial) -> None:
             "The processes found different checkpoints under the same name.",
             given=f"{saved.path}; SHA-256 of its contents: "
             + ", ".join(f"{digest[:8]} on rank {rank}" for rank, digest in enumerate(digests)),
-            expected="the same checkpoint on every process",
             do="Use a folder on a file system that all machines share.",
         )

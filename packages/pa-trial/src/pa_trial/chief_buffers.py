@@ -121,6 +121,5 @@ def _changed_here(before: dict[str, str], now: dict[str, str]) -> RanksDifferErr
     return RanksDifferError(
         "Buffers of a model changed their shapes on this process, but not on the first one.",
         given=", ".join(f"{name}: {now.get(name)}, before {before.get(name)}" for name in changed),
-        expected="the same shapes on all processes, because the buffers of the first one are copied to the others",
         do="Let buffers grow in the same way on all processes, or keep values of one process in a plain attribute.",
     )

@@ -11,23 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
-from torch.profiler import profile
+from torch.profiler import profile, tensorboard_trace_handler
 
 from pa_core import ConfigurationError, UnsupportedConfigurationError
 from pa_core.distributed import num_processes
-from pa_trial.apex import refuse_apex
 from pa_trial.context_parts import ClosedParts, ContextParts, closed_error
 from pa_trial.distributed_context import DistributedContext
-from pa_trial.errors import InternalException, InvalidExperimentException, UsageError
+from pa_trial.errors import InternalException, InvalidExperimentException
 from pa_trial.experimental import PyTorchExperimentalContext
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.metric_reducers import CallableReducer, MetricReducers
 from pa_trial.processes import connect_processes
-from pa_trial.profiler import make_profiler
 from pa_trial.progress import TrialProgress
 from pa_trial.reducer import MetricReducer
 from pa_trial.saved_trial import find_newest
-from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoint_dir, is_whole
+from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoint_dir, is_whole, require_bool
 from pa_trial.tensorboard import TensorBoard
 from pa_trial.to_device import DeviceMover
 from pa_trial.trained_parts import TrainedParts
@@ -112,7 +110,10 @@ class PyTorchTrialContext:
         device: torch.device | None = None,
         enable_tensorboard_logging: bool = True,
     ) -> None:
-        _require_frequency(aggregation_frequency)
+        if not is_whole(aggregation_frequency) or aggregation_frequency < 1:
+            raise InvalidExperimentException(
+                f"aggregation_frequency must be a whole number >= 1, got {aggregation_frequency!r}."
+            )
         if core_context is not None:
             self.distributed: DistributedContext = core_context.distributed
         elif managed_training:
@@ -288,7 +289,10 @@ class PyTorchTrialContext:
         """
         self._require_open()
         if enabled:
-            raise refuse_apex()
+            raise InvalidExperimentException(
+                "Mixed precision with Apex is not supported: remove configure_apex_amp(), or pass enabled=False.",
+                do="Call context.experimental.use_amp() before the models are wrapped.",
+            )
         return models, optimizers
 
     def backward(
@@ -365,8 +369,7 @@ class PyTorchTrialContext:
             InternalException: Training has not begun.
         """
         progress = self._parts.progress
-        in_epoch = progress.batch_in_epoch("context.is_epoch_end()")
-        return in_epoch == progress.length_of_epoch("context.is_epoch_end()") - 1
+        return progress.batch_in_epoch("context.is_epoch_end()") == progress.batches_per_epoch - 1
 
     def get_initial_batch(self) -> int:
         """Return the index of the first batch that ``fit`` trains: 0, or the next one after the checkpoint."""
@@ -439,12 +442,7 @@ class PyTorchTrialContext:
         """
         seed = self._parts.trial_seed
         if seed is None:
-            raise InternalException(
-                "There is no seed.",
-                given="init() without seed",
-                expected="a seed for the random numbers of all processes",
-                do="Pass one: init(seed=0).",
-            )
+            raise InternalException("There is no seed.", do="Pass one: init(seed=0).")
         return seed
 
     def get_stop_requested(self) -> bool:
@@ -462,13 +460,7 @@ class PyTorchTrialContext:
         Raises:
             UsageError: It is not a bool.
         """
-        if not isinstance(stop_requested, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' code is not always checked
-            raise UsageError(
-                "stop_requested is not a bool.",
-                given=f"set_stop_requested({stop_requested!r})",
-                expected="True or False",
-                do="Pass a bool.",
-            )
+        require_bool("stop_requested", stop_requested)
         self._parts.stop_requested = stop_requested
 
     def get_latest_checkpoint(self) -> str | None:
@@ -485,9 +477,8 @@ class PyTorchTrialContext:
         if not run_settings.has_own_checkpoint_dir:
             raise ConfigurationError(
                 "The newest checkpoint of this training is not known.",
-                given="context.get_latest_checkpoint() after init() without checkpoint_dir",
-                expected="a separate folder: all trainings without one share the default folder",
-                do='Choose one, for example init(checkpoint_dir="checkpoints").',
+                given="context.get_latest_checkpoint() after init() without checkpoint_dir, which all trainings share",
+                do='Choose a folder, for example init(checkpoint_dir="checkpoints").',
             )
         return find_newest(run_settings.checkpoint_dir)
 
@@ -512,13 +503,7 @@ class PyTorchTrialContext:
         Raises:
             UsageError: It is not a bool.
         """
-        if not isinstance(enable_tensorboard_logging, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # as above
-            raise UsageError(
-                "enable_tensorboard_logging is not a bool.",
-                given=f"set_enable_tensorboard_logging({enable_tensorboard_logging!r})",
-                expected="True or False",
-                do="Pass a bool.",
-            )
+        require_bool("enable_tensorboard_logging", enable_tensorboard_logging)
         self._parts.logs_to_tensorboard = enable_tensorboard_logging
 
     @property
@@ -535,7 +520,9 @@ class PyTorchTrialContext:
             args: Positional arguments of ``torch.profiler.profile``.
             kwargs: Keyword arguments of ``torch.profiler.profile``.
         """
-        self._parts.profiler = make_profiler(self._parts.tensorboard.path, *args, **kwargs)
+        folder = self._parts.tensorboard.path or "runs"  # as TensorBoard's writer has it
+        kwargs.setdefault("on_trace_ready", tensorboard_trace_handler(str(folder)))
+        self._parts.profiler = profile(*args, **kwargs)
 
     def _run_parts(self) -> ContextParts:
         """Return what the training loop works with.
@@ -549,7 +536,6 @@ class PyTorchTrialContext:
             raise UnsupportedConfigurationError(
                 "The processes that should train together are not connected.",
                 given=f"{self._parts.num_processes} processes by the DistributedContext, {num_processes()} by torch",
-                expected="the same number",
                 do="Start the script with torchrun, and let init() find the processes.",
             )
         return self._parts
@@ -574,17 +560,6 @@ class PyTorchTrialContext:
     def _require_open(self) -> None:
         if isinstance(self._parts, ClosedParts):
             raise closed_error()
-
-
-def _require_frequency(aggregation_frequency: object) -> None:
-    if is_whole(aggregation_frequency) and aggregation_frequency >= 1:
-        return
-    raise InvalidExperimentException(
-        "This is not a number of batches to accumulate gradients over.",
-        given=f"aggregation_frequency={aggregation_frequency!r}",
-        expected="an int of at least 1",
-        do="Leave it out to step after every batch.",
-    )
 
 
 def _choose_device(distributed: DistributedContext, num_gpus: int) -> torch.device:

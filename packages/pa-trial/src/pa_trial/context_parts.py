@@ -92,7 +92,5 @@ def closed_error() -> InternalException:
     """Return the error for the use of a context after its ``with`` block."""
     return InternalException(
         "The with block of init() has ended: its context, and a Trainer with this context, can no longer be used.",
-        given="a use of the context after the block",
-        expected="use within the block",
         do="Indent the line to be within the block: with pa_trial.init() as context: ...",
     )

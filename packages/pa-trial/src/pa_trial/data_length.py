@@ -47,7 +47,6 @@ def _length_of_first(values: Sequence[Any], data: object) -> int:
         raise ConfigurationError(
             "An empty batch has no number of records.",
             given=f"{type(data).__name__} without a value",
-            expected="at least one value, whose length is the number of records",
             do="Check the collate_fn of the data loader, or override get_batch_length.",
         )
     return _length(values[0], data)
@@ -64,6 +63,5 @@ def _not_countable(data: object) -> ArgumentTypeError:
     return ArgumentTypeError(
         "The records of this batch cannot be counted.",
         given=f"a batch of type {type(data).__name__}",
-        expected="a tensor or an array of at least one dimension, or a dict, a list or a tuple that begins with one",
         do="Override get_batch_length, and return the number of records of such a batch.",
     )

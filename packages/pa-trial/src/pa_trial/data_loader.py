@@ -96,16 +96,15 @@ class DataLoader(Generic[_SampleT]):
     ) -> None:
         _refuse_iterable(dataset)
         if batch_size is None and batch_sampler is None:
-            raise _no_batch_size()
-        options: dict[str, Any] = {
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "sampler": sampler,
-            "batch_sampler": batch_sampler,
+            raise ConfigurationError(
+                "The data loader of a trial has to make batches.",
+                given="batch_size=None, and no batch_sampler",
+                do="Pass the number of samples of a batch, such as context.get_per_slot_batch_size().",
+            )
+        self._loading: dict[str, Any] = {
             "num_workers": num_workers,
             "collate_fn": collate_fn,
             "pin_memory": pin_memory,
-            "drop_last": drop_last,
             "timeout": timeout,
             "worker_init_fn": worker_init_fn,
             "multiprocessing_context": multiprocessing_context,
@@ -114,7 +113,15 @@ class DataLoader(Generic[_SampleT]):
             "persistent_workers": persistent_workers,
         }
         # Checks the options, and has what torch makes of them.
-        self._checked: TorchDataLoader[_SampleT] = TorchDataLoader(dataset, **options)
+        self._checked: TorchDataLoader[_SampleT] = TorchDataLoader(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=cast("Any", batch_sampler),
+            drop_last=drop_last,
+            **self._loading,
+        )
         checked = cast("Any", self._checked)
         self._custom_collation = collate_fn is not None
         self.dataset: Dataset[_SampleT] = dataset
@@ -162,7 +169,7 @@ class DataLoader(Generic[_SampleT]):
         )
         skipping = SkipBatchSampler(batches, skip)
         if seed is None:
-            return self._plain(skipping)
+            return TorchDataLoader(self.dataset, batch_sampler=skipping, **self._loading)
         order_seed = seed if self.generator is None else self.generator.initial_seed()
         order = find_order(self._checked, order_seed=order_seed, seed=seed)
         share = BatchShare(order, skip * num_replicas + rank, num_replicas, repeat)
@@ -176,36 +183,11 @@ class DataLoader(Generic[_SampleT]):
         """Iterate over all batches once, as a loader of torch does."""
         return iter(self.get_data_loader())
 
-    def _plain(self, batch_sampler: BatchSampler) -> TorchDataLoader[Any]:
-        return TorchDataLoader(
-            self.dataset,
-            batch_sampler=batch_sampler,
-            num_workers=self.num_workers,
-            collate_fn=self.collate_fn,
-            pin_memory=self.pin_memory,
-            timeout=self.timeout,
-            worker_init_fn=self.worker_init_fn,
-            multiprocessing_context=self.multiprocessing_context,
-            generator=self.generator,
-            prefetch_factor=self.prefetch_factor,
-            persistent_workers=self.persistent_workers,
-        )
-
 
 def _refuse_iterable(dataset: object) -> None:
     if isinstance(dataset, IterableDataset):
         raise ConfigurationError(
             "An IterableDataset is not supported, because its batches cannot be sharded or skipped.",
             given=f"a dataset of type {type(dataset).__name__}",  # pyright: ignore[reportUnknownArgumentType]  # samples of any type
-            expected="a dataset with a length, whose samples are found by index",
             do="Return a DataLoader of torch, after context.experimental.disable_dataset_reproducibility_checks().",
         )
-
-
-def _no_batch_size() -> ConfigurationError:
-    return ConfigurationError(
-        "The data loader of a trial has to make batches.",
-        given="batch_size=None, and no batch_sampler",
-        expected="a batch_size, or a batch_sampler",
-        do="Pass the number of samples of a batch, such as context.get_per_slot_batch_size().",
-    )

@@ -7,7 +7,7 @@ import os
 import weakref
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from pa_core import ConfigurationError
 from pa_trial.errors import InternalException, UsageError
@@ -117,8 +117,7 @@ class DistributedContext:
             raise UsageError(
                 "The address of the chief is not known.",
                 given=f"size={size} and local_size={local_size} without chief_ip",
-                expected="the address of the machine of rank 0, as there are several machines",
-                do="Pass chief_ip, or set MASTER_ADDR.",
+                do="Pass chief_ip, the address of the machine of rank 0, or set MASTER_ADDR.",
             )
         self._chief_ip = _LOCALHOST if self.cross_size == 1 or chief_ip is None else chief_ip
         self._port = pub_port + port_offset
@@ -141,19 +140,8 @@ class DistributedContext:
             chief_ip: The address of the machine of rank 0. The default is ``DET_CHIEF_IP``, or else ``MASTER_ADDR``.
             max_wait_seconds: For how long a rank waits for another one; None for ever.
         """
-        numbers = os.environ
-        if "RANK" not in numbers or "WORLD_SIZE" not in numbers:
-            return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
-        return cls(
-            rank=int(numbers["RANK"]),
-            size=int(numbers["WORLD_SIZE"]),
-            local_rank=int(numbers.get("LOCAL_RANK", numbers["RANK"])),
-            local_size=int(numbers.get("LOCAL_WORLD_SIZE", numbers["WORLD_SIZE"])),
-            cross_rank=int(numbers.get("GROUP_RANK", 0)),
-            cross_size=int(numbers.get("GROUP_WORLD_SIZE", 1)),
-            chief_ip=_chief_ip(chief_ip),
-            max_wait_seconds=max_wait_seconds,
-        )
+        numbers = _numbers_in_environment("LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+        return cls(**numbers, chief_ip=_chief_ip(chief_ip), max_wait_seconds=max_wait_seconds)
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> Self:
@@ -164,18 +152,8 @@ class DistributedContext:
         Args:
             chief_ip: As for ``from_torch_distributed``.
         """
-        numbers = os.environ
-        if "RANK" not in numbers or "WORLD_SIZE" not in numbers:
-            return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
-        return cls(
-            rank=int(numbers["RANK"]),
-            size=int(numbers["WORLD_SIZE"]),
-            local_rank=int(numbers.get("LOCAL_RANK", numbers["RANK"])),
-            local_size=int(numbers.get("LOCAL_SIZE", numbers["WORLD_SIZE"])),
-            cross_rank=int(numbers.get("CROSS_RANK", 0)),
-            cross_size=int(numbers.get("CROSS_SIZE", 1)),
-            chief_ip=_chief_ip(chief_ip),
-        )
+        numbers = _numbers_in_environment("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+        return cls(**numbers, chief_ip=_chief_ip(chief_ip))
 
     @classmethod
     def from_horovod(cls, hvd: HorovodLike, chief_ip: str | None = None) -> Self:
@@ -299,12 +277,7 @@ class DistributedContext:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise InternalException(
-                "This DistributedContext is closed.",
-                given="a collective after close(), or after the with block of init()",
-                expected="a collective before it",
-                do="Call it within the block.",
-            )
+            raise InternalException("This DistributedContext is closed: call collectives within the block of init().")
 
     def _in_world(self) -> StoreCollectives:
         if self._world is None:
@@ -347,6 +320,21 @@ def _checked(given: dict[str, int | None]) -> dict[str, int]:
             do="Use DistributedContext.from_torch_distributed(), which reads the variables of torchrun.",
         )
     return numbers
+
+
+def _numbers_in_environment(local_size: str, cross_rank: str, cross_size: str) -> dict[str, Any]:
+    """The six numbers from the variables of a launcher, by the names that it has for some of them; none without one."""
+    variables = os.environ
+    if "RANK" not in variables or "WORLD_SIZE" not in variables:
+        return {}
+    return {
+        "rank": int(variables["RANK"]),
+        "size": int(variables["WORLD_SIZE"]),
+        "local_rank": int(variables.get("LOCAL_RANK", variables["RANK"])),
+        "local_size": int(variables.get(local_size, variables["WORLD_SIZE"])),
+        "cross_rank": int(variables.get(cross_rank, 0)),
+        "cross_size": int(variables.get(cross_size, 1)),
+    }
 
 
 def _chief_ip(chief_ip: str | None) -> str | None:

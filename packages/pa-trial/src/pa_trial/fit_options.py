@@ -12,7 +12,7 @@ from typing import Final, cast
 from pa_core import ArgumentTypeError, ConfigurationError
 from pa_trial.boundaries import Boundaries, batches_of
 from pa_trial.progress import TrialProgress
-from pa_trial.settings import ExperimentSettings
+from pa_trial.settings import ExperimentSettings, require_bool
 from pa_trial.units import Batch, Epoch, TrainUnit
 
 __all__ = ["DEFAULT_REPORTING_PERIOD", "CheckpointPolicy", "FitOptions"]
@@ -58,7 +58,7 @@ class FitOptions:
         _check_period("reporting_period", self.reporting_period)
         _check_policy(self.checkpoint_policy)
         for name in ("step_zero_validation", "test_mode", "weigh_by_records", "trust_pickle"):
-            _check_bool(name, getattr(self, name))
+            require_bool(name, getattr(self, name))
         _check_path("latest_checkpoint", self.latest_checkpoint)
         _check_path("warm_start", self.warm_start)
 
@@ -109,23 +109,16 @@ def _check_length(length: object, *, is_needed: bool) -> None:
         raise ConfigurationError(
             "fit() does not know how long to train.",
             given="max_length=None",
-            expected="a number of batches or epochs",
             do="Pass max_length, such as max_length=Epoch(1) or max_length=Batch(1000).",
         )
     if not isinstance(length, (Batch, Epoch)) or not _is_integer(length.value):
         raise ArgumentTypeError(
             "max_length is not a length.",
             given=f"max_length={length!r}",
-            expected="Batch or Epoch of an int",
-            do="Pass, for example, max_length=Epoch(1) or max_length=Batch(1000).",
+            do="Pass Batch or Epoch of an int, for example max_length=Epoch(1) or max_length=Batch(1000).",
         )
     if cast("int", length.value) < 0:
-        raise ConfigurationError(
-            "max_length is negative.",
-            given=f"max_length={length!r}",
-            expected="a number of batches or epochs from the beginning of the training, at least 0",
-            do="Pass, for example, max_length=Epoch(1) or max_length=Batch(1000).",
-        )
+        raise ConfigurationError(f"max_length must be at least 0, got {length!r}.")
 
 
 def _check_period(name: str, period: object) -> None:
@@ -135,8 +128,7 @@ def _check_period(name: str, period: object) -> None:
         raise ArgumentTypeError(
             f"{name} is not a period.",
             given=f"{name}={period!r}",
-            expected="Batch or Epoch, of an int or of a container of ints",
-            do=f"Pass, for example, {name}=Batch(100) or {name}=Epoch([1, 5, 10]).",
+            do=f"Pass Batch or Epoch of an int or of ints: {name}=Batch(100) or {name}=Epoch([1, 5, 10]).",
         )
 
 
@@ -151,26 +143,9 @@ def _is_schedule(value: object) -> bool:
 
 def _check_policy(policy: object) -> None:
     if policy not in list(CheckpointPolicy):
-        raise ConfigurationError(
-            "There is no such policy.",
-            given=f"checkpoint_policy={policy!r}",
-            expected='"best", "all" or "none"',
-            do="Pass one of them.",
-        )
-
-
-def _check_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ArgumentTypeError(
-            f"{name} is not a bool.", given=f"{name}={value!r}", expected="a bool", do="Pass a bool."
-        )
+        raise ConfigurationError(f'checkpoint_policy must be "best", "all" or "none", got {policy!r}.')
 
 
 def _check_path(name: str, value: object) -> None:
     if value is not None and not isinstance(value, (str, Path)):
-        raise ArgumentTypeError(
-            f"{name} does not name a checkpoint.",
-            given=f"{name}={value!r}",
-            expected="the uuid of a checkpoint, the path of its folder, or None",
-            do="Pass context.get_latest_checkpoint(), for example.",
-        )
+        raise ArgumentTypeError(f"{name} must be the uuid or the path of a checkpoint, or None, got {name}={value!r}.")

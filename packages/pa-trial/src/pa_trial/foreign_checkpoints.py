@@ -47,8 +47,8 @@ def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool 
         raise InvalidCheckpointException(
             "The checkpoint does not say how far its training got.",
             given=f"{folder}, whose {METADATA} has no steps_completed",
-            expected=f"steps_completed in it, or {PICKLED_TRIAL_STATE} and the permission to unpickle it",
-            do="Pass trust_pickle=True if you trust whoever wrote it, or start over with its weights: warm_start=.",
+            do=f"Let {PICKLED_TRIAL_STATE} tell it: pass trust_pickle=True if you trust whoever wrote it. Or "
+            "start over with its weights: warm_start=.",
         )
     last_validation: object = state.get("last_val")
     progress = TrialProgress(

@@ -115,7 +115,10 @@ class _Bucket:
             foreach("copy_", pieces, present)
         except RuntimeError as error:
             if any(gradient.is_sparse for gradient in present):
-                raise _sparse() from error
+                raise InvalidExperimentException(
+                    "Sparse gradients cannot be exchanged between processes.",
+                    do="Create nn.Embedding or nn.EmbeddingBag without sparse=True.",
+                ) from error
             raise
 
     def average(self, num_processes: int) -> None:
@@ -136,12 +139,3 @@ class _Bucket:
             pieces.append(piece)
         if gradients:
             foreach("copy_", gradients, pieces)
-
-
-def _sparse() -> InvalidExperimentException:
-    return InvalidExperimentException(
-        "Sparse gradients cannot be exchanged between processes.",
-        given="a model that computes sparse gradients, and several processes",
-        expected="dense gradients",
-        do="Create nn.Embedding or nn.EmbeddingBag without sparse=True.",
-    )

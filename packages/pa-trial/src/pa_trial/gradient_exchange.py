@@ -196,8 +196,8 @@ def _require_same_place(mean: float, own: int) -> None:
     raise RanksDifferError(
         "The processes have diverged within a batch.",
         given="a backward pass, or a step, that only some of the processes have made",
-        expected="the same number of context.backward() calls in each batch on all processes",
-        do="If a process has nothing to differentiate, call context.backward(0 * loss) there.",
+        do="Call context.backward() equally often on all processes. If a process has nothing to "
+        "differentiate, call context.backward(0 * loss) there.",
     )
 
 

@@ -80,8 +80,8 @@ def init(
         ...     context.get_hparam("lr")
         0.1
     """
-    if seed is not None:
-        _require_seed(seed)
+    if seed is not None and not (is_whole(seed) and 0 <= seed < 2**32):
+        raise ConfigurationError(f"seed must be a whole number from 0 to 2**32 - 1, got seed={seed!r}.")
     run_settings = check_run_settings(
         ExperimentSettings(None, exp_conf, 1),
         checkpoint_dir=checkpoint_dir,
@@ -147,16 +147,6 @@ class _TrialBlock(AbstractContextManager[PyTorchTrialContext, None]):
 @dataclass(frozen=True)
 class _Core:
     distributed: DistributedContext
-
-
-def _require_seed(seed: object) -> None:
-    if not is_whole(seed) or not 0 <= seed < 2**32:
-        raise ConfigurationError(
-            "This is not a seed.",
-            given=f"seed={seed!r}",
-            expected="an int from 0 to 2**32 - 1, as NumPy takes it",
-            do="Pass, for example, seed=0.",
-        )
 
 
 def _seed(seed: int) -> None:

@@ -43,6 +43,5 @@ def to_json(value: Any, name: str) -> JsonValue:
     raise ArgumentTypeError(
         f"The metric {name!r} cannot be written as JSON.",
         given=f"{type(untyped).__name__} {untyped!r}",
-        expected="numbers, strings, None, tensors, NumPy arrays, and lists and dictionaries (with string keys) of them",
-        do="Return a number or a list in its place.",
+        do="Return numbers, strings, None, tensors, NumPy arrays, or lists and dictionaries (with string keys).",
     )

@@ -128,7 +128,6 @@ def _options_of_load(torch_load_kwargs: dict[str, Any] | None, kwargs: dict[str,
         raise ConfigurationError(
             "Arguments of torch.load were passed in two ways.",
             given=f"torch_load_kwargs={torch_load_kwargs!r}, and {', '.join(kwargs)} by name",
-            expected="torch_load_kwargs alone",
             do="Put all of them into torch_load_kwargs.",
         )
     warn_user(
@@ -155,7 +154,6 @@ def _describe_trial(folder: Path) -> dict[str, Any]:
     raise InvalidCheckpointException(
         "This checkpoint was written by a version of Determined that did not store how to rebuild a trial.",
         given=f"{folder} with {METADATA} and without {LOAD_DATA}",
-        expected="a checkpoint with both files",
         do=f"Load its weights with torch.load into the models themselves, from {STATE}.",
     )
 
@@ -197,6 +195,5 @@ def _no_class(folder: Path, found: str) -> ConfigurationError:
     return ConfigurationError(
         "The class of the trial cannot be imported under the name that it had when the checkpoint was saved.",
         given=f"{folder} with {found}",
-        expected="the name of a class that can be imported here",
         do="Pass the class: load_trial_from_checkpoint_path(path, trial_class=MyTrial).",
     )

@@ -130,20 +130,13 @@ def _check(scheduler: TorchScheduler, step_mode: LRScheduler.StepMode, frequency
         raise ArgumentTypeError(
             "step_mode is not a StepMode.",
             given=f"step_mode={step_mode!r}",
-            expected="a member of LRScheduler.StepMode",
             do="Pass, for example, LRScheduler.StepMode.STEP_EVERY_EPOCH.",
         )
     if type(frequency) is not int or frequency < 1:
-        raise InvalidExperimentException(
-            "The frequency of a scheduler is not a positive integer.",
-            given=f"frequency={frequency!r}",
-            expected="an integer of at least 1",
-            do="Pass frequency=1 to step every time.",
-        )
+        raise InvalidExperimentException(f"frequency must be a whole number >= 1, got {frequency!r}.")
     if isinstance(scheduler, ReduceLROnPlateau) and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
         raise InvalidExperimentException(
             "A ReduceLROnPlateau needs a metric to step with.",
             given=f"step_mode={step_mode}",
-            expected="LRScheduler.StepMode.MANUAL_STEP",
             do="Wrap it with MANUAL_STEP, and call its step(metric) when the metric is known.",
         )

@@ -120,17 +120,11 @@ class MetricReducers:
         """Let a reducer take part; see ``PyTorchTrialContext.wrap_reducer``."""
         wrapped = _as_reducer(reducer)
         if name is not None and not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
-            raise UsageError(
-                "The name of a reducer is not a string.",
-                given=f"name={name!r}",
-                expected="a string, or None for a reducer that returns a dictionary",
-                do="Pass the name of the metric.",
-            )
+            raise UsageError(f"The name of a reducer must be a string or None, got name={name!r}.")
         if any(wrapped is other.reducer for other in self._wrapped):
             raise UsageError(
                 "A reducer was wrapped twice.",
                 given=f"{type(wrapped).__name__}, name={name!r}",
-                expected="a separate reducer for each metric",
                 do="Create another instance for the second metric.",
             )
         self._wrapped.append(_Wrapped(wrapped, name, for_training, for_validation))
@@ -182,14 +176,12 @@ def _as_reducer(reducer: Any) -> MetricReducer:
         raise UsageError(
             "wrap_reducer was given a class.",
             given=reducer.__name__,
-            expected="an instance of it",
             do=f"Add the parentheses that create it: wrap_reducer({reducer.__name__}()).",
         )
     if not callable(reducer):
         raise UsageError(
             "wrap_reducer was given something that cannot reduce.",
             given=f"{type(reducer).__name__} {reducer!r}",
-            expected="a MetricReducer, or a function of the list of all values",
             do="Subclass MetricReducer, or pass a function such as np.mean.",
         )
     return CallableReducer(reducer)
@@ -201,12 +193,7 @@ def _call(wrapped: _Wrapped, method: str, function: Callable[..., Any], *args: A
     except InvalidHP:
         raise
     except Exception as error:
-        raise MetricReducerError(
-            f"The metric reducer {wrapped.label} failed in {method}: {error}",
-            given=f"{type(error).__name__}: {error}",
-            expected="a metric",
-            do="Look at the error above, which is the cause.",
-        ) from error
+        raise MetricReducerError(f"The metric reducer {wrapped.label} failed in {method}: {error}") from error
 
 
 def _named(wrapped: _Wrapped, result: Any) -> Metrics:
@@ -216,7 +203,6 @@ def _named(wrapped: _Wrapped, result: Any) -> Metrics:
         raise MetricReducerError(
             f"The metric reducer {wrapped.label} was wrapped with name set but it returned a dict anyway.",
             given=f"the names {list(cast('Metrics', result))}",
-            expected="a single value",
             do="Return the value itself, or call wrap_reducer without a name.",
         )
     if isinstance(result, dict):
@@ -224,6 +210,5 @@ def _named(wrapped: _Wrapped, result: Any) -> Metrics:
     raise MetricReducerError(
         f"The metric reducer {wrapped.label} was wrapped with name=None but it did not return a dict.",
         given=f"{type(result).__name__} {result!r}",
-        expected="a dictionary of metrics by name",
         do="Pass the name of the metric to wrap_reducer, or return a dictionary.",
     )

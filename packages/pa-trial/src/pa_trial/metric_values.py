@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["hold", "number_of", "numbers_of", "to_host", "to_numpy", "to_result", "wait_for_large"]
+from pa_trial.errors import NoMetricsError
+from pa_trial.types import Metrics
+
+__all__ = ["hold", "metrics_by_name", "number_of", "numbers_of", "to_host", "to_numpy", "to_result", "wait_for_large"]
 
 Array: TypeAlias = NDArray[Any]
 _T = TypeVar("_T")
 
 _MAX_ELEMENTS_ON_DEVICE = 1024
 _NUMERIC_KINDS = "biuf"
+
+
+def metrics_by_name(returned: object, method: str) -> Metrics:
+    """Return what a method of a trial returned, if these are metrics by name.
+
+    Args:
+        returned: What it returned.
+        method: Its name, for the message.
+
+    Raises:
+        NoMetricsError: It is not a mapping.
+    """
+    if isinstance(returned, Mapping):
+        return dict(cast("Mapping[str, Any]", returned))
+    raise NoMetricsError(
+        f"{method} returned no metrics.",
+        given="None" if returned is None else type(returned).__name__,
+        do=f'Return {{"loss": loss}}, or other metrics by name, at the end of {method}.',
+    )
 
 
 def hold(value: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from numpy._core import multiarray  # what arrays are pickled as a call of has no public name
 
 from pa_core.parts import ensure_plain, find_damage
+from pa_trial.checkpoint_files import damaged
 from pa_trial.errors import InvalidCheckpointException
 
 __all__ = ["read_torch_file", "write_torch_file"]
@@ -62,22 +63,21 @@ def read_torch_file(path: Path, *, trust_pickle: bool = False, **options: Any) -
     with path.open("rb") as file:
         damage = find_damage(file)
     if damage is not None:
-        raise _damaged(path, damage)
+        raise damaged(path, damage)
     asked: dict[str, Any] = {"map_location": "cpu", "weights_only": not trust_pickle, **options}
     try:
         with torch.serialization.safe_globals(_types_of_numpy()):
             return torch.load(path, **asked)
     except pickle.UnpicklingError as error:
         if not asked["weights_only"]:
-            raise _damaged(path, f"{type(error).__name__}: {error}") from error
+            raise damaged(path, f"{type(error).__name__}: {error}") from error
         raise InvalidCheckpointException(
             "Loading the objects in this checkpoint could run any code, so nothing was loaded.",
             given=f"{path}: {_first_line(error)}",
-            expected="tensors, numbers, strings, numpy's arrays, and containers of them",
             do="If you trust whoever wrote the file, pass trust_pickle=True.",
         ) from error
     except (EOFError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {_first_line(error)}") from error
+        raise damaged(path, f"{type(error).__name__}: {_first_line(error)}") from error
 
 
 def _require_readable(path: Path) -> None:
@@ -89,7 +89,6 @@ def _require_readable(path: Path) -> None:
         raise InvalidCheckpointException(
             "The state of the trial cannot be loaded again safely, so it is not saved.",
             given=_first_line(error),
-            expected="tensors, numbers, strings, numpy's arrays of numbers, and containers of them",
             do="Look for an array of objects in the state_dict() of the callbacks, and store a list instead.",
         ) from error
 
@@ -110,12 +109,3 @@ def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if "GLOBAL" in line]
     return (named or lines or [type(error).__name__])[0]
-
-
-def _damaged(path: Path, found: str) -> InvalidCheckpointException:
-    return InvalidCheckpointException(
-        "The checkpoint is damaged. Nothing was loaded.",
-        given=f"{path}: {found}",
-        expected="the file as it was written",
-        do="Use another checkpoint, such as the one before it.",
-    )

@@ -35,8 +35,7 @@ def connect_processes(
     if given is not None and size > 1 and given.size != size:
         raise ConfigurationError(
             "The DistributedContext has a different number of processes than there are.",
-            given=f"distributed of size {given.size} in one of {size} processes",
-            expected=f"size={size}",
+            given=f"distributed of size {given.size}, not size={size}",
             do="Leave distributed out: init() finds the processes itself.",
         )
     if given is not None and given.size > size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, fields, replace
 
 from pa_trial.errors import InternalException
@@ -64,13 +65,12 @@ class TrialProgress:
     @property
     def epochs_trained(self) -> int:
         """Epochs that are complete."""
-        return 0 if self.epoch_length is None else self.batches_trained // self.epoch_length
+        return self.batches_trained // self.batches_per_epoch
 
-    def key_of_data(self) -> int:
-        """Return the seed, once training has begun."""
-        if self.seed is None:
-            raise AssertionError("set by `begin`")
-        return self.seed
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches in an epoch; ``sys.maxsize`` before the loaders are built, too."""
+        return self.epoch_length or sys.maxsize
 
     def current_batch(self, asked: str) -> int:
         """Return the index of the current batch, counted from 0 over the whole training.
@@ -85,33 +85,14 @@ class TrialProgress:
             raise InternalException(
                 "There is no current batch before training begins.",
                 given=asked,
-                expected="a call from train_batch, or from a callback that is called during training",
-                do="Call it there.",
+                do="Call it from train_batch, or from a callback that is called during training.",
             )
         return self.batch_idx
 
     def current_epoch(self, asked: str) -> int:
         """Return the index of the epoch that the current batch is in; see ``current_batch``."""
-        return self.current_batch(asked) // self.length_of_epoch(asked)
+        return self.current_batch(asked) // self.batches_per_epoch
 
     def batch_in_epoch(self, asked: str) -> int:
         """Return the index of the current batch in its epoch; see ``current_batch``."""
-        return self.current_batch(asked) % self.length_of_epoch(asked)
-
-    def length_of_epoch(self, asked: str) -> int:
-        """Return how many batches an epoch has.
-
-        Args:
-            asked: The caller, for the message.
-
-        Raises:
-            InternalException: The data loaders are not built yet.
-        """
-        if self.epoch_length is None:
-            raise InternalException(
-                "The length of an epoch is not known before the data loaders are built.",
-                given=asked,
-                expected="a call during training",
-                do="Call it from train_batch, or from a callback that is called during training.",
-            )
-        return self.epoch_length
+        return self.current_batch(asked) % self.batches_per_epoch

@@ -43,7 +43,11 @@ def of_each_rank(compute: Callable[[], _T], doing: str) -> list[_T]:
     values: list[_T] = []
     for number, one in enumerate(gather_objects(outcome)):
         if isinstance(one, _Failure):
-            raise one.error or _failed(number, one.text, doing)
+            raise one.error or OtherProcessError(
+                f"Another process failed {doing}.",
+                given=f"rank {number}: {one.text}",
+                do=f"Look at the traceback of rank {number}.",
+            )
         values.append(one)
     return values
 
@@ -75,12 +79,3 @@ def from_chief(compute: Callable[[], _T], doing: str) -> _T:
     """
     returned = of_each_rank(lambda: [compute()] if rank() == 0 else [], doing)
     return returned[0][0]
-
-
-def _failed(number: int, text: str, doing: str) -> OtherProcessError:
-    return OtherProcessError(
-        f"Another process failed {doing}.",
-        given=f"rank {number}: {text}",
-        expected="all processes to succeed",
-        do=f"Look at the traceback of rank {number}.",
-    )

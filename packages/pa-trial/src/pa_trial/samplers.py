@@ -138,10 +138,7 @@ class DistributedBatchSampler(_BatchSamplerAdaptor):
     def __init__(self, batch_sampler: Iterable[Sequence[Any]], num_workers: int, rank: int) -> None:
         if num_workers < 1 or not 0 <= rank < num_workers:
             raise ConfigurationError(
-                "There is no such share of the batches.",
-                given=f"num_workers={num_workers}, rank={rank}",
-                expected="0 <= rank < num_workers",
-                do="Pass the number of all processes, and the number of this one, counted from 0.",
+                f"There is no such share of the batches: num_workers={num_workers}, rank={rank}. The first has rank 0."
             )
         super().__init__(batch_sampler)
         self.num_workers: int = num_workers
@@ -271,12 +268,7 @@ def length_of_share(length: int, num_processes: int, rank: int) -> int:
 
 def _checked_skip(skip: int) -> int:
     if skip < 0:
-        raise ConfigurationError(
-            "A negative number of items cannot be skipped.",
-            given=f"skip={skip}",
-            expected="0 or more",
-            do="Pass 0 to begin with the first one.",
-        )
+        raise ConfigurationError(f"skip must be at least 0, got skip={skip}.")
     return skip
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 
@@ -28,8 +27,6 @@ from pa_trial.progress import TrialProgress
 from pa_trial.rank_outcomes import from_chief
 
 __all__ = ["Ancestor", "Metadata", "SavedTrial", "find_newest", "read_metadata", "read_saved_trial"]
-
-_T = TypeVar("_T")
 
 _FORMAT_VERSION = 1
 """Raised when a checkpoint is laid out in a way that earlier releases would misread."""
@@ -126,25 +123,20 @@ def read_metadata(folder: Path) -> Metadata:
     digest = document.pop(_DIGEST, None)
     if digest != digest_of_document(document):
         raise damaged(path, "its digest differs from the one at writing")
-    written = _Entries(path, document)
-    if (number := written.get("format_version", int)) != _FORMAT_VERSION:
+    if (number := document.get("format_version")) != _FORMAT_VERSION:
         expected = f"format_version {_FORMAT_VERSION}, the only one that this release of pa-trial reads"
         raise damaged(path, f"format_version {number}", expected)
-    files = {
-        name: FileRecord(one.get("sha256", str), one.get("bytes", int))
-        for name, one in written.mappings("files").items()
-    }
-    ancestors = tuple(
-        Ancestor(one.get("fit", str), one.get("batches_trained", int)) for one in written.documents("ancestors")
-    )
-    return Metadata(
-        fit=written.get("fit", str),
-        ancestors=ancestors,
-        batches_trained=written.get("steps_completed", int),
-        num_processes=written.get("num_processes", int),
-        files=files,
-        saved_at=written.get("saved_at", float),
-    )
+    try:
+        return Metadata(
+            fit=document["fit"],
+            ancestors=tuple(Ancestor(**one) for one in document["ancestors"]),
+            batches_trained=document["steps_completed"],
+            num_processes=document["num_processes"],
+            files={name: FileRecord(**one) for name, one in document["files"].items()},
+            saved_at=document["saved_at"],
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
 def trial_state_of(progress: TrialProgress, *, aggregation_frequency: int) -> dict[str, Any]:
@@ -179,25 +171,28 @@ def read_saved_trial(folder: Path, metadata: Metadata) -> SavedTrial:
         InvalidCheckpointException: An entry is missing, or of another kind.
     """
     path = folder / TRIAL_STATE
-    state = _Entries(path, read_json(path))
-    batches = state.get("batches_trained", int)
-    progress = TrialProgress(
-        batches_trained=batches,
-        initial_batch=batches,
-        epoch_length=state.optional("epoch_length", int),
-        last_checkpoint=batches,
-        last_validation=state.optional("last_val", int),
-        best_metric=state.optional("best_metric", float),
-        best_batch=state.optional("best_batch", int),
-        seed=state.optional("seed", int),
-    )
+    state = read_json(path)
+    try:
+        batches = state["batches_trained"]
+        progress = TrialProgress(
+            batches_trained=batches,
+            initial_batch=batches,
+            epoch_length=state["epoch_length"],
+            last_checkpoint=batches,
+            last_validation=state["last_val"],
+            best_metric=state["best_metric"],
+            best_batch=state["best_batch"],
+            seed=state["seed"],
+        )
+    except KeyError as error:
+        raise damaged(path, f"{error} is missing") from error
     return SavedTrial(
         uuid=folder.name,
         path=folder,
         progress=progress,
         digest=digest_of_document(metadata.document()["files"]),
         num_processes=metadata.num_processes,
-        aggregation_frequency=state.get("aggregation_frequency", int),
+        aggregation_frequency=state.get("aggregation_frequency"),
         metadata=metadata,
     )
 
@@ -223,50 +218,6 @@ def _newest(checkpoint_dir: Path) -> str | None:
         else:
             return folder.name
     return None
-
-
-class _Entries:
-    """The entries of a document, each of which is of one kind.
-
-    Args:
-        path: The file.
-        document: What is in it.
-    """
-
-    def __init__(self, path: Path, document: Mapping[str, Any]) -> None:
-        self._path = path
-        self._document = document
-
-    def get(self, name: str, kind: type[_T]) -> _T:
-        """Return an entry that has to be there."""
-        value = self.optional(name, kind)
-        if value is None:
-            raise damaged(self._path, f"{name} is missing", "an entry of that name")
-        return value
-
-    def optional(self, name: str, kind: type[_T]) -> _T | None:
-        """Return an entry that may be None."""
-        value: object = self._document.get(name)
-        if kind is float and type(value) is int:
-            value = float(value)
-        if value is not None and type(value) is not kind:
-            raise damaged(self._path, f"{name} is {value!r}", f"of type {kind.__name__}")
-        return value
-
-    def mappings(self, name: str) -> dict[str, _Entries]:
-        """Return an entry whose values are documents themselves."""
-        values = cast("dict[str, object]", self.get(name, dict))
-        return {inner: self._inner(f"{name}.{inner}", value) for inner, value in values.items()}
-
-    def documents(self, name: str) -> list[_Entries]:
-        """Return an entry that is a list of documents."""
-        values = cast("list[object]", self.get(name, list))
-        return [self._inner(f"{name}.{index}", value) for index, value in enumerate(values)]
-
-    def _inner(self, name: str, value: object) -> _Entries:
-        if not isinstance(value, dict):
-            raise damaged(self._path, f"{name} is {value!r}", "a dictionary")
-        return _Entries(self._path, cast("dict[str, Any]", value))
 
 
 def _version() -> str:

@@ -9,16 +9,21 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
-
-from typing_extensions import TypeIs
+from typing import Any, TypeGuard, cast
 
 from pa_core import ArgumentTypeError, ConfigurationError
 from pa_core.parts import warn_user
-from pa_trial.errors import InvalidExperimentException
+from pa_trial.errors import InvalidExperimentException, UsageError
 from pa_trial.units import Batch, Epoch, TrainUnit
 
-__all__ = ["ExperimentSettings", "RunSettings", "check_run_settings", "default_checkpoint_dir", "is_whole"]
+__all__ = [
+    "ExperimentSettings",
+    "RunSettings",
+    "check_run_settings",
+    "default_checkpoint_dir",
+    "is_whole",
+    "require_bool",
+]
 
 _log = logging.getLogger("pa_trial")
 
@@ -87,8 +92,11 @@ def check_run_settings(
     Raises:
         ConfigurationError: A value cannot work.
     """
-    _require_number_to_keep(max_checkpoints)
-    _require_wait(max_wait_seconds)
+    if max_checkpoints is not None and not (is_whole(max_checkpoints) and max_checkpoints >= 1):
+        raise ConfigurationError(f"max_checkpoints must be a whole number >= 1 or None, got {max_checkpoints!r}.")
+    is_time = is_whole(max_wait_seconds) or isinstance(max_wait_seconds, float)
+    if max_wait_seconds is not None and not (is_time and 0 < max_wait_seconds < math.inf):
+        raise ConfigurationError(f"max_wait_seconds must be a positive number or None, got {max_wait_seconds!r}.")
     prefers_smaller = settings.smaller_is_better if metric is None else True
     return RunSettings(
         checkpoint_dir=default_checkpoint_dir() if checkpoint_dir is None else Path(checkpoint_dir),
@@ -147,12 +155,7 @@ class ExperimentSettings:
             ConfigurationError: There are none.
         """
         if self.hparams is None:
-            raise ConfigurationError(
-                "There are no hyperparameters.",
-                given="init() without hparams",
-                expected="the hyperparameters of the trial",
-                do="Pass them: init(hparams={...}).",
-            )
+            raise ConfigurationError("There are no hyperparameters.", do="Pass them: init(hparams={...}).")
         return self.hparams
 
     def get_hparam(self, name: str) -> Any:
@@ -187,12 +190,7 @@ class ExperimentSettings:
             ConfigurationError: There is none.
         """
         if self.exp_conf is None:
-            raise ConfigurationError(
-                "There is no experiment configuration.",
-                given="init() without exp_conf",
-                expected="the configuration of the experiment",
-                do="Pass it: init(exp_conf={...}).",
-            )
+            raise ConfigurationError("There is no experiment configuration.", do="Pass it: init(exp_conf={...}).")
         return self.exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
@@ -212,10 +210,7 @@ class ExperimentSettings:
         """
         if self._per_slot_batch_size is None:
             raise ConfigurationError(
-                "The batch size is not known.",
-                given="hyperparameters without global_batch_size" if self.hparams is not None else "no hyperparameters",
-                expected="the number of samples in a batch of all processes together",
-                do='Pass it: init(hparams={"global_batch_size": 32}).',
+                "The batch size is not known.", do='Pass it: init(hparams={"global_batch_size": 32}).'
             )
         return self._per_slot_batch_size
 
@@ -228,13 +223,27 @@ class ExperimentSettings:
         return self.get_per_slot_batch_size() * self._num_slots
 
 
-def is_whole(value: object) -> TypeIs[int]:
+def is_whole(value: object) -> TypeGuard[int]:
     """Return whether a value is an int, and not a bool, which is one for Python.
 
     Args:
         value: Any value.
     """
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def require_bool(name: str, value: object) -> None:
+    """Raise an error for anything but True and False.
+
+    Args:
+        name: The name of the argument.
+        value: Its value.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be True or False, got {value!r}.")
 
 
 def _per_slot_batch_size(global_batch_size: object, num_slots: int) -> int | None:
@@ -256,35 +265,9 @@ def _per_slot_batch_size(global_batch_size: object, num_slots: int) -> int | Non
     return per_slot
 
 
-def _require_number_to_keep(max_checkpoints: object) -> None:
-    if max_checkpoints is not None and not (is_whole(max_checkpoints) and max_checkpoints >= 1):
-        raise ConfigurationError(
-            "This is not a number of checkpoints to keep.",
-            given=f"max_checkpoints={max_checkpoints!r}",
-            expected="an int of at least 1, or None to keep all of them",
-            do="Leave it out to keep all checkpoints.",
-        )
-
-
-def _require_wait(max_wait_seconds: object) -> None:
-    is_number = is_whole(max_wait_seconds) or isinstance(max_wait_seconds, float)
-    if max_wait_seconds is not None and not (is_number and 0 < cast("float", max_wait_seconds) < math.inf):
-        raise ConfigurationError(
-            "This is not a time to wait for another process.",
-            given=f"max_wait_seconds={max_wait_seconds!r}",
-            expected="a positive number of seconds, or None to wait forever",
-            do="Leave it out for 600 seconds.",
-        )
-
-
 def _require_dict(name: str, value: object) -> None:
     if value is not None and not isinstance(value, dict):
-        raise ArgumentTypeError(
-            f"{name} is not a dictionary.",
-            given=f"{name} of type {type(value).__name__}",
-            expected="a dict, or None",
-            do=f"Pass a dict: {name}={{...}}.",
-        )
+        raise ArgumentTypeError(f"{name} must be a dictionary or None, got {value!r}.")
 
 
 def _section(configured: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -316,9 +299,4 @@ def _period(configured: Mapping[str, Any], name: str) -> TrainUnit | None:
 
 
 def _unusable(name: str, value: object, expected: str) -> InvalidExperimentException:
-    return InvalidExperimentException(
-        "An entry of the experiment configuration cannot be used.",
-        given=f"{name}: {value!r}",
-        expected=expected,
-        do="Correct it, or leave it out.",
-    )
+    return InvalidExperimentException(f"exp_conf: the entry {name} must be {expected}, got {value!r}.")

@@ -148,7 +148,6 @@ class StoreCollectives:
             raise OtherProcessError(
                 "Another rank failed while this one waited for it.",
                 given=record[5:].decode(),
-                expected="a value from each rank that can be pickled",
                 do=f"See the traceback of rank {self._ranks[rank]}.",
             )
         pieces = [record[5:], *(self._store.get(piece) for piece in _further_pieces(key, record))]
@@ -184,8 +183,8 @@ class StoreCollectives:
         return OtherProcessError(
             "This rank waited for another one that did not come.",
             given=f"rank {self._ranks[rank]}: {why}",
-            expected="the same calls in the same order on all ranks",
-            do="Find the line in which the rank decides whether the context's collectives are called.",
+            do="All ranks must make the same calls in the same order. Find the line in which "
+            "the rank decides whether the context's collectives are called.",
         )
 
 

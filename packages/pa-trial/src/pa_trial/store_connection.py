@@ -74,7 +74,6 @@ def _unreachable(address: str, port: int) -> InternalException:
     return InternalException(
         "The chief of a DistributedContext cannot be reached.",
         given=f"no answer from rank 0 at {address}:{port}",
-        expected="a rank 0 that makes the same calls as the others, at an address that they can reach",
         do="Check chief_ip and pub_port, and that rank 0 reaches this call.",
     )
 
@@ -83,6 +82,5 @@ def _port_in_use(rank: int, port: int) -> ConfigurationError:
     return ConfigurationError(
         "The port of a DistributedContext is in use.",
         given=f"port {port} on rank {rank}",
-        expected="a port on which no other program or training listens",
         do="Pass another port_offset on all ranks, or start the processes with torchrun, which needs none.",
     )

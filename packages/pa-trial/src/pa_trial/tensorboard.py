@@ -102,6 +102,5 @@ def require_tensorboard() -> None:
         raise UnsupportedConfigurationError(
             "TensorBoard is not installed.",
             given="a tensorboard_path, or a call of get_tensorboard_writer",
-            expected="the package tensorboard",
             do="Install it: pip install 'pa-trial[tensorboard]'.",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -15,10 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.utils.hooks import RemovableHandle
 
 from pa_core.distributed import broadcast_weights, rank
-from pa_core.parts import broadcast_tensors, foreach, is_unscaled, parameters_of, require_alike
+from pa_core.parts import broadcast_tensors, foreach, is_unscaled, parameters_of, require_alike, warn_user
 from pa_trial import part_checks
 from pa_trial.chief_buffers import ChiefBuffers
-from pa_trial.errors import InvalidCheckpointException
+from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
 from pa_trial.gradient_exchange import GradientExchange
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.mixed_precision import AutocastHooks, create_scaler
@@ -113,8 +112,7 @@ class TrainedParts:
         part_checks.require_model(model)
         if any(model is known for known in self.models):
             return model
-        if self._is_training:
-            raise part_checks.wrapped_in_training("model")
+        self._require_before_training("model")
         if self._can_train:
             model = model.to(self._device)
             if self._num_processes > 1:
@@ -148,12 +146,15 @@ class TrainedParts:
             InvalidExperimentException: ``backward_passes_per_step`` is less than 1.
         """
         part_checks.require_optimizer(optimizer)
-        part_checks.check_backward_passes(backward_passes_per_step)
+        if backward_passes_per_step < 1:
+            raise InvalidExperimentException(
+                f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}. Leave it out: any "
+                "number of backward passes works."
+            )
         if fp16_compression and self._num_processes > 1:
-            part_checks.warn_of_compression()
+            warn_user("fp16_compression=True has no effect: gradients are exchanged in their own dtype. Leave it out.")
         if id(optimizer) not in self._averages:
-            if self._is_training:
-                raise part_checks.wrapped_in_training("optimizer")
+            self._require_before_training("optimizer")
             self.optimizers.append(optimizer)
         self._averages[id(optimizer)] = average_aggregated_gradients is not False
         return optimizer
@@ -176,9 +177,12 @@ class TrainedParts:
         wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
         optimizer: object = getattr(lr_scheduler, "optimizer", None)
         if id(optimizer) not in self._averages:
-            raise part_checks.not_wrapped(f"{type(lr_scheduler).__name__} of {type(optimizer).__name__}")
-        if self._is_training:
-            raise part_checks.wrapped_in_training("lr_scheduler")
+            raise InvalidExperimentException(
+                "The optimizer of the scheduler is not wrapped.",
+                given=f"{type(lr_scheduler).__name__} of {type(optimizer).__name__}",
+                do="Wrap the optimizer first, then create the scheduler with it.",
+            )
+        self._require_before_training("lr_scheduler")
         self.lr_schedulers.append(wrapped)
         return lr_scheduler
 
@@ -192,9 +196,9 @@ class TrainedParts:
             InvalidExperimentException: There is one already, or a model is wrapped.
         """
         if self.scaler is not None:
-            raise part_checks.second_scaler()
+            raise InvalidExperimentException("A trial has one scaler: call wrap_scaler() or use_amp(), once.")
         if self.models:
-            raise part_checks.scaler_too_late()
+            raise InvalidExperimentException("Call wrap_scaler() and use_amp() before the first model is wrapped.")
         self.scaler = scaler
         return scaler
 
@@ -217,7 +221,10 @@ class TrainedParts:
                 several processes, an optimizer has parameters that no model has, of which one process is warned.
         """
         if not self._can_train:
-            raise part_checks.loaded_to_be_looked_at()
+            raise InvalidExperimentException(
+                "A trial that was loaded from a checkpoint cannot be trained.",
+                do="Make the trial within init(), and pass latest_checkpoint= or warm_start= to fit().",
+            )
         part_checks.require_some(self.models, self.optimizers)
         for optimizer in self.optimizers:
             foreign = part_checks.foreign_parameters(optimizer, self.models)
@@ -290,8 +297,9 @@ class TrainedParts:
             self.scaler.update()
             self._must_update_scale = False
         for scheduler in self.lr_schedulers:
-            epoch_length = self._progress.epoch_length or sys.maxsize
-            for _ in range(scheduler.steps_due(batch_idx, self._aggregation_frequency, epoch_length)):
+            for _ in range(
+                scheduler.steps_due(batch_idx, self._aggregation_frequency, self._progress.batches_per_epoch)
+            ):
                 scheduler.step()
         if self._asks_to_leave and self._num_processes == 1:
             self.leave_agreed = True
@@ -347,7 +355,11 @@ class TrainedParts:
         """
         aggregation = self._aggregation_frequency
         if aggregation > 1 and not auto_zero_grads:
-            raise part_checks.manual_zeroing(aggregation)
+            raise InvalidExperimentException(
+                "With aggregated gradients, the step has to zero them.",
+                given=f"auto_zero_grads=False with aggregation_frequency={aggregation}",
+                do="Leave auto_zero_grads out.",
+            )
         batch_idx = self._progress.current_batch("context.step_optimizer()")
         if (batch_idx + 1) % aggregation:
             return
@@ -400,6 +412,13 @@ class TrainedParts:
         if self._exchange is not None:
             self._note_unfinished(self._exchange)
 
+    def _require_before_training(self, what: str) -> None:
+        if self._is_training:
+            raise InternalException(
+                f"A {what} cannot be wrapped during training.",
+                do=f"Call wrap_{what}() before fit(), in __init__ of the trial.",
+            )
+
     def _register_autocast(self, model: nn.Module) -> None:
         if self._autocast is not None:
             self._autocast_handles.extend(self._autocast.register(model))
@@ -413,7 +432,11 @@ class TrainedParts:
     def _warn_of_unwrapped(self, optimizer: Optimizer) -> None:
         if not any(optimizer is known for known in self._unwrapped):
             self._unwrapped.append(optimizer)
-            part_checks.warn_of_unwrapped_optimizer(optimizer)
+            warn_user(
+                f"step_optimizer() steps an optimizer that is not wrapped: {type(optimizer).__name__}. Checkpoints do "
+                "not contain its state, so a resumed training starts it from scratch. Wrap it with "
+                "context.wrap_optimizer()."
+            )
 
     def _scaler_of_step(self, scaler: GradScaler | None) -> GradScaler | None:
         if self._scales and (scaler is None or scaler is self.scaler):
@@ -430,7 +453,11 @@ class TrainedParts:
         self._require_known(exchange, optimizer)
         if self._exchanges_now and exchange.is_due:
             if scaler is not None and is_unscaled(scaler, optimizer) and exchange.is_pending(parameters_of(optimizer)):
-                raise part_checks.unscaled_too_early()
+                raise InvalidExperimentException(
+                    "Gradients were unscaled before they were exchanged, so the processes may not agree on whether to "
+                    "step.",
+                    do="Call context.backward(scaler.scale(loss)) before scaler.unscale_(optimizer).",
+                )
             self._exchange_gradients(exchange)
 
     def _require_known(self, exchange: GradientExchange, optimizer: Optimizer) -> None:
@@ -446,7 +473,11 @@ class TrainedParts:
     def _require_exchanged(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """Raise an error for a step with gradients of this process alone."""
         if self._exchange is not None and self._exchange.is_pending(parameters_of(optimizer)):
-            raise part_checks.gradients_not_exchanged()
+            raise InvalidExperimentException(
+                "An optimizer was stepped with the gradients of one process alone, so the processes would diverge.",
+                do="Call context.backward(loss) and context.step_optimizer(optimizer) instead of loss.backward() and "
+                "optimizer.step(). With aggregated gradients, they also wait for the end of a group.",
+            )
 
 
 def _divide_gradients(optimizer: Optimizer, number: int) -> None:
@@ -470,7 +501,6 @@ def _match_gradients(models: list[nn.Module], gradients: list[dict[str, Tensor]]
         raise InvalidCheckpointException(
             "The gradients of an unfinished group of batches belong to other models.",
             given=", ".join(misfits),
-            expected="gradients of the parameters of the wrapped models",
             do="Resume with the trial that saved the checkpoint.",
         )
     return pairs

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pa_core import ArgumentTypeError
 from pa_core.parts import Progress, RunWatch, warn_user
@@ -53,8 +53,7 @@ class Trainer:
             raise ArgumentTypeError(
                 "This is not the context of a trial.",
                 given=f"context={context!r}",
-                expected="what init() yields",
-                do="Pass it: with pa_trial.init() as context: trainer = Trainer(MyTrial(context), context).",
+                do="Pass what init yields: with pa_trial.init() as context: trainer = Trainer(..., context).",
             )
         _parts_of(context)  # ends with the block of init
         self._trial = trial
@@ -126,8 +125,6 @@ class Trainer:
         if parts.is_in_fit:
             raise InternalException(
                 "fit() was called within fit().",
-                given="a call from the trial, or from one of its callbacks",
-                expected="one training at a time",
                 do="Call it after the other fit() has returned.",
             )
         if profiling_enabled:
@@ -218,7 +215,7 @@ def _build_data(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptio
         checks=parts.experimental.checks_reproducibility,
         rank=parts.rank,
         num_processes=parts.num_processes,
-        seed=progress.key_of_data(),
+        seed=cast("int", progress.seed),
         skip=progress.batches_trained,
     )
     progress.epoch_length = data.epoch_length

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pa_trial.errors import CheckFailedError, NoMetricsError
+from pa_trial.errors import CheckFailedError
 from pa_trial.metric_columns import Column, columns_of, rows_of, value_at
-from pa_trial.metric_values import hold, numbers_of
+from pa_trial.metric_values import hold, metrics_by_name, numbers_of
 from pa_trial.progress import TrialProgress
 from pa_trial.types import Metrics, TrainingMetrics
 
@@ -69,7 +69,7 @@ class WorkloadMetrics:
         Raises:
             NoMetricsError: It returned neither a dictionary nor a tensor.
         """
-        metrics = returned if isinstance(returned, dict) else _as_dict(returned)
+        metrics = {"loss": returned} if isinstance(returned, Tensor) else metrics_by_name(returned, "train_batch")
         self._batches.append({name: hold(value) for name, value in metrics.items()})
         self._num_records += num_records
 
@@ -109,19 +109,6 @@ def add_counts(metrics: Metrics, progress: TrialProgress) -> None:
     metrics.setdefault("epochs", progress.epochs_trained)
 
 
-def _as_dict(returned: object) -> Metrics:
-    if isinstance(returned, Tensor):
-        return {"loss": returned}
-    if isinstance(returned, Mapping):
-        return dict(cast("Mapping[str, Any]", returned))
-    raise NoMetricsError(
-        "train_batch returned no metrics.",
-        given="None" if returned is None else type(returned).__name__,
-        expected="a dictionary of metrics by name, or one tensor: the loss",
-        do='Return {"loss": loss} at the end of train_batch.',
-    )
-
-
 def _require_same_names(payloads: Sequence[WorkloadPayload]) -> None:
     for rank, payload in enumerate(payloads):
         given = payload.mismatch
@@ -131,7 +118,6 @@ def _require_same_names(payloads: Sequence[WorkloadPayload]) -> None:
             raise CheckFailedError(
                 "train_batch did not return metrics of the same names in all batches.",
                 given=given,
-                expected="the same names in all batches between two reports",
                 do="Return each metric in every batch; None if a batch has no value for it.",
             )
 

@@ -241,7 +241,6 @@ def _require_same_groups(parts: ContextParts, own: Mapping[str, Any], saved: Sav
         raise InvalidCheckpointException(
             "The checkpoint was saved in the middle of an aggregation group. Nothing was loaded.",
             given=f"{saved.path}, saved with aggregation_frequency={frequency}, and now {parts.aggregation_frequency}",
-            expected="the same aggregation frequency, so that the group can be finished",
             do=f"Pass init(aggregation_frequency={frequency}), or fit(warm_start=...) to start over with its weights.",
         )
 

@@ -141,15 +141,14 @@ def _checked(loader: object, method: str, checks: bool) -> Any:
         raise UsageError(
             "A trial has to return its data loaders.",
             given=f"{kind.__name__} from {method}",
-            expected="a pa_trial.DataLoader",
-            do=f"Return the loader from {method}.",
+            do=f"Return a pa_trial.DataLoader from {method}.",
         )
     if checks:
         raise UnsupportedConfigurationError(
             "Training with this data loader could be neither resumed nor sharded over processes.",
             given=f"{kind.__module__}.{kind.__qualname__} from {method}",
-            expected="a pa_trial.DataLoader, which takes the same arguments as torch's",
-            do="Return a pa_trial.DataLoader; or, if you handle both yourself, you can disable this check by calling "
+            do="Return a pa_trial.DataLoader, which takes the same arguments as torch's; or, if you handle both "
+            "yourself, you can disable this check by calling "
             "context.experimental.disable_dataset_reproducibility_checks().",
         )
     return loader
@@ -163,7 +162,6 @@ def _refuse_shared_twice(loader: object, method: str) -> None:
             raise ConfigurationError(
                 "The samples of this data loader would be sharded twice.",
                 given=f"a pa_trial.DataLoader with a DistributedSampler of torch, from {method}",
-                expected="a sampler that yields the samples of all processes, in the same order on each",
                 do="Leave the sampler out, and pass shuffle=True for a random order: trials shard batches themselves.",
             )
 
@@ -189,7 +187,6 @@ def _no_batch(kind: type, what: str) -> EmptyLoaderError:
     return EmptyLoaderError(
         "There is nothing to train on.",
         given=f"a {kind.__name__} {what}",
-        expected="at least one batch in each epoch",
         do="Check how the dataset and its sampler were made. Common causes are a wrong path, drop_last with few "
         "samples, and an iterator, which can be used only once.",
     )

@@ -28,8 +28,7 @@ def check_trial(trial: object) -> None:
         raise ArgumentTypeError(
             "This is not a trial.",
             given=repr(trial),
-            expected="an instance of a subclass of PyTorchTrial",
-            do="Pass the trial: Trainer(MyTrial(context), context).",
+            do="Pass an instance of a subclass of PyTorchTrial: Trainer(MyTrial(context), context).",
         )
     checked: PyTorchTrial[Any] = trial  # pyright: ignore[reportUnknownVariableType]  # the type of its batches is its own
     by_batch = evaluates_batches(checked)
@@ -37,8 +36,8 @@ def check_trial(trial: object) -> None:
     if by_batch is by_dataset:
         raise InvalidExperimentException(
             "A trial must define exactly one way of validating.",
-            given=f"{type(checked).__name__} overrides {'both' if by_batch else 'neither'} of them",
-            expected="one of evaluate_batch and evaluate_full_dataset",
+            given=f"{type(checked).__name__} overrides {'both' if by_batch else 'neither'} of evaluate_batch and "
+            "evaluate_full_dataset",
             do="Remove one of them." if by_batch else "Override evaluate_batch.",
         )
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pa_core import ArgumentTypeError
-from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException, NoMetricsError
+from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException
 from pa_trial.json_values import to_json
 from pa_trial.metric_columns import Column, columns_of, rows_of
-from pa_trial.metric_values import hold, numbers_of, to_host, to_result
+from pa_trial.metric_values import hold, metrics_by_name, numbers_of, to_host, to_result
 from pa_trial.reducer import Reducer
 from pa_trial.types import Metrics
 
@@ -82,13 +82,12 @@ class ValidationMetrics:
             NoMetricsError: It did not return a dictionary.
             CheckFailedError: It returned metrics of other names than for the batches before.
         """
-        metrics = _as_dict(returned, "evaluate_batch")
+        metrics = metrics_by_name(returned, "evaluate_batch")
         first = self._held[0] if self._held else metrics
         if metrics.keys() != first.keys():
             raise CheckFailedError(
                 "evaluate_batch did not return metrics of the same names for all batches.",
                 given=f"{list(first)} for the first batch, {list(metrics)} for batch {len(self._held)}",
-                expected="the same names for all batches",
                 do="Return each metric for every batch.",
             )
         self._held.append({name: hold(value) for name, value in metrics.items()})
@@ -123,7 +122,6 @@ class ValidationMetrics:
             raise EmptyLoaderError(
                 "There is nothing to validate on.",
                 given="a validation loader without batches",
-                expected="at least one batch",
                 do="Check the dataset of build_validation_data_loader, and its drop_last.",
             )
         names = self._agreed_names(shares)
@@ -153,14 +151,12 @@ class ValidationMetrics:
                 raise CheckFailedError(
                     "evaluate_batch did not return metrics of the same names on all processes.",
                     given=f"{list(first)} on rank {first_rank}, {list(share)} on rank {rank}",
-                    expected="the same names on all processes",
                     do="Return each metric on every process.",
                 )
         if not isinstance(self._reducer, Reducer) and self._reducer.keys() != first.keys():
             raise InvalidExperimentException(
                 "evaluation_reducer does not name the metrics that evaluate_batch returns.",
                 given=f"reducers for {list(self._reducer)}, metrics {list(first)}",
-                expected="exactly one reducer for each metric",
                 do="Give each metric its Reducer, or return a single Reducer for all of them.",
             )
         return list(first)
@@ -176,22 +172,11 @@ def metrics_of_full_dataset(returned: Metrics) -> Metrics:
         NoMetricsError: It is not a dictionary.
         ArgumentTypeError: A metric cannot be written as JSON.
     """
-    on_host: Metrics = to_host(_as_dict(returned, "evaluate_full_dataset"))
+    on_host: Metrics = to_host(metrics_by_name(returned, "evaluate_full_dataset"))
     metrics = {name: to_result(value) for name, value in on_host.items()}
     for name, value in metrics.items():
         to_json(value, name)
     return metrics
-
-
-def _as_dict(returned: object, method: str) -> Metrics:
-    if isinstance(returned, Mapping):
-        return dict(cast("Mapping[str, Any]", returned))
-    raise NoMetricsError(
-        f"{method} returned no metrics.",
-        given="None" if returned is None else type(returned).__name__,
-        expected="a dictionary of metrics by name",
-        do=f"Return the metrics of {method} as a dictionary, such as {{'loss': loss}}.",
-    )
 
 
 def _check_reducer(reducer: object) -> None:
@@ -201,7 +186,6 @@ def _check_reducer(reducer: object) -> None:
             raise InvalidExperimentException(
                 "evaluation_reducer did not return a Reducer.",
                 given=repr(one),
-                expected="a Reducer, or a dictionary with a Reducer for each metric",
                 do="Return Reducer.AVG, SUM, MAX or MIN; for other reductions use context.wrap_reducer.",
             )
 
@@ -221,7 +205,6 @@ def _number(name: str, value: Any) -> Array:
         raise ArgumentTypeError(
             f"The validation metric {name!r} is not a number.",
             given=f"{type(value).__name__} {value!r}",
-            expected="a number, or an array of numbers",
             do="Do not return it from evaluate_batch, or pass it to a reducer of context.wrap_reducer.",
         )
     return numbers

@@ -44,8 +44,8 @@ class WatchedMetric:
         """The best value so far; None before the first validation."""
         return self._progress.best_metric
 
-    def is_better(self, metrics: Metrics) -> bool:
-        """Return whether a validation is better than all before.
+    def record(self, metrics: Metrics) -> bool:
+        """Return whether a validation is better than all before, and keep its value if it is.
 
         Args:
             metrics: Of the validation.
@@ -54,26 +54,17 @@ class WatchedMetric:
             InvalidExperimentException: The metric is not among them.
             ArgumentTypeError: It is not a single number.
         """
-        value = self._value(metrics)
-        if math.isnan(value):
+        value, best = self._value(metrics), self.best
+        if math.isnan(value) or (best is not None and not (value < best if self.smaller_is_better else value > best)):
             return False
-        if self.best is None:
-            return True
-        return value < self.best if self.smaller_is_better else value > self.best
-
-    def record(self, metrics: Metrics) -> bool:
-        """Return whether a validation is better than all before, and keep its value if it is; see ``is_better``."""
-        is_better = self.is_better(metrics)
-        if is_better:
-            self._progress.best_metric = self._value(metrics)
-        return is_better
+        self._progress.best_metric = value
+        return True
 
     def _value(self, metrics: Metrics) -> float:
         if self.name not in metrics:
             raise InvalidExperimentException(
                 f"The validation has no metric {self.name!r}, which should find the best checkpoint.",
                 given=f"the metrics {sorted(metrics)}",
-                expected=f"{self.name!r} among them",
                 do="Pass the name of a validation metric as metric= to init, or pass another checkpoint_policy to fit.",
             )
         value = metrics[self.name]
@@ -82,7 +73,6 @@ class WatchedMetric:
             raise ArgumentTypeError(
                 f"The validation metric {self.name!r}, which should find the best checkpoint, is not a single number.",
                 given=f"{type(value).__name__} {value!r}",
-                expected="a number",
                 do="Return one number under this name, or pass the name of another metric as metric= to init.",
             )
         return number

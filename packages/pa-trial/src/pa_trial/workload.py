@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
-from pa_core import gather_objects
+from pa_core import ArgumentTypeError, ConfigurationError, gather_objects
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
 from pa_trial.context_parts import ContextParts
 from pa_trial.reporting import Reporter
-from pa_trial.throughput import Throughput
 from pa_trial.training_metrics import WorkloadMetrics, add_counts
 from pa_trial.trial import PyTorchTrial
 from pa_trial.types import TrainingMetrics
@@ -33,13 +33,15 @@ class Workload:
         self._calls = calls
         self._reporter = reporter
         self._metrics = WorkloadMetrics()
-        self._throughput = Throughput(trial)
+        self._trial = trial
+        self._counts_records = True
+        self._began = perf_counter()
 
     def start(self) -> None:
         """Begin a workload: what the last one collected is dropped."""
         self._reducers.reset()
         self._metrics.reset()
-        self._throughput.start()
+        self._began = perf_counter()
 
     def add(self, batch: Any, returned: TrainingMetrics) -> None:
         """Collect the metrics of a batch.
@@ -48,15 +50,28 @@ class Workload:
             batch: The batch.
             returned: What ``train_batch`` returned.
         """
-        self._metrics.add(returned, self._throughput.records_of(batch))
+        self._metrics.add(returned, self._num_records(batch))
 
     def finish(self) -> None:
         """Combine and report the metrics of all processes; every process must call this."""
         of_each = gather_objects((self._metrics.payload(), self._reducers.per_slot(training=True)))
         payloads = [metrics for metrics, _ in of_each]
-        num_records, seconds = sum(payload.num_records for payload in payloads), self._throughput.seconds
+        num_records, seconds = sum(payload.num_records for payload in payloads), perf_counter() - self._began
         averages, of_batches = self._metrics.reduce(payloads)
         averages |= self._reducers.cross_slot([held for _, held in of_each], training=True)
         add_counts(averages, self._progress)
         self._calls.call(PyTorchCallback.on_training_workload_end, averages, of_batches)
         self._reporter.training(averages, of_batches, self._progress, num_records=num_records, seconds=seconds)
+
+    def _num_records(self, batch: Any) -> int:
+        """Return the number of records of a batch; 0 if the stock ``get_batch_length`` cannot count them."""
+        if not self._counts_records:
+            return 0
+        count = self._trial.get_batch_length
+        try:
+            return count(batch)
+        except (ArgumentTypeError, ConfigurationError):
+            if getattr(count, "__func__", count) is not PyTorchTrial.get_batch_length:
+                raise
+            self._counts_records = False
+            return 0
