@@ -176,7 +176,7 @@ def test_values_come_back_in_order(history: InMemoryRunHistory) -> None:
 def test_an_unknown_metric_lists_the_recorded_ones() -> None:
     """A misspelt name is a KeyError and a ValueError that shows which names there are."""
     history = InMemoryRunHistory()
-    with pytest.raises(MetricNotFoundError, match="nothing was recorded yet"):
+    with pytest.raises(MetricNotFoundError, match="Recorded were: none so far"):
         history.get_latest_metric("loss")
     history.update_metric("train_loss_epoch", 1.0)
     history.update_metric("eval_loss_epoch", 1.0)

@@ -102,10 +102,8 @@ class InMemoryRunHistory(RunHistory):
         if columns is None:
             names = ", ".join(self.get_metric_names())
             raise MetricNotFoundError(
-                f"The metric {metric_name!r} was never recorded.",
-                given=repr(metric_name),
-                expected=f"one of: {names}" if names else "a metric that was recorded; nothing was recorded yet",
-                do="Correct the name (a prefix is part of it), or record it with update_metric first.",
+                f"The metric {metric_name!r} was never recorded. Recorded were: {names or 'none so far'}. Correct the "
+                "name (a prefix is part of it), or record it with update_metric first."
             )
         return columns
 
@@ -203,26 +201,18 @@ class InMemoryRunHistory(RunHistory):
 
         The columns are the attributes of ``MetricRecord``.
         """
-        names = [entry.name for entry in fields(MetricRecord)]
-        table: dict[str, list[Any]] = {name: [] for name in names}
-        for metric in self.get_metric_names():
-            for row in self._columns_of(metric).rows():
-                for name, item in zip(names, (metric, *row), strict=True):
-                    table[name].append(item)
-        return table
+        records = self.records()
+        return {entry.name: [getattr(record, entry.name) for record in records] for entry in fields(MetricRecord)}
 
     @override
     def state_dict(self) -> dict[str, Any]:
         """Return all values, the clock and the prefix: ready for JSON where all values are numbers."""
+        entries = {name: _states(entries) for name, entries in self._entries.items()}
         return {
             **super().state_dict(),
             "metric_name_prefix": self._prefix,
             "metrics": _states(self._metrics),
-            **(
-                {"entries": {name: _states(entries) for name, entries in self._entries.items()}}
-                if self._entries
-                else {}
-            ),
+            **({"entries": entries} if entries else {}),
         }
 
     @override
@@ -239,10 +229,8 @@ class InMemoryRunHistory(RunHistory):
             super().load_state_dict(state_dict)
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise CheckpointError(
-                "This is not the state of a run history.",
-                given=f"a {type(state_dict).__name__}: loading it raised {type(error).__name__}: {error}",
-                expected="what InMemoryRunHistory.state_dict returned",
-                do="Resume from a training state that was written whole.",
+                f"This is not the state of a run history: loading it raised {type(error).__name__}: {error}. Resume "
+                "from a training state that was written whole."
             ) from error
         self._metrics.clear()
         self._metrics.update(metrics)

@@ -15,6 +15,10 @@ from pa_core.tracking.metric_values import Kept, MetricValue, as_number
 __all__ = ["MetricColumns"]
 
 
+# The type of each column, as ``array`` names it.
+_COLUMNS = {"value": "d", "epoch": "q", "update": "q", "samples": "q", "seconds": "d"}
+
+
 class MetricColumns:
     """The values of one metric and their moments, without a Python object for each that is a number."""
 
@@ -27,38 +31,31 @@ class MetricColumns:
         self._kept: dict[int, Any] = {}
         # float, int or the dtype of a tensor; float where several of them were mixed
         self._kind: type[int] | type[float] | torch.dtype | None = None
-        self._values = array("d")
         self._unread: dict[int, Tensor] = {}
-        self._epochs, self._updates, self._samples = array("q"), array("q"), array("q")
-        self._seconds = array("d")
+        self._columns: dict[str, array[Any]] = {name: array(code) for name, code in _COLUMNS.items()}
+        self._values: array[float] = self._columns["value"]
 
     def __len__(self) -> int:
         return len(self._values)
 
     def append(self, value: MetricValue | Kept, clock: RunClock) -> None:
         """Add a value that is recorded now."""
+        number = float("nan")
         if isinstance(value, Kept):
             self._kept[len(self._values)] = self.latest = value.value
-            self._append_number(float("nan"), clock)
-            return
-        kind = value.dtype if isinstance(value, Tensor) else type(value)
-        self._kind = kind if self._kind in (None, kind) else float
-        if isinstance(value, Tensor) and not value.is_cpu:
-            self._unread[len(self._values)] = value
-            value_now = float("nan")
         else:
-            value_now = float(value)
-        self._append_number(value_now, clock)
-        self.latest = value
+            self.latest = value
+            kind = value.dtype if isinstance(value, Tensor) else type(value)
+            self._kind = kind if self._kind in (None, kind) else float
+            if isinstance(value, Tensor) and not value.is_cpu:
+                self._unread[len(self._values)] = value
+            else:
+                number = float(value)
+        row = (number, clock.epoch, clock.update, clock.samples, clock.seconds)
+        for column, cell in zip(self._columns.values(), row, strict=True):
+            column.append(cell)
         if len(self._unread) >= self._MAX_UNREAD:
             self._read()
-
-    def _append_number(self, value: float, clock: RunClock) -> None:
-        self._values.append(value)
-        self._epochs.append(clock.epoch)
-        self._updates.append(clock.update)
-        self._samples.append(clock.samples)
-        self._seconds.append(clock.seconds)
 
     def _read(self) -> None:
         for index, tensor in self._unread.items():
@@ -68,14 +65,12 @@ class MetricColumns:
     def recorded(self) -> Iterator[Any]:
         """Yield the values as they were recorded."""
         self._read()
-        if not self._kept:
-            return map(self._restored, self._values)
-        return (self._recorded_at(index) for index in range(len(self._values)))
+        return map(self._recorded_at, range(len(self._values)))
 
     def _recorded_at(self, index: int) -> Any:
-        return self._kept[index] if index in self._kept else self._restored(self._values[index])
-
-    def _restored(self, value: float) -> MetricValue:
+        if index in self._kept:
+            return self._kept[index]
+        value = self._values[index]
         if isinstance(self._kind, torch.dtype):
             return torch.tensor(value, dtype=self._kind)
         return int(value) if self._kind is int else value
@@ -83,17 +78,11 @@ class MetricColumns:
     def rows(self) -> Iterator[tuple[float, int, int, int, float]]:
         """Yield value, epoch, update, samples and seconds of each record whose value is a number."""
         self._read()
-        rows = zip(self._values, self._epochs, self._updates, self._samples, self._seconds, strict=True)
-        return self._rows_of_numbers(rows) if self._kept else rows
-
-    def _rows_of_numbers(
-        self, rows: Iterator[tuple[float, int, int, int, float]]
-    ) -> Iterator[tuple[float, int, int, int, float]]:
-        for index, (value, *moment) in enumerate(rows):
+        for index, (value, *moment) in enumerate(zip(*self._columns.values(), strict=True)):
             number = as_number(self._kept[index]) if index in self._kept else value
             if number is not None:
                 epoch, update, samples, seconds = moment
-                yield number, int(epoch), int(update), int(samples), seconds
+                yield number, epoch, update, samples, seconds
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as names and lists of numbers, with the values that are kept as they are."""
@@ -101,11 +90,7 @@ class MetricColumns:
         kind = str(self._kind).removeprefix("torch.") if isinstance(self._kind, torch.dtype) else _name_of(self._kind)
         return {
             "kind": kind,
-            "value": self._values.tolist(),
-            "epoch": self._epochs.tolist(),
-            "update": self._updates.tolist(),
-            "samples": self._samples.tolist(),
-            "seconds": self._seconds.tolist(),
+            **{name: column.tolist() for name, column in self._columns.items()},
             **({"kept": [[index, value] for index, value in self._kept.items()]} if self._kept else {}),
         }
 
@@ -113,15 +98,11 @@ class MetricColumns:
     def from_state_dict(cls, state_dict: Mapping[str, Any]) -> MetricColumns:
         """Return the columns that ``state_dict`` was taken of."""
         columns = cls()
-        names = ("value", "epoch", "update", "samples", "seconds")
-        if len({len(state_dict[name]) for name in names}) != 1 or not state_dict["value"]:
-            raise ValueError(f"the columns {names} are empty or not equally long")
+        if len({len(state_dict[name]) for name in _COLUMNS}) != 1 or not state_dict["value"]:
+            raise ValueError(f"the columns {tuple(_COLUMNS)} are empty or not equally long")
         columns._kind = _kind_named(state_dict["kind"])
-        columns._values.extend(state_dict["value"])
-        columns._epochs.extend(state_dict["epoch"])
-        columns._updates.extend(state_dict["update"])
-        columns._samples.extend(state_dict["samples"])
-        columns._seconds.extend(state_dict["seconds"])
+        for name, column in columns._columns.items():
+            column.extend(state_dict[name])
         columns._kept = {range(len(columns))[index]: value for index, value in state_dict.get("kept", ())}
         columns.latest = columns._recorded_at(len(columns) - 1)
         return columns

@@ -31,11 +31,7 @@ _AXIS_LABELS: dict[PlotAxis, str] = {
     "samples": "training samples",
     "seconds": "seconds since the start",
 }
-# "ema_model_eval_loss_epoch" is the quantity "loss" of the series "ema_model eval"
-_PHASED_NAME = re.compile(
-    r"(?:(?P<prefix>.+)_)?(?P<phase>train|eval|evaluation|val|valid|validation|test)_"
-    r"(?P<quantity>.+?)(?:_epoch)?"
-)
+_PHASES = ("train", "eval", "evaluation", "val", "valid", "validation", "test")
 _LOSS_OF_SET = re.compile(r"eval_(?P<name>\w+)_loss_epoch")
 _COLUMNS = 3
 _MARKED_POINTS = 50  # with more of them a marker at each would hide the line
@@ -115,9 +111,9 @@ def _records(history: RunHistory, metrics: Sequence[str] | None) -> dict[str, li
 def _panels(records: Mapping[str, list[MetricRecord]], x: PlotAxis) -> _Panels:
     """Sort the metrics into panels by quantity, and into series by what was measured on."""
     panels: defaultdict[str, dict[str, _Curve]] = defaultdict(dict)
-    sets = _evaluation_sets(records)
+    phased_name = _phased_name(records)
     for name, of_metric in records.items():
-        match = _of_set(name, sets) or _PHASED_NAME.fullmatch(name)
+        match = phased_name.fullmatch(name)
         quantity = match["quantity"] if match else name.removesuffix("_epoch")
         series = " ".join(filter(None, (match["prefix"], match["phase"]))) if match else name
         curve = _positions(of_metric, x), [record.value for record in of_metric]
@@ -125,15 +121,13 @@ def _panels(records: Mapping[str, list[MetricRecord]], x: PlotAxis) -> _Panels:
     return panels
 
 
-def _evaluation_sets(names: Collection[str]) -> list[str]:
-    """The names of the evaluation sets of a run, the longest first; none where a single dataset was evaluated."""
-    losses = [match["name"] for match in map(_LOSS_OF_SET.fullmatch, names) if match]
-    return [] if "eval_loss_epoch" in names else sorted(losses, key=len, reverse=True)
-
-
-def _of_set(metric: str, sets: Iterable[str]) -> re.Match[str] | None:
-    patterns = (rf"(?:(?P<prefix>.+)_)?(?P<phase>eval_{name})_(?P<quantity>.+?)(?:_epoch)?" for name in sets)
-    return next((match for pattern in patterns if (match := re.fullmatch(pattern, metric))), None)
+def _phased_name(names: Collection[str]) -> re.Pattern[str]:
+    """Return the pattern by which "ema_model_eval_loss_epoch" is the quantity "loss" of the series "ema_model eval"."""
+    sets = [match["name"] for match in map(_LOSS_OF_SET.fullmatch, names) if match]
+    # Where a single dataset was evaluated, "eval_my_loss_epoch" is another loss of it. The longest name counts.
+    of_sets = [] if "eval_loss_epoch" in names else [f"eval_{name}" for name in sorted(sets, key=len, reverse=True)]
+    phases = "|".join((*of_sets, *_PHASES))
+    return re.compile(rf"(?:(?P<prefix>.+?)_)??(?P<phase>{phases})_(?P<quantity>.+?)(?:_epoch)?")
 
 
 def _positions(records: Sequence[MetricRecord], x: PlotAxis) -> list[float]:
