@@ -272,9 +272,9 @@ def test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"early_stopping_patience": 0}, "early_stopping_patience=0"),
-        ({"early_stopping_threshold": -0.5}, "early_stopping_threshold=-0.5"),
-        ({"early_stopping_threshold": math.nan}, "early_stopping_threshold=nan"),
+        ({"early_stopping_patience": 0}, "early_stopping_patience must be .* got 0"),
+        ({"early_stopping_threshold": -0.5}, "early_stopping_threshold must be .* got -0.5"),
+        ({"early_stopping_threshold": math.nan}, "early_stopping_threshold must be .* got nan"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments: dict[str, Any], named: str) -> None:

@@ -298,7 +298,7 @@ class SetsRates(Trainer[Any, Any, Any, Any]):
         (make_trainer, {"lowest": 0.1, "highest": 0.1}, r"lowest=0\.1, highest=0\.1"),
         (make_trainer, {"lowest": 0.0}, "lowest=0.0"),
         (make_trainer, {"highest": "1"}, "highest='1'"),
-        (make_trainer, {"num_updates": 1}, "num_updates=1"),
+        (make_trainer, {"num_updates": 1}, "num_updates must be .* got 1"),
         (lambda: make_trainer(rates=(0.0, 0.0)), {}, "all 0"),
         (lambda: make_trainer(SetsRates), {}, "sets its learning rates itself"),
     ],

@@ -265,10 +265,10 @@ def test_what_has_no_schedule_is_refused() -> None:
     """A scheduler in the place of its factory, or one that needs more than ``step()``, is an error that says so."""
     optimizer = two_groups(nn.Linear(4, 1))
     no_factories: dict[str, Any] = {
-        "an instance of StepLR\n  expected: a function": StepLR(two_groups(nn.Linear(4, 1)), step_size=1),
-        "an instance of ReduceLROnPlateau\n  expected: a scheduler that": ReduceLROnPlateau,
-        "an instance of Stateless\n  expected: a scheduler that": Stateless,
-        "an instance of NoneType\n  expected: a scheduler that": forget_to_return,
+        "must be a function that takes the optimizer": StepLR(two_groups(nn.Linear(4, 1)), step_size=1),
+        "A ReduceLROnPlateau cannot be drawn": ReduceLROnPlateau,
+        "A Stateless cannot be drawn": Stateless,
+        "A NoneType cannot be drawn": forget_to_return,
     }
     for message, factory in no_factories.items():
         with pytest.raises(TypeError, match=re.escape(message)):
@@ -278,11 +278,11 @@ def test_what_has_no_schedule_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"num_epochs": 0}, "num_epochs=0"),
-        ({"num_update_steps_per_epoch": 2.5}, "num_update_steps_per_epoch=2.5"),
-        ({"max_num_train_steps": 0}, "max_num_train_steps=0"),
-        ({"field": "learning_rate"}, "'learning_rate'(.|\n)*lr, maximize, momentum"),
-        ({"field": "foreach"}, "'foreach', which is None"),
+        ({"num_epochs": 0}, "num_epochs must be .* got 0"),
+        ({"num_update_steps_per_epoch": 2.5}, "num_update_steps_per_epoch must be .* got 2.5"),
+        ({"max_num_train_steps": 0}, "max_num_train_steps must be .* got 0"),
+        ({"field": "learning_rate"}, "'learning_rate'.*lr, maximize, momentum"),
+        ({"field": "foreach"}, "'foreach' .* must be a single number, got None"),
         ({"create_scheduler_fn": partial(StepLR, step_size=BATCHES)}, "values for num_epochs, num_update"),
     ],
 )
@@ -295,5 +295,5 @@ def test_impossible_arguments_are_refused(arguments: dict[str, Any], named: str)
         "num_update_steps_per_epoch": 1,
     }
 
-    with pytest.raises(ValueError, match=r"(given: |only).*" + named):
+    with pytest.raises(ValueError, match=named):
         plot_schedule(**{**fitting, **arguments})

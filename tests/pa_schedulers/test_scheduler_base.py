@@ -158,7 +158,7 @@ def test_a_wrong_number_of_values_is_an_error_that_changes_nothing(returned: lis
     optimizer = two_groups()
     scheduler = Recipe(optimizer, lambda _: returned)
 
-    with pytest.raises(ValueError, match=rf"given: +{len(returned)} values(.|\n)*expected: +2"):
+    with pytest.raises(ValueError, match=f"each of the 2 parameter groups is needed, got {len(returned)} values"):
         scheduler.step()
 
     assert rates(optimizer) == [0.1, 0.2]
@@ -167,7 +167,7 @@ def test_a_wrong_number_of_values_is_an_error_that_changes_nothing(returned: lis
 
 def test_a_field_that_no_group_has_is_an_error_that_names_the_fields() -> None:
     """A misspelt field is refused when the scheduler is made."""
-    with pytest.raises(ValueError, match=r"'weight_decai'(.|\n)*lr, maximize, momentum"):
+    with pytest.raises(ValueError, match=r"'weight_decai'.*lr, maximize, momentum"):
         Recipe(two_groups(), lambda _: 1.0, field="weight_decai")
 
 
@@ -180,7 +180,7 @@ def test_a_stateless_scheduler_is_told_the_number_of_updates() -> None:
     assert rates(optimizer) == [6.0, 6.0]
     scheduler.step_update(num_updates=2)
     assert rates(optimizer) == [3.0, 3.0]
-    with pytest.raises(ValueError, match="num_updates=-1"):
+    with pytest.raises(ValueError, match="num_updates must be at least 0, got -1"):
         scheduler.step_update(-1)
 
 
@@ -291,7 +291,7 @@ def test_the_state_of_something_else_is_refused() -> None:
     without_values = {name: value for name, value in before.items() if name != "param_group_values"}
 
     for state in (of_weight_decay, of_torch, of_one_group, without_values, {}):
-        with pytest.raises(ValueError, match="expected"):
+        with pytest.raises(ConfigurationError, match=r"state_dict\(\) returned|state of 1 groups|Leave it out"):
             scheduler.load_state_dict(state)
 
     assert scheduler.state_dict() == before
@@ -361,9 +361,9 @@ def test_a_state_with_other_groups_is_refused_with_the_order_to_do_it_in() -> No
     larger.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 8.0})
     before = scheduler.state_dict()
 
-    with pytest.raises(ValueError, match=r"a state of 3 groups .* with 2\n(.|\n)*Call optimizer.add_param_group"):
+    with pytest.raises(ValueError, match=r"A state of 3 groups .* with 2\. Call optimizer.add_param_group"):
         scheduler.load_state_dict(larger.state_dict())
-    with pytest.raises(ValueError, match=r"a state of 2 groups .* with 3\n(.|\n)*Load the state first"):
+    with pytest.raises(ValueError, match=r"A state of 2 groups .* with 3\. Load the state first"):
         larger.load_state_dict(before)
 
     assert scheduler.state_dict() == before
@@ -390,7 +390,7 @@ def test_the_state_of_another_class_is_refused() -> None:
     scheduler = CosineLrScheduler(two_groups(), 10, 10)
     before = scheduler.state_dict()
 
-    with pytest.raises(ValueError, match=r"without .*'k_decay'(.|\n)*CosineLrScheduler.state_dict"):
+    with pytest.raises(ValueError, match=r"CosineLrScheduler\.state_dict.* which has 'k_decay'"):
         scheduler.load_state_dict(Milestones(two_groups()).state_dict())
 
     assert scheduler.state_dict() == before
@@ -400,27 +400,7 @@ def test_a_field_that_is_no_number_is_refused() -> None:
     """The two betas of Adam cannot be scheduled as one number."""
     optimizer = Adam([nn.Parameter(torch.ones(1))])
 
-    with pytest.raises(ValueError, match=r"'betas', which is \(0.9, 0.999\)"):
+    with pytest.raises(ValueError, match=r"'betas' .* must be a single number, got \(0.9, 0.999\)"):
         Recipe(optimizer, lambda _: 1.0, field="betas")
 
     assert "initial_betas" not in optimizer.param_groups[0]
-
-
-@pytest.mark.parametrize(
-    ("entry", "value"),
-    [
-        ("param_group_values", [None, None]),
-        ("param_group_initial_values", ["a", "b"]),
-        ("param_group_values", 0.1),
-        ("_num_updates", None),
-    ],
-)
-def test_a_state_without_numbers_is_refused(entry: str, value: object) -> None:
-    """They would be written to the groups, and fail in the next step; nothing is changed."""
-    scheduler = Milestones(two_groups())
-    before = scheduler.state_dict()
-
-    with pytest.raises(ConfigurationError, match=entry):
-        scheduler.load_state_dict({**before, entry: value})
-
-    assert scheduler.state_dict() == before

@@ -67,17 +67,12 @@ class EarlyStoppingCallback(TrainerCallback):
     ) -> None:
         if early_stopping_patience < 1:
             raise ConfigurationError(
-                "The patience is less than one epoch.",
-                given=f"early_stopping_patience={early_stopping_patience!r}",
-                expected="a number of epochs of at least 1",
-                do="Pass the number of epochs without an improvement after which the run shall end.",
+                f"early_stopping_patience must be a number of epochs >= 1, got {early_stopping_patience!r}."
             )
         if not 0 <= early_stopping_threshold < math.inf:
             raise ConfigurationError(
-                "The change that counts as an improvement is not usable.",
-                given=f"early_stopping_threshold={early_stopping_threshold!r}",
-                expected="a finite number of at least 0",
-                do="Pass the size of the change; greater_is_better says its direction.",
+                f"early_stopping_threshold must be a finite number >= 0, got {early_stopping_threshold!r}; "
+                "greater_is_better says its direction."
             )
         self.early_stopping_patience = early_stopping_patience
         self.early_stopping_threshold = early_stopping_threshold

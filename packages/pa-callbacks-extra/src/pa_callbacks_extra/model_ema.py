@@ -192,12 +192,7 @@ def check_decay(decay: float) -> None:
         ConfigurationError: It is not between 0 and 1.
     """
     if not 0 <= decay <= 1:
-        raise ConfigurationError(
-            "The decay of the average is not a fraction.",
-            given=f"decay={decay!r}",
-            expected="a number from 0 to 1",
-            do="Pass how much of the average each update keeps, for example 0.999.",
-        )
+        raise ConfigurationError(f"decay must be a number from 0 to 1, got decay={decay!r}.")
 
 
 def _independent_copy(model: nn.Module) -> nn.Module:

@@ -154,10 +154,8 @@ class ModelEmaCallback(SaveBestModelCallback):
         """
         if self._ema is None:
             raise ConfigurationError(
-                "There is no average yet.",
-                given=f"a {type(self).__name__} that has not seen a training run",
-                expected="the average of a training run",
-                do="Call trainer.train() first; the average begins when the run starts.",
+                f"{type(self).__name__} has no average yet. Call trainer.train() first; the average begins when the "
+                "run starts."
             )
         return self._ema
 
@@ -203,11 +201,9 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._require_writable(trainer)
         if self.evaluate_during_training and trainer.eval_dataloader is None:
             raise ConfigurationError(
-                "There is nothing to evaluate the average on.",
-                given=f"{type(self).__name__}(evaluate_during_training=True) in a run without an evaluation dataset",
-                expected="an evaluation dataset",
-                do="Pass eval_dataset to Trainer.train(), or evaluate_during_training=False to save the newest "
-                "average.",
+                f"{type(self).__name__}(evaluate_during_training=True) has no evaluation dataset to evaluate the "
+                "average on. Pass eval_dataset to Trainer.train(), or evaluate_during_training=False to save the "
+                "newest average."
             )
         if self.evaluate_during_training:
             self._warn_of_loggers_before(trainer)

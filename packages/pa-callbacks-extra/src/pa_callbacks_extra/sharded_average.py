@@ -32,10 +32,8 @@ class ShardedAverage(nn.Module):
     @override
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ConfigurationError(
-            "The average of a sharded model has only weights, so it cannot be called.",
-            given="a call of the average, or of ema.module",
-            expected="a call of the model, on every process",
-            do="Call the model within ema.applied_to(model).",
+            "The average of a sharded model has only weights, so it cannot be called. Call the model within "
+            "ema.applied_to(model)."
         )
 
 

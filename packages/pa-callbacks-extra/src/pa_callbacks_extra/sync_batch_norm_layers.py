@@ -117,10 +117,8 @@ def _is_convertible(module: nn.Module) -> bool:
     if type(module).forward in _FORWARDS and "forward" not in vars(module):
         return True
     raise UnsupportedConfigurationError(
-        "A batch norm layer with a custom forward would lose it when it is converted.",
-        given=f"a layer of class {type(module).__qualname__}",
-        expected="layers that normalise as torch's do",
-        do="Synchronise such layers yourself, and leave ConvertSyncBatchNormCallback out.",
+        f"A batch norm layer with a custom forward, a layer of class {type(module).__qualname__}, would lose it when "
+        "it is converted. Synchronise such layers yourself, and leave ConvertSyncBatchNormCallback out."
     )
 
 

@@ -191,12 +191,9 @@ def _require_same_tensors(average: nn.Module, model: nn.Module) -> None:
 
 def _require_both_sharded(average: nn.Module, model: nn.Module) -> None:
     if is_sharded_module(average) != is_sharded_module(model):
-        kinds = {True: "sharded", False: "whole"}
         raise ConfigurationError(
-            "The model was sharded, or unsharded, after the average was made from it.",
-            given=f"a model that is {kinds[is_sharded_module(model)]}, and an average that is not",
-            expected="an average that is sharded like the model",
-            do="Make the ModelEma of the model as it is trained: when a run starts, it is sharded.",
+            "The model was sharded, or unsharded, after the average was made from it. Make the ModelEma of the model "
+            "as it is trained: when a run starts, it is sharded."
         )
 
 

@@ -79,7 +79,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     Raises:
         ConfigurationError: ``metrics`` is not a metric, a name is the trainer's own, or another callback
-            records a metric under the same name.
+            of this kind has a metric of the same name.
         UnsupportedConfigurationError: torchmetrics is not installed.
 
     Example:
@@ -109,10 +109,8 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         _check_functions(predictions, targets)
         if not (in_training or in_evaluation):
             raise ConfigurationError(
-                "The metrics would never be computed.",
-                given="in_training=False, in_evaluation=False",
-                expected="one of them, or both",
-                do="Pass in_evaluation=True, or leave the callback out.",
+                "The metrics would never be computed with in_training=False, in_evaluation=False. Pass "
+                "in_evaluation=True, or leave the callback out."
             )
         self._declared_names = _declared_names(collection, in_training, in_evaluation)
         self._predictions = predictions
@@ -122,9 +120,6 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         self._evaluated: list[MetricCollection] = []
         self._prefix_of_evaluation = "eval_"
         self._earlier: list[MetricStates] = []
-        self._begins_run = True
-        self._own_names: set[str] = set()
-        self._num_recorded: dict[str, int] = {}
 
     def update_metrics(self, metrics: MetricCollection, batch: BatchT_contra, output: OutputT_contra) -> None:
         """Update the metrics with a batch; override this for metrics that take more than two arguments.
@@ -144,12 +139,11 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Raise an error for names that another callback of this kind has too, and note that a run begins."""
+        """Raise an error for names that another callback of this kind has too."""
         for other in trainer.callback_handler.callbacks:
             if isinstance(other, TorchMetricsCallback) and other is not self:
                 for name in sorted(self._declared_names & other._declared_names):
                     raise _collision(name, type(cast("object", other)).__name__)
-        self._begins_run = True
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -157,11 +151,6 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         self._begin("eval_")
         if self.train_metrics is not None:
             self.train_metrics.to(trainer.device).reset()
-
-    @override
-    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Note what was recorded before this run, which by now is reset or restored."""
-        self._note_recorded(trainer.run_history)
 
     @override
     def on_train_step_end(
@@ -179,11 +168,6 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
             self.train_metrics.reset()
             self._earlier = []
 
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Raise an error for names under which another callback has recorded something too."""
-        self._refuse_names_of_others(trainer.run_history)
-
     # Evaluations
 
     @override
@@ -194,7 +178,6 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Begin an evaluation, perhaps within another one, such as the evaluation of averaged weights."""
-        self._note_recorded(trainer.run_history)
         if self.eval_metrics is not None:
             metrics = self.eval_metrics.clone() if self._evaluated else self.eval_metrics
             metrics.to(trainer.device).reset()
@@ -216,11 +199,6 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
             # What is recorded while a named set is evaluated begins with its name, and with "eval_" before.
             prefix = "" if trainer.eval_name in trainer.eval_sets else self._prefix_of_evaluation
             self._record(trainer.run_history, prefix, values)
-
-    @override
-    def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Raise an error for names under which another callback has recorded something too."""
-        self._refuse_names_of_others(trainer.run_history)
 
     def _begin(self, prefix_of_evaluation: str) -> None:
         self._prefix_of_evaluation = prefix_of_evaluation
@@ -266,22 +244,8 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
             if prefix + name in numbers or prefix + name in _OF_THE_TRAINER:
                 raise _collision(prefix + name, "another metric of this callback, or the trainer itself")
             numbers[prefix + name] = number
-        full_names = {history.metric_name_prefix + name: name for name in numbers}
-        self._own_names |= full_names.keys()
-        self._refuse_names_of_others(history)
-        for full_name, name in full_names.items():
-            history.update_metric(name, numbers[name])
-            self._num_recorded[full_name] = history.count_metric_values(full_name)
-
-    def _note_recorded(self, history: RunHistory) -> None:
-        if self._begins_run:
-            self._begins_run = False
-            self._num_recorded = {name: history.count_metric_values(name) for name in history.get_metric_names()}
-
-    def _refuse_names_of_others(self, history: RunHistory) -> None:
-        for name in self._own_names & set(history.get_metric_names()):
-            if history.count_metric_values(name) > self._num_recorded.get(name, 0):
-                raise _collision(name, "another callback, or the trainer")
+        for name, number in numbers.items():
+            history.update_metric(name, number)
 
 
 def _numbers_in(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -291,10 +255,8 @@ def _numbers_in(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if tensor is None or tensor.dim() > 1:
             what = f"a {type(value).__name__}" if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
             raise ConfigurationError(
-                "The value of a metric cannot be recorded.",
-                given=f"{name}: {what}",
-                expected="a number, or a vector of numbers",
-                do="Use a metric that averages, or override update_metrics and keep it for yourself.",
+                f"{name}, {what}, cannot be recorded: a metric must be a number, or a vector of them. Use a metric "
+                "that averages, or override update_metrics and keep it for yourself."
             )
         if tensor.dim() == 0:
             yield name, tensor.item()
@@ -319,20 +281,14 @@ def _as_collection(metrics: object) -> MetricCollection:
         from torchmetrics import Metric, MetricCollection
     except ModuleNotFoundError as error:
         raise UnsupportedConfigurationError(
-            "torchmetrics is not installed.",
-            given=str(error),
-            expected="a package torchmetrics",
-            do="pip install 'pa-callbacks-extra[torchmetrics]'",
+            f"torchmetrics is not installed ({error}). pip install 'pa-callbacks-extra[torchmetrics]'"
         ) from error
     if isinstance(metrics, Metric):
         return MetricCollection([metrics])
     if isinstance(metrics, MetricCollection) and len(metrics):
         return metrics
     raise ConfigurationError(
-        "This is not a metric.",
-        given=f"metrics={metrics!r}",
-        expected="a metric of torchmetrics, or a MetricCollection with at least one",
-        do='Pass MetricCollection({"accuracy": ...}), for example.',
+        f"metrics must be a metric of torchmetrics, or a MetricCollection with at least one, got {metrics!r}."
     )
 
 
@@ -340,10 +296,7 @@ def _check_functions(predictions: object, targets: object) -> None:
     for name, function in (("predictions", predictions), ("targets", targets)):
         if not callable(function) and not (function is None and name == "targets"):
             raise ConfigurationError(
-                f"{name} is not a function.",
-                given=f"{name}={function!r}",
-                expected="a function of a batch and of the step's return value",
-                do=f'Pass {name}=lambda batch, output: output["model_outputs"], for example.',
+                f"{name} must be a function of a batch and of the step's return value, got {function!r}."
             )
 
 
@@ -358,8 +311,6 @@ def _declared_names(collection: MetricCollection, in_training: bool, in_evaluati
 
 def _collision(name: str, other: str) -> ConfigurationError:
     return ConfigurationError(
-        "A metric has the name of another one.",
-        given=f"{name}, which is recorded by {other} too",
-        expected="a separate name for each metric",
-        do="Give the metric another name in the MetricCollection.",
+        f"A metric has the name of another one: {name}, which is recorded by {other} too. Give it another name in the "
+        "MetricCollection."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 from pa_core import ConfigurationError
 
@@ -12,37 +13,29 @@ __all__ = [
     "require_fraction",
     "require_not_negative",
     "require_positive",
-    "require_ratio",
     "whole_number",
 ]
 
 
 def require_positive(**arguments: float) -> None:
     """Raise an error unless an argument is a finite number above 0."""
-    for name, value in arguments.items():
-        if not 0 < value < math.inf:
-            refuse(name, value, "a number above 0")
+    _require(arguments, "a number above 0", lambda value: 0 < value < math.inf)
 
 
 def require_not_negative(**arguments: float) -> None:
     """Raise an error unless an argument is a finite number of at least 0."""
+    _require(arguments, "a number of at least 0", lambda value: 0 <= value < math.inf)
+
+
+def require_fraction(**arguments: float | None) -> None:
+    """Raise an error unless an argument is a fraction, or None."""
+    _require(arguments, "a fraction between 0 and 1", lambda value: 0 <= value <= 1)
+
+
+def _require(arguments: Mapping[str, float | None], expected: str, is_allowed: Callable[[float], bool]) -> None:
     for name, value in arguments.items():
-        if not 0 <= value < math.inf:
-            refuse(name, value, "a number of at least 0")
-
-
-def require_fraction(**arguments: float) -> None:
-    """Raise an error unless an argument is a fraction."""
-    for name, value in arguments.items():
-        if not 0 <= value <= 1:
-            refuse(name, value, "a fraction between 0 and 1")
-
-
-def require_ratio(**arguments: float | None) -> None:
-    """Raise an error unless an argument is a fraction or None."""
-    for name, value in arguments.items():
-        if value is not None and not 0 <= value <= 1:
-            refuse(name, value, "a fraction between 0 and 1, or None")
+        if value is not None and not is_allowed(value):
+            refuse(name, value, expected)
 
 
 def whole_number(name: str, value: float, minimum: int) -> int:
@@ -59,20 +52,13 @@ def whole_number(name: str, value: float, minimum: int) -> int:
 
 def refuse(name: str, value: object, expected: str) -> None:
     """Raise the error that names one argument."""
-    raise ConfigurationError(
-        f"The schedule cannot be made with this {name}.",
-        given=f"{name}={value!r}",
-        expected=expected,
-        do=f"Correct {name}.",
-    )
+    raise ConfigurationError(f"{name} must be {expected}, got {value!r}.")
 
 
 def require_at_most(peak: float, rate: float, name: str, group: int, advice: str) -> None:
     """Raise an error if a rate to start or end with is above the learning rate of a parameter group."""
     if rate > peak:
         raise ConfigurationError(
-            f"The schedule of parameter group {group} starts or ends above its learning rate.",
-            given=f"{name}={rate} for a group with lr={peak}",
-            expected=f"at most {peak}",
-            do=advice,
+            f"The schedule of parameter group {group} starts or ends above its learning rate: {name}={rate} for a "
+            f"group with lr={peak}. {advice}"
         )

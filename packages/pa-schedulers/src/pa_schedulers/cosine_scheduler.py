@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pa_core import ConfigurationError, TrainerPlaceholderValues
-from pa_schedulers.argument_checks import require_at_most, require_not_negative, require_positive, require_ratio
+from pa_schedulers.argument_checks import require_at_most, require_fraction, require_not_negative, require_positive
 from pa_schedulers.scheduler_base import StatefulSchedulerBase
 
 __all__ = ["CosineLrScheduler"]
@@ -91,7 +91,7 @@ class CosineLrScheduler(StatefulSchedulerBase):
             warmup_starting_lr=warmup_starting_lr,
             num_cooldown_epochs=num_cooldown_epochs,
         )
-        require_ratio(min_lr_ratio=min_lr_ratio, warmup_starting_lr_ratio=warmup_starting_lr_ratio)
+        require_fraction(min_lr_ratio=min_lr_ratio, warmup_starting_lr_ratio=warmup_starting_lr_ratio)
         _require_room_for_all(total_num_epochs, num_warmup_epochs, num_cooldown_epochs)
         super().__init__(optimizer, param_group_field="lr")
         num_cosine_epochs = total_num_epochs - num_warmup_epochs - num_cooldown_epochs
@@ -197,8 +197,6 @@ class CosineLrScheduler(StatefulSchedulerBase):
 def _require_room_for_all(total: float, warmup: float, cooldown: float) -> None:
     if warmup + cooldown > total:
         raise ConfigurationError(
-            "Warm-up and cool-down are longer than the run.",
-            given=f"num_warmup_epochs={warmup}, num_cooldown_epochs={cooldown}, total_num_epochs={total}",
-            expected=f"at most {total} epochs of both together",
-            do="Shorten them, or train for more epochs.",
+            f"Warm-up and cool-down are longer than the run: num_warmup_epochs={warmup}, "
+            f"num_cooldown_epochs={cooldown}, total_num_epochs={total}. Shorten them, or train for more epochs."
         )

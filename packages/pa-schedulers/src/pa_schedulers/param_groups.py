@@ -27,18 +27,13 @@ def read_field(optimizer: Optimizer, field: str) -> list[float]:
 def _read(optimizer: Optimizer, index: int, group: dict[str, Any], field: str) -> float:
     if field not in group:
         raise ConfigurationError(
-            f"Parameter group {index} has no field of this name.",
-            given=repr(field),
-            expected=f"one of {', '.join(sorted(group.keys() - {'params'}))}",
-            do=f"Correct the name, or use another optimizer than {type(optimizer).__name__}.",
+            f"Parameter group {index} has no field {field!r}, but {', '.join(sorted(group.keys() - {'params'}))}. "
+            f"Correct the name, or use another optimizer than {type(optimizer).__name__}."
         )
     value = plain_number(group[field])
     if not isinstance(value, Number):
         raise ConfigurationError(
-            f"The field of parameter group {index} is not a single number.",
-            given=f"{field!r}, which is {value!r}",
-            expected="a number, or a tensor with one element",
-            do="Choose another field.",
+            f"The field {field!r} of parameter group {index} must be a single number, got {value!r}."
         )
     return cast("float", value)
 

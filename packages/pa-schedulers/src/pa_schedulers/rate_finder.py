@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
@@ -89,13 +89,10 @@ class LearningRateCurve:
         lowest = min(self.rows, key=lambda row: row.smoothed)
         if lowest is self.rows[0] or lowest is self.rows[-1]:
             falls = lowest is self.rows[-1] and len(self.rows) > 1
+            do = "Search up to a greater `highest`." if falls else "Search from a smaller `lowest`, over more updates."
+            end = "highest" if falls else "lowest"
             raise ConfigurationError(
-                "These losses suggest no learning rate.",
-                given=f"losses that are lowest at the {'highest' if falls else 'lowest'} rate, {lowest.rate:.3g}",
-                expected="a loss that falls, and rises again at rates that are too high",
-                do="Search up to a greater `highest`."
-                if falls
-                else "Search from a smaller `lowest`, over more updates.",
+                f"These losses suggest no learning rate: they are lowest at the {end} rate, {lowest.rate:.3g}. {do}"
             )
         return lowest.rate / _BELOW_LOWEST
 
@@ -169,19 +166,13 @@ def find_learning_rate(
     """
     if not isinstance(trainer, Trainer):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
         raise ArgumentTypeError(
-            "find_learning_rate needs a trainer.",
-            given=f"trainer of type {type(trainer).__name__}",
-            expected="the Trainer of the run",
-            do="Make a Trainer of model, loss function and optimizer, and pass that.",
+            f"find_learning_rate needs the Trainer of the run, got a trainer of type {type(trainer).__name__}."
         )
     num_updates = whole_number("num_updates", num_updates, minimum=2)
     are_numbers = all(isinstance(rate, (int, float)) for rate in cast("tuple[object, ...]", (lowest, highest)))
     if not are_numbers or not 0 < lowest < highest < math.inf:
         raise ConfigurationError(
-            "There are no rates between these.",
-            given=f"lowest={lowest!r}, highest={highest!r}",
-            expected="0 < lowest < highest",
-            do="Leave both out for 1e-7 to 10.",
+            f"lowest and highest must be numbers with 0 < lowest < highest, got lowest={lowest!r}, highest={highest!r}."
         )
     _require_searchable(trainer)
     peak = max(float(group["lr"]) for group in trainer.optimizer.param_groups)
@@ -201,10 +192,8 @@ def find_learning_rate(
         )
     if not search.rows:
         raise ConfigurationError(
-            "The loss is NaN or infinite in the first update of the search.",
-            given=f"a loss that is infinite or NaN at the learning rate {lowest:.3g}",
-            expected="a loss that is finite before the rate is too high",
-            do="Train one update with TerminateOnNaNCallback, which reports the cause, or lower `lowest`.",
+            f"The loss is NaN or infinite in the first update of the search, at the learning rate {lowest:.3g}. Train "
+            "one update with TerminateOnNaNCallback, which reports the cause, or lower `lowest`."
         )
     return LearningRateCurve(search.rows)
 
@@ -229,10 +218,8 @@ class _Search(TrainerCallback):
         used = max(float(group["lr"]) for group in trainer.optimizer.param_groups) / self._growth
         if not math.isclose(rate, used, rel_tol=1e-4):
             raise ConfigurationError(
-                "This trainer sets its learning rates itself.",
-                given=f"a rate of {used:.3g} in update {update} of a search",
-                expected=f"{rate:.3g}",
-                do="Let create_scheduler() use create_scheduler_fn, and leave the rates to the scheduler.",
+                f"This trainer sets its learning rates itself: {used:.3g} instead of {rate:.3g} in update {update} of "
+                "a search. Let create_scheduler() use create_scheduler_fn, and leave the rates to the scheduler."
             )
         nothing = [torch.zeros(2, dtype=torch.float64, device=trainer.device)]
         of_process = torch.stack(self._of_update or nothing).sum(0, keepdim=True)
@@ -250,29 +237,20 @@ class _Search(TrainerCallback):
 def _require_searchable(trainer: Trainer[Any, Any, Any, Any]) -> None:
     optimizer = trainer.named_optimizers().get("optimizer")
     if trainer.is_sharded or optimizer is None:
+        why = "a sharded model" if trainer.is_sharded else "no optimizer, or one that is made when a run starts"
         raise UnsupportedConfigurationError(
-            "A learning rate cannot be searched for with this trainer.",
-            given="a sharded model" if trainer.is_sharded else "no optimizer, or one that is made when a run starts",
-            expected="an unsharded model, and its optimizer",
-            do="Search with a smaller model of the same kind, or on one process.",
+            f"A learning rate cannot be searched for with {why}. Search with a smaller model, or on one process."
         )
     model = trainer.get_model()
-    if any(
-        isinstance(one, (UninitializedParameter, UninitializedBuffer))
-        for one in (*model.parameters(), *model.buffers())
-    ):
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         raise UnsupportedConfigurationError(
-            "A learning rate cannot be searched for before the model has its parameters.",
-            given="lazy modules, whose parameters come with the first batch",
-            expected="parameters that have values, to which they are restored",
-            do="Call the model on the inputs of one batch first.",
+            "A learning rate cannot be searched for before lazy modules have their parameters. Call the model on the "
+            "inputs of one batch first."
         )
     if not any(float(group["lr"]) > 0 for group in optimizer.param_groups):
         raise ConfigurationError(
-            "The ratios of the rates of the parameter groups are unknown.",
-            given="an optimizer whose learning rates are all 0",
-            expected="a rate above 0; with a single group, any",
-            do="Make the optimizer with lr=1e-3, for example.",
+            "The learning rates of the optimizer are all 0, so that the ratios of its parameter groups are unknown. "
+            "Make the optimizer with lr=1e-3, for example."
         )
 
 
@@ -313,9 +291,8 @@ def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any], *data: object) -> Gene
             module.restore()
         with torch.no_grad():
             for parameter, gradient, value in gradients:
-                parameter.grad = (
-                    None if gradient is None or value is None else gradient.copy_(value).to(parameter.device)
-                )
+                is_kept = gradient is not None and value is not None
+                parameter.grad = gradient.copy_(value).to(parameter.device) if is_kept else None
             for rate, value in rates:  # schedulers of torch change a rate that is a tensor in place
                 rate.copy_(value)
         for optimizer, state, groups, attributes in optimizers:

@@ -167,20 +167,15 @@ def _create(factory: Callable[[Optimizer], SteppedAlone], optimizer: Optimizer) 
     given: object = factory
     if not callable(given):
         raise ArgumentTypeError(
-            "create_scheduler_fn is not a function.",
-            given=f"an instance of {type(given).__name__}",
-            expected="a function that takes the optimizer and returns a scheduler",
-            do="Pass the factory that Trainer.train is given.",
+            "create_scheduler_fn must be a function that takes the optimizer, got an instance of "
+            f"{type(given).__name__}."
         )
     scheduler = factory(optimizer)
     made: object = scheduler
     if not hasattr(made, "step") or isinstance(made, ReduceLROnPlateau):
         raise ArgumentTypeError(
-            "This scheduler cannot be drawn.",
-            given=f"an instance of {type(made).__name__}",
-            expected="a scheduler that is stepped by step() without arguments",
-            do="Values that depend on the run are not known in advance. To draw a custom schedule, derive a "
-            "stateless scheduler from StatefulSchedulerBase.",
+            f"A {type(made).__name__} cannot be drawn, as it is not stepped by step() without arguments. To draw a "
+            "custom schedule, derive a stateless scheduler from StatefulSchedulerBase."
         )
     return scheduler
 

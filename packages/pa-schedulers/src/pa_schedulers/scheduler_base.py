@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from numbers import Number
@@ -99,12 +98,7 @@ class SchedulerBase(ABC):
             ConfigurationError: The number is negative, or there are not as many values as parameter groups.
         """
         if num_updates < 0:
-            raise ConfigurationError(
-                "The number of updates is negative.",
-                given=f"num_updates={num_updates}",
-                expected="0 or more",
-                do="Pass the number of optimizer updates that were made before.",
-            )
+            raise ConfigurationError(f"num_updates must be at least 0, got {num_updates}.")
         initial_values = self.initial_values  # of new groups too, before anything is written to them
         values = self.get_updated_values(num_updates)
         if values is not None:
@@ -150,55 +144,24 @@ class SchedulerBase(ABC):
         missing = {*self._attributes(), _INITIAL_VALUES, _CURRENT_VALUES} - state.keys()
         if "param_group_field" in state and {_INITIAL_VALUES, _CURRENT_VALUES} <= missing:
             raise ConfigurationError(
-                "The state was written by a scheduler of pytorch-accelerated.",
-                given=f"a state with {', '.join(map(repr, state))}",
-                expected=f"what {type(self).__name__}.state_dict() returned",
-                do="Leave it out, for example with trainer.load_checkpoint(path, load_scheduler=False): weights and "
-                "optimizer are loaded, and the schedule starts from the beginning.",
+                f"The state, with {', '.join(map(repr, state))}, was written by a scheduler of pytorch-accelerated. "
+                "Leave it out, for example with trainer.load_checkpoint(path, load_scheduler=False): weights and "
+                "optimizer are loaded, and the schedule starts from the beginning."
             )
         if missing or state["param_group_field"] != self.param_group_field:
             raise ConfigurationError(
-                "The state does not belong to this scheduler.",
-                given=f"a state with {', '.join(map(repr, state)) or 'nothing'}"
-                + (f", without {', '.join(map(repr, sorted(missing)))}" if missing else ""),
-                expected=f"what {type(self).__name__}.state_dict() returned for {self.param_group_field!r}",
-                do="Load it into a scheduler of the class and the field that it was taken from.",
+                f"The state, with {', '.join(map(repr, state)) or 'nothing'}, does not belong to this scheduler: it is "
+                f"not what {type(self).__name__}.state_dict() returned for {self.param_group_field!r}"
+                + (f", which has {', '.join(map(repr, sorted(missing)))} too." if missing else ".")
             )
-        self._require_values(state)
         saved, present = len(state[_CURRENT_VALUES]), len(self.optimizer.param_groups)
         if saved != present:
-            raise ConfigurationError(
-                "The state was saved with a different number of parameter groups.",
-                given=f"a state of {saved} groups for an optimizer with {present}",
-                expected="the same groups, in the same order",
-                do="Call optimizer.add_param_group for groups that were added in the course of the run, and then "
-                "load the state."
+            way_out = (
+                "Call optimizer.add_param_group for groups that were added in the course of the run, and then load it."
                 if saved > present
-                else "Load the state first, and then add the groups that it does not know.",
+                else "Load the state first, and then add the groups that it does not know."
             )
-
-    def _require_values(self, state: dict[str, Any]) -> None:
-        """Raise an error for values that should be numbers and are not."""
-        present = read_field(self.optimizer, self.param_group_field)
-        wrong = [
-            name
-            for name in (_INITIAL_VALUES, _CURRENT_VALUES)
-            if not isinstance(state[name], list | tuple)
-            or any(_is_number(one) for one in present) != all(_is_number(one) for one in state[name])
-        ]
-        if not _is_number(state.get("_num_updates", 0)):
-            wrong.append("_num_updates")
-        if wrong:
-            raise ConfigurationError(
-                "The state has entries that should be numbers and are not.",
-                given=f"{wrong[0]}={reprlib.repr(state[wrong[0]])}",
-                expected="one number for each parameter group, and the number of updates",
-                do="Load a state that the state_dict() of a scheduler returned.",
-            )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) or getattr(value, "ndim", None) == 0
+            raise ConfigurationError(f"A state of {saved} groups was given for an optimizer with {present}. {way_out}")
 
 
 def _one_for_each_group(values: float | Iterable[float], num_groups: int) -> Sequence[float]:
@@ -207,10 +170,8 @@ def _one_for_each_group(values: float | Iterable[float], num_groups: int) -> Seq
     for_each_group = list(cast("Iterable[float]", values))
     if len(for_each_group) != num_groups:
         raise ConfigurationError(
-            "There are not as many values as parameter groups.",
-            given=f"{len(for_each_group)} values: {for_each_group}",
-            expected=f"{num_groups}, one for each parameter group",
-            do="Return a single number to give all groups the same value.",
+            f"A value for each of the {num_groups} parameter groups is needed, got {len(for_each_group)} values: "
+            f"{for_each_group}. Return a single number to give all groups the same value."
         )
     return for_each_group
 

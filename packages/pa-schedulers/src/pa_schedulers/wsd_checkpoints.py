@@ -121,22 +121,19 @@ class WSDCheckpointCallback(TrainerCallback):
     def _require_a_continuation(self, scheduler: WSDLrScheduler, checkpoint: Path) -> None:
         if not scheduler.is_continuation_from_checkpoint:
             raise ConfigurationError(
-                "The schedule would resume the one of the initial checkpoint, instead of continuing from it.",
-                given=f"initial_checkpoint={str(checkpoint)!r} with a WSDLrScheduler that is not a continuation",
-                expected="is_continuation_from_checkpoint=True",
-                do="Pass create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(is_continuation_from_checkpoint=True), "
-                "or resume_from to resume the same run.",
+                f"The schedule would resume the one of initial_checkpoint={str(checkpoint)!r}, instead of continuing "
+                "from it. Pass "
+                "create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(is_continuation_from_checkpoint=True), or "
+                "resume_from to resume the same run."
             )
         for period in scheduler.get_decay_info():
             written = (self._pre_decay_path(period["pre_decay_step"]), self._post_decay_path(period["period_end"]))
             for path in map(Path.resolve, written):
                 if path.exists() and checkpoint.resolve() in (path, *path.parents):
                     raise ConfigurationError(
-                        "The run would replace the checkpoint that it resumes from.",
-                        given=f"save_dir={str(self.save_dir)!r} and initial_checkpoint={str(checkpoint)!r}, of which "
-                        f"{path.name} would be written again",
-                        expected="a separate folder for each run",
-                        do="Choose another save_dir.",
+                        f"The run would replace the checkpoint {path.name} that it resumes from: "
+                        f"save_dir={str(self.save_dir)!r} and initial_checkpoint={str(checkpoint)!r}. Choose another "
+                        "save_dir."
                     )
 
 
@@ -153,9 +150,7 @@ def _scheduler_of(trainer: AnyTrainer) -> WSDLrScheduler:
     scheduler = trainer.scheduler
     if not isinstance(scheduler, WSDLrScheduler):
         raise ConfigurationError(
-            "The scheduler has no decays to save before and after.",
-            given=f"WSDCheckpointCallback in a run whose scheduler is {type(scheduler).__name__}",
-            expected="a WSDLrScheduler",
-            do="Pass create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(), or leave the callback out.",
+            f"A {type(scheduler).__name__} has no decays to save before and after. Pass "
+            "create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(), or leave WSDCheckpointCallback out."
         )
     return scheduler

@@ -56,10 +56,8 @@ def checkpoint_steps(total_steps: int, num_checkpoints: int) -> list[int]:
     first = total_steps // parts
     if first == 0:
         raise ConfigurationError(
-            "There are too few steps for so many checkpoints, each at twice the step of the one before.",
-            given=f"num_checkpoints={num_checkpoints} in {total_steps} steps",
-            expected=f"at least {parts} steps",
-            do="Train for longer, or plan fewer checkpoints.",
+            f"num_checkpoints={num_checkpoints} in {total_steps} steps are too many, each at twice the step of the one "
+            f"before: they need at least {parts} steps. Train for longer, or plan fewer checkpoints."
         )
     return [first * 2**index for index in range(num_checkpoints)]
 

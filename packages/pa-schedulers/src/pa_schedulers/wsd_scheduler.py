@@ -354,11 +354,9 @@ def _total_steps(num_epochs: float | None, num_update_steps_per_epoch: float | N
         steps = num_epochs * num_update_steps_per_epoch
         return whole_number("num_epochs * num_update_steps_per_epoch", steps, minimum=1)
     raise ConfigurationError(
-        "The length of the schedule is not clear.",
-        given=f"num_epochs={num_epochs}, num_update_steps_per_epoch={num_update_steps_per_epoch}, "
-        f"total_steps={total_steps}",
-        expected="either total_steps, or both num_epochs and num_update_steps_per_epoch",
-        do="Give the one or the other, and leave the rest out.",
+        f"The length of the schedule is not clear: num_epochs={num_epochs}, "
+        f"num_update_steps_per_epoch={num_update_steps_per_epoch}, total_steps={total_steps}. Give either total_steps, "
+        "or both of the others."
     )
 
 
@@ -366,26 +364,18 @@ def _require_usable_decay(ratio: float, num_checkpoints: int, lr_min: float, use
     require_fraction(decay_phase_ratio=ratio)
     if num_checkpoints > 1 and ratio > _LARGEST_DECAY_OF_SEVERAL:
         raise ConfigurationError(
-            "Decays take up too much of a run with several checkpoints.",
-            given=f"decay_phase_ratio={ratio} with num_checkpoints={num_checkpoints}",
-            expected="at most 1/3",
-            do="Lower decay_phase_ratio; 0.1 is usual.",
+            f"decay_phase_ratio must be at most 1/3 with num_checkpoints={num_checkpoints}, got {ratio!r}."
         )
     if lr_min == 0 and not use_inverse_sqrt_decay:
         raise ConfigurationError(
-            "A decay that is inversely proportional cannot end at 0: it would be there at its first step.",
-            given="lr_min=0 with use_inverse_sqrt_decay=False",
-            expected="lr_min above 0",
-            do="Pass lr_min=1e-6, for example, or use_inverse_sqrt_decay=True.",
+            "lr_min must be above 0 with use_inverse_sqrt_decay=False, got 0: the rate would be there at once."
         )
 
 
 def _require_room_for_warmup(num_warmup_steps: int, first: Period) -> None:
     if num_warmup_steps > first.pre_decay_step:
         raise ConfigurationError(
-            "Warm-up and decay are longer than the first period.",
-            given=f"num_warmup_steps={num_warmup_steps} before a decay of {first.decay_steps} steps that ends at "
-            f"step {first.end}",
-            expected=f"at most {first.pre_decay_step} steps of warm-up",
-            do="Shorten the warm-up or the decay, plan fewer checkpoints, or train for longer.",
+            f"Warm-up and decay are longer than the first period: num_warmup_steps={num_warmup_steps} before a decay "
+            f"of {first.decay_steps} steps that ends at step {first.end}. Shorten them, plan fewer checkpoints, or "
+            "train for longer."
         )
