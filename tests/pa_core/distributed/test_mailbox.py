@@ -9,9 +9,10 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from pa_core.distributed import mailbox, shared_errors
+from pa_core import _torch
+from pa_core.distributed import mailbox
 from pa_core.distributed.mailbox import Arrivals, Mailbox
-from pa_core.distributed.sign_of_life import Sign, Signs
+from pa_core.distributed.signs import Sign, Signs
 from pa_core.errors import OtherProcessError
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -38,8 +39,8 @@ def test_a_message_reaches_the_other_process_while_its_main_thread_is_in_a_colle
 @pytest.fixture
 def silent_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The second process has given a sign of life, and gives no more."""
-    shared = shared_errors.store_of_processes()
-    monkeypatch.setattr(shared_errors, "store_of_processes", lambda: PrefixStore("silent", shared))
+    shared = _torch.store_of_processes()
+    monkeypatch.setattr(_torch, "store_of_processes", lambda: PrefixStore("silent", shared))
     monkeypatch.setattr(mailbox, "_SECONDS_UNTIL_GONE", 0.5)
     if dist.get_rank() == 1:
         Signs(PrefixStore("silent/pa_core/watch", shared), 1, 2).post(Sign(beat=3, run=1))

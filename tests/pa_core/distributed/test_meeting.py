@@ -8,9 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from pa_core.distributed import meeting
+from pa_core.distributed.hang_detector import HangDetector
 from pa_core.distributed.meeting import Absent, MeetingPoint
-from pa_core.distributed.watch import RunWatch
-from pa_core.progress import Progress
 
 
 def test_one_process_meets_nobody() -> None:
@@ -39,7 +38,7 @@ def test_processes_in_different_places_are_told_at_once() -> None:
 def test_a_process_that_waits_elsewhere_is_not_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is in an exchange already does not come; nor is it disturbed."""
     monkeypatch.setattr(meeting, "SECONDS_UNTIL_ALONE", 0.1)
-    with RunWatch(60.0).run(Progress()):
+    with HangDetector(60.0).run(int):
         if dist.get_rank() == 0:
             with pytest.raises(Absent, match=r"^rank 1 \w+ "):
                 MeetingPoint().meet("here")

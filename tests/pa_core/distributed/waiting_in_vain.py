@@ -98,7 +98,7 @@ def loop(rank: int, only_on_rank_1: str, on_all: str = "") -> None:
     torch.manual_seed(0)
     model, data = TinyClassifier(), make_classification(40)
     optimizer = SGD(model.parameters(), lr=0.1)
-    with Run(model, optimizer, data, num_epochs=2, per_device_batch_size=4, max_wait_seconds=60.0) as run:
+    with Run(model, optimizer, data, num_epochs=2, per_device_batch_size=4, max_wait_seconds=MAX_WAIT_SECONDS) as run:
         do = only_on_rank_1 if rank == 1 else on_all
         for epoch in run.epochs():
             for update in run.updates():

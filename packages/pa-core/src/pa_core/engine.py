@@ -36,8 +36,8 @@ from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_step
 from pa_core.distributed import fail_fast, processes
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.comparison import PLACE, Describe, agree_on_integer, require_alike
+from pa_core.distributed.hang_detector import HangDetector, Place
 from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.distributed.watch import Place, RunWatch
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.optimizer_parameters import parameters_of
@@ -84,7 +84,7 @@ class Engine(AnyTrainer):
     _stepping: SchedulerStepping
     _gradient_clip_norm: float | None
     _checked_steps: set[str]
-    _watch: RunWatch
+    _watch: HangDetector
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Engine(AnyTrainer):
         processes.prepare_process(self._accelerator)
         with showing_errors_once():  # from here on the processes are connected
             input_checks.check_trainer_arguments(model, loss_func, optimizer)
-            self._watch = RunWatch(max_wait_seconds)
+            self._watch = HangDetector(max_wait_seconds)
             self.callback_handler: CallbackHandler[Any] = self._create_callback_handler(callbacks)
         compatibility.require_usable(self._accelerator, arguments, model)
         self._sharding = read_settings(self._accelerator, arguments)
@@ -240,7 +240,7 @@ class Engine(AnyTrainer):
         """
         self._start_bookkeeping()
         self._safe_points.start_run(self._parts_of_run())
-        with self._watch.run(self._progress):
+        with self._watch.run(lambda: self._progress.updates):
             seed = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
             with showing_errors_once():
                 self._resumption.seed = agree_on_integer(

@@ -42,8 +42,8 @@ from pa_core.distributed.collectives import (
 from pa_core.distributed.comparison import Describe, agree_on_integer, require_alike
 from pa_core.distributed.fail_fast import ending_process_unless_all_fail
 from pa_core.distributed.gloo_forks import fork_between_collectives
+from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS, HangDetector, Place
 from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place, RunWatch
 from pa_core.engine import nothing_kept_of_runs
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
@@ -72,11 +72,11 @@ __all__ = [
     "Describe",
     "Folder",
     "FolderLock",
+    "HangDetector",
     "LateReader",
     "Place",
     "ProcessState",
     "Progress",
-    "RunWatch",
     "SampleFetcher",
     "SavedModel",
     "SignalWatch",

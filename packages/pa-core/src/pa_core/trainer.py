@@ -23,8 +23,8 @@ from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device, lengths_of_epochs
 from pa_core.distributed.agreement import Agreement
+from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS, Place
 from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place
 from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from pa_core.parts import Place, Progress, RunWatch
+from pa_core.parts import HangDetector, Place
 from pa_trial.boundaries import Due
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
@@ -42,7 +42,6 @@ class TrainingLoop:
         metric: Compares validations for the policy "best"; with None, each of them counts as the best.
         stop: Requests to stop.
         watch: Tells the other processes where this one is.
-        watched: The counters that it tells them.
     """
 
     def __init__(
@@ -55,8 +54,7 @@ class TrainingLoop:
         checkpoints: Checkpoints,
         metric: WatchedMetric | None,
         stop: StopRequests,
-        watch: RunWatch,
-        watched: Progress,
+        watch: HangDetector,
     ) -> None:
         self._train = trial.train_batch
         self._parts = parts
@@ -69,7 +67,6 @@ class TrainingLoop:
         self._metric = metric
         self._stop = stop
         self._watch = watch
-        self._watched = watched
         self._epoch_length = data.epoch_length
         self._boundaries = options.boundaries(self._progress, data.epoch_length)
         self._reporter = Reporter(
@@ -146,7 +143,7 @@ class TrainingLoop:
         if self._profiler is not None:
             self._profiler.step()
         self._workload.add(batch, returned)
-        progress.batches_trained = self._watched.updates = batch_idx + 1
+        progress.batches_trained = batch_idx + 1
         if batch_in_epoch + 1 == self._epoch_length:
             self._calls.call(PyTorchCallback.on_training_epoch_end, epoch_idx)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pa_core.parts import (
-    RunWatch,
+    HangDetector,
     agree_on_integer,
     describe_arguments,
     describe_hyperparameters,
@@ -29,7 +29,7 @@ __all__ = ["agree_on_seed", "closing_in_order", "require_same_parts", "saving_be
 
 
 @contextmanager
-def closing_in_order(watch: RunWatch) -> Generator[ExitStack]:
+def closing_in_order(watch: HangDetector) -> Generator[ExitStack]:
     """Close what is open when the block ends; a process that fails alone then ends, so that none waits for it.
 
     Args:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pa_core import ArgumentTypeError
-from pa_core.parts import Progress, RunWatch, warn_user
+from pa_core.parts import HangDetector, warn_user
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls, check_callbacks
 from pa_trial.checkpoints import Checkpoints
@@ -150,10 +150,10 @@ class Trainer:
             metric=parts.run_settings.metric,
             smaller_is_better=parts.run_settings.smaller_is_better,
         )
-        watch, watched = RunWatch(parts.run_settings.max_wait_seconds), Progress()
-        with watch.run(watched), _in_fit(parts):
+        watch = HangDetector(parts.run_settings.max_wait_seconds)
+        with watch.run(lambda: parts.progress.batches_trained), _in_fit(parts):
             parts.progress.begin(agree_on_seed(self._trial, parts, options))
-            _fit(self._trial, parts, options, metric, watch, watched)
+            _fit(self._trial, parts, options, metric, watch)
 
 
 def _parts_of(context: PyTorchTrialContext) -> ContextParts:
@@ -174,8 +174,7 @@ def _fit(
     parts: ContextParts,
     options: FitOptions,
     metric: WatchedMetric | None,
-    watch: RunWatch,
-    watched: Progress,
+    watch: HangDetector,
 ) -> None:
     """Put a training together, in the documented order, and let it run."""
     progress, trained, stop = parts.progress, parts.trained, StopRequests(parts)
@@ -194,7 +193,7 @@ def _fit(
         data = _build_data(trial, parts, options)
         resources.callback(data.close)
         require_same_parts(parts, lambda: calls.describe() | data.describe())
-        loop = TrainingLoop(trial, parts, options, data, calls, checkpoints, metric, stop, watch, watched)
+        loop = TrainingLoop(trial, parts, options, data, calls, checkpoints, metric, stop, watch)
 
         trained.start_training()
         resources.callback(trained.end_training)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pa_core.distributed.collectives import gather_objects, num_processes, values_of_all
-from pa_core.distributed.stuck_processes import advice_for_parted, name_ranks
+from pa_core.distributed.signs import advice_for_parted, name_ranks
 from pa_core.errors import RanksDifferError
 
 __all__ = [

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
 
-from pa_core._torch import store_of_processes
 from pa_core.distributed import shared_errors
 from pa_core.distributed.collectives import num_processes
 
-__all__ = ["SECONDS_TO_CLEAN_UP", "SECONDS_TO_FAIL_TOGETHER", "ending_process_unless_all_fail"]
+__all__ = ["SECONDS_TO_CLEAN_UP", "SECONDS_TO_FAIL_TOGETHER", "ending_process_unless_all_fail", "tell_launcher"]
 
 SECONDS_TO_FAIL_TOGETHER = 3.0
 """How much later than the first process the last one may fail for all of them to have failed together."""
@@ -28,8 +25,6 @@ SECONDS_TO_CLEAN_UP = 30.0
 
 _SECONDS_TO_COMPARE = 1.0
 """All processes have failed by then, and only have to look whether it was for the same reason."""
-
-_SECONDS_BETWEEN_LOOKS = 0.02
 
 
 @contextmanager
@@ -64,8 +59,10 @@ def ending_process_unless_all_fail(exception: BaseException) -> Generator[bool]:
     deadline = threading.Timer(SECONDS_TO_FAIL_TOGETHER + SECONDS_TO_CLEAN_UP, _show_and_exit, [exception])
     deadline.daemon = True
     deadline.start()
-    _tell_launcher(exception)
-    failed_alone = _rank_that_failed_alone()
+    tell_launcher(exception)
+    failed_alone: int | None = dist.get_rank()
+    with suppress(BaseException):  # whoever keeps the store has ended, or Ctrl-C was pressed again
+        failed_alone = shared_errors.rank_that_comes_alone(shared_errors.FAILURE, SECONDS_TO_FAIL_TOGETHER)
     if failed_alone is None:
         deadline.cancel()
         # Its thread refers to the exception, and so to all frames of the run. If it let go of them last, it would close
@@ -84,27 +81,12 @@ def ending_process_unless_all_fail(exception: BaseException) -> Generator[bool]:
     _exit(exception)
 
 
-def _rank_that_failed_alone() -> int | None:
-    """Wait a little for all processes to fail; return the first rank to give that up, or None if all have failed."""
-    rank = dist.get_rank()
-    try:
-        store = PrefixStore("pa_core/failures", store_of_processes())
-        number, world = store.add("number", 1), dist.get_world_size()
-        verdict = f"verdict/{(number - 1) // world}"
-        if number % world == 0:
-            store.compare_set(verdict, "", "all")
-        give_up = time.monotonic() + SECONDS_TO_FAIL_TOGETHER
-        while time.monotonic() < give_up and not store.check([verdict]):
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        # Only the first to set it decides, so that no process takes for a failure of all what another one gave up.
-        decided = store.compare_set(verdict, "", str(rank)).decode()
-    except BaseException:  # whoever keeps the store has ended, or Ctrl-C was pressed again
-        return rank
-    return None if decided == "all" else int(decided)
+def tell_launcher(exception: BaseException) -> None:
+    """Write an error where torchrun looks for the cause; it takes the oldest of all ranks for it.
 
-
-def _tell_launcher(exception: BaseException) -> None:
-    """Write the error where torchrun looks for the cause; it takes the oldest of all ranks for it."""
+    Args:
+        exception: The error, which is being handled.
+    """
     with suppress(Exception):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

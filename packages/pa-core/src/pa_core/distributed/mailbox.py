@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pa_core._torch import store_of_processes
-from pa_core.distributed.sign_of_life import Sign, Signs
+from pa_core import _torch
+from pa_core.distributed.signs import Signs
 from pa_core.errors import OtherProcessError
 
 __all__ = ["Arrivals", "Mailbox"]
@@ -20,7 +20,6 @@ __all__ = ["Arrivals", "Mailbox"]
 _SECONDS_UNTIL_GONE = 15.0
 _SECONDS_BETWEEN_LOOKS: Final = (0.002, 0.1)
 """At first and at most."""
-_SECONDS_BETWEEN_COUNTS = 0.5
 
 _topics = itertools.count(1)
 
@@ -37,7 +36,7 @@ class Mailbox:
         self.rank: int = dist.get_rank()
         self.num_processes: int = dist.get_world_size()
         # A connection of its own: other threads may be waiting in theirs. Torch does not annotate clone().
-        shared: Any = store_of_processes()
+        shared: Any = _torch.store_of_processes()
         connection: Store = shared.clone()
         self._store = PrefixStore(f"pa_core/mailbox/{next(_topics)}", connection)
         self._signs = Signs(PrefixStore("pa_core/watch", connection), self.rank, self.num_processes)
@@ -65,13 +64,15 @@ class Mailbox:
         Raises:
             OtherProcessError: That process sends no heartbeat any more, or the one that keeps the messages is gone.
         """
-        silence, pause = _Silence(), _SECONDS_BETWEEN_LOOKS[0]
-        while (message := self.find(key)) is None:
-            if silence.seconds(self.signs_of_others().get(rank, Sign())) > _SECONDS_UNTIL_GONE:
-                raise _gone(rank)
-            time.sleep(pause)
-            pause = min(2 * pause, _SECONDS_BETWEEN_LOOKS[1])
-        return message
+        pause = _SECONDS_BETWEEN_LOOKS[0]
+        with _explained():
+            while not self._store.check([key]):
+                self._signs.of_others()
+                if self._signs.silent_for(rank) > _SECONDS_UNTIL_GONE:
+                    raise _missing(rank, f"which has sent no heartbeat for {_SECONDS_UNTIL_GONE:g} seconds")
+                time.sleep(pause)
+                pause = min(2 * pause, _SECONDS_BETWEEN_LOOKS[1])
+            return self._store.get(key).decode()
 
     def remove(self, key: str) -> None:
         """Remove a message that everybody has read.
@@ -84,40 +85,6 @@ class Mailbox:
         """
         with _explained():
             self._store.delete_key(key)
-
-    def find(self, key: str) -> str | None:
-        """Return a message if it is there.
-
-        Args:
-            key: What it is called.
-
-        Raises:
-            OtherProcessError: The process that keeps the messages is gone.
-        """
-        with _explained():
-            return self._store.get(key).decode() if self._store.check([key]) else None
-
-    def count(self, key: str, step: int = 1) -> int:
-        """Return what all processes have counted so far.
-
-        Args:
-            key: What is counted.
-            step: How many more this process has; 0 to look.
-
-        Raises:
-            OtherProcessError: The process that keeps the numbers is gone.
-        """
-        with _explained():
-            return self._store.add(key, step)
-
-    def signs_of_others(self) -> dict[int, Sign]:
-        """Return the last heartbeats of the other processes by rank; of one that has given none, an empty one.
-
-        Raises:
-            OtherProcessError: The process that keeps them is gone.
-        """
-        with _explained():
-            return self._signs.of_others()
 
 
 class Arrivals:
@@ -138,61 +105,22 @@ class Arrivals:
             OtherProcessError: One of them has left, sends no heartbeat any more, or kept the store and is gone.
         """
         self._has_come = True
-        self._box.count("come")
-        silences = {rank: _Silence() for rank in range(self._box.num_processes) if rank != self._box.rank}
-        pause = _SECONDS_BETWEEN_LOOKS[0]
-        while self._box.count("come", 0) < self._box.num_processes:
-            if (rank := self._box.find("left")) is not None:
-                raise _left(int(rank))
-            for other, sign in self._box.signs_of_others().items():
-                if silences[other].seconds(sign) > _SECONDS_UNTIL_GONE:
-                    raise _gone(other)
-            time.sleep(pause)
-            pause = min(2 * pause, _SECONDS_BETWEEN_COUNTS)
+        self._box.post(str(self._box.rank), "has come")
+        for rank in range(self._box.num_processes):
+            if self._box.wait_for(str(rank), rank) != "has come":
+                raise _missing(rank, "which has raised an error before it was done")
 
     def leave(self) -> None:
         """Tell the others that this process does not come; without effect if it has."""
         if not self._has_come:
             with suppress(OtherProcessError):  # nobody is there to be told
-                self._box.post("left", str(self._box.rank))
+                self._box.post(str(self._box.rank), "has left")
 
 
-class _Silence:
-    """For how long a process has sent no new heartbeat; a machine that was asleep has not waited."""
-
-    _LONGEST_LOOK = 1.0
-
-    def __init__(self) -> None:
-        self._beat = -1
-        self._seconds = 0.0
-        self._last_look = time.monotonic()
-
-    def seconds(self, sign: Sign) -> float:
-        """Note its last sign, and return the seconds; 0 for one that has never given any.
-
-        Args:
-            sign: The sign.
-        """
-        now = time.monotonic()
-        passed, self._last_look = now - self._last_look, now
-        is_new = sign.beat != self._beat
-        self._beat = sign.beat
-        self._seconds = 0.0 if is_new or sign == Sign() else self._seconds + min(passed, self._LONGEST_LOOK)
-        return self._seconds
-
-
-def _gone(rank: int) -> OtherProcessError:
+def _missing(rank: int, given: str) -> OtherProcessError:
     return OtherProcessError(
-        "Another process is gone while this one waited for it.",
-        given=f"rank {rank}, which has sent no heartbeat for {_SECONDS_UNTIL_GONE:g} seconds",
-        do=f"See what rank {rank} printed last.",
-    )
-
-
-def _left(rank: int) -> OtherProcessError:
-    return OtherProcessError(
-        "Another process has failed while this one waited for it.",
-        given=f"rank {rank}, which has raised an error before it was done",
+        "Another process has failed, or is gone, while this one waited for it.",
+        given=f"rank {rank}, {given}",
         do=f"See what rank {rank} printed last.",
     )
 
@@ -201,6 +129,8 @@ def _left(rank: int) -> OtherProcessError:
 def _explained() -> Generator[None]:
     try:
         yield
+    except OtherProcessError:
+        raise
     except RuntimeError as error:  # of the connection
         raise OtherProcessError(
             "The process that connects the others is gone.",

@@ -12,8 +12,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from pa_core import _torch
 from pa_core._torch import store_of_processes
-from pa_core.distributed.sign_of_life import Signs
-from pa_core.distributed.stuck_processes import describe_signs
+from pa_core.distributed.signs import Signs, describe_signs
 
 __all__ = ["Absent", "MeetingPoint"]
 

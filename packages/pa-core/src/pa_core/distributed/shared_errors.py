@@ -9,21 +9,26 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
+from typing import Final, NamedTuple
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pa_core._torch import store_of_processes
 from pa_core.errors import is_explained
 
-__all__ = ["show_once", "showing_errors_once", "store_of_processes"]
+__all__ = ["FAILURE", "rank_that_comes_alone", "show_once", "showing_errors_once"]
+
+FAILURE: Final = "failures"
+"""What happens when an exception leaves a run, on all processes or on some."""
 
 _SECONDS_UNTIL_ALL_RAISE = 3.0
 _SECONDS_UNTIL_SHOWN = 10.0
 _SECONDS_UNTIL_NOTED = 3.0
 _SECONDS_BETWEEN_LOOKS = 0.02
-_DISPLAY = "_display_of_pa_core"
+_SHARED = "_shared_by_processes"
 
 
 @contextmanager
@@ -60,56 +65,72 @@ def show_once(error: BaseException, seconds: float) -> None:
     if dist.get_world_size() == 1:
         return
     with suppress(Exception):  # whoever keeps the store has ended: each process shows its error
-        display = _Display(error)
-        if display.is_shared(seconds):
-            _install_hook()
-            setattr(error, _DISPLAY, display)
+        digest = hashlib.sha256(_text_to_compare(error).encode()).hexdigest()
+        event = f"errors/{_times[FAILURE]}/{digest}"
+        if rank_that_comes_alone(event, seconds) is None:
+            store = _store_of(event)
+            setattr(error, _SHARED, _Shared(store, dist.get_rank(), dist.get_world_size(), _line(error)))
+            if getattr(sys.excepthook, "func", None) is not _show:
+                sys.excepthook = partial(_show, sys.excepthook)
 
 
-_times_shared: Counter[str] = Counter()
-"""How often all processes have raised an error together, by its digest: the same number on all of them."""
+_times: Counter[str] = Counter()
+"""How often this process has come to an event: as often as the others where all have come each time."""
 
 
-class _Display:
-    """How this process shows an error that it may share with the others."""
+def rank_that_comes_alone(event: str, seconds: float) -> int | None:
+    """Wait a little for all processes to come to an event; return the first to give that up, None if all have come.
 
-    def __init__(self, error: Exception) -> None:
-        self._digest = hashlib.sha256(_text_to_compare(error).encode()).hexdigest()
-        prefix = f"pa_core/errors/{self._digest}/{_times_shared[self._digest]}"
-        self._store = PrefixStore(prefix, store_of_processes())
-        self._is_first = dist.get_rank() == 0
-        self._others = dist.get_world_size() - 1
-        self._line = f"[rank{dist.get_rank()}]: {_line(error)}\n"
+    Args:
+        event: What it is called.
+        seconds: How long to wait.
+    """
+    _times[event] += 1
+    store = _store_of(event)
+    if store.add("come", 1) == dist.get_world_size():
+        store.compare_set("verdict", "", "all")
+    _becomes_true(lambda: store.check(["verdict"]), seconds)
+    # Only the first to set it decides, so that no process takes for an event of all what another one gave up.
+    decided = store.compare_set("verdict", "", str(dist.get_rank())).decode()
+    return None if decided == "all" else int(decided)
 
-    def is_shared(self, seconds: float) -> bool:
-        """Whether all processes raise the error, within some seconds."""
-        own, all_ranks = str(dist.get_rank()), list(map(str, range(dist.get_world_size())))
-        self._store.set(own, "")
-        if _becomes_true(lambda: self._store.check(all_ranks), seconds):
-            _times_shared[self._digest] += 1
-            return True
-        self._store.delete_key(own)  # what another process raises later is not the same failure
-        return False
 
-    def show(self, show_in_full: Callable[[], object]) -> None:
-        """Show the error at the end of the script, which the launcher ends once another process has ended."""
-        if self._is_first:
-            show_in_full()
-            with suppress(Exception):
-                sys.stderr.flush()
-                self._store.set("shown", "")
-                _becomes_true(lambda: self._store.add("noted", 0) >= self._others, _SECONDS_UNTIL_NOTED)
-            return
-        is_shown = False
-        with suppress(Exception):  # the first process has ended, and kept the store
-            is_shown = _becomes_true(lambda: self._store.check(["shown"]), _SECONDS_UNTIL_SHOWN)
-        if is_shown:
-            sys.stderr.write(self._line)
-            sys.stderr.flush()
-            with suppress(Exception):
-                self._store.add("noted", 1)
-        else:
-            show_in_full()
+def _store_of(event: str) -> Store:
+    return PrefixStore(f"pa_core/{event}/{_times[event]}", store_of_processes())
+
+
+class _Shared(NamedTuple):
+    """What is needed to show an error once, at the end of the script."""
+
+    store: Store
+    rank: int
+    world: int
+    line: str
+
+
+def _show(
+    show_in_full: Callable[[type[BaseException], BaseException, TracebackType | None], object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """Show an exception that nobody has caught; the launcher ends all processes once the first one has ended."""
+    shared = getattr(error, _SHARED, None)
+    if not isinstance(shared, _Shared):
+        show_in_full(kind, error, trace)
+        return
+    store, rank, world, line = shared
+    is_shown = False
+    with suppress(Exception):  # the first process has ended, and kept the store
+        is_shown = rank > 0 and _becomes_true(lambda: store.add("shown", 0) > 0, _SECONDS_UNTIL_SHOWN)
+    if is_shown:
+        sys.stderr.write(f"[rank{rank}]: {line}\n")
+    else:
+        show_in_full(kind, error, trace)
+    with suppress(Exception):
+        sys.stderr.flush()
+        store.add("shown", 1)
+        _becomes_true(lambda: rank > 0 or store.add("shown", 0) == world, _SECONDS_UNTIL_NOTED)
 
 
 def _becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
@@ -132,26 +153,3 @@ def _text_to_compare(error: Exception) -> str:
 def _line(error: Exception) -> str:
     kind = f"{type(error).__module__}.{type(error).__qualname__}: the same error as on rank 0"
     return f"{kind}; given here: {' '.join((error.given or error.problem).split())}" if is_explained(error) else kind
-
-
-class _Hook:
-    """Is called by Python for an exception that nobody has caught.
-
-    Args:
-        previous: What was called until then, such as torch's own hook, which puts the rank before each line.
-    """
-
-    def __init__(self, previous: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
-        self._previous = previous
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        display = getattr(error, _DISPLAY, None)
-        if isinstance(display, _Display):
-            display.show(lambda: self._previous(kind, error, trace))
-        else:
-            self._previous(kind, error, trace)
-
-
-def _install_hook() -> None:
-    if not isinstance(sys.excepthook, _Hook):
-        sys.excepthook = _Hook(sys.excepthook)

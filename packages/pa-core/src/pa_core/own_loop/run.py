@@ -27,8 +27,8 @@ from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import lengths_of_epochs
 from pa_core.distributed.collectives import gather_without_rows, tensors_in_graph
 from pa_core.distributed.comparison import Describe
+from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
