@@ -124,13 +124,13 @@ ARGUMENTS = {
         "nn.CrossEntropyLoss()",
         "nn.CrossEntropyLoss",
         "loss_func=nn.CrossEntropyLoss",
-        "Add the parentheses that create it: loss_func=nn.CrossEntropyLoss().",
+        "Create it: loss_func=nn.CrossEntropyLoss().",
     ),
     "a loss as a string": _of_arguments(
         "nn.CrossEntropyLoss()",
         '"cross_entropy"',
         "loss_func='cross_entropy'",
-        "Pass loss_func=torch.nn.CrossEntropyLoss().",
+        "Pass the function that the name stands for, such as loss_func=torch.nn.CrossEntropyLoss().",
     ),
     "a loss that was called": _of_arguments(
         "nn.CrossEntropyLoss()",
@@ -161,7 +161,7 @@ ARGUMENTS = {
         "Trainer(Classifier(),",
         "Trainer(Classifier,",
         "model=Classifier",
-        "Create the model first, with the arguments that it needs: model=Classifier(...).",
+        "Create it: model=Classifier(...).",
         "class Classifier(nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
         "Trainer(Classifier(), nn.CrossEntropyLoss(), None).evaluate(TensorDataset(inputs, classes))\n",
     ),
@@ -542,8 +542,8 @@ NOTHING_TO_TRAIN = {
         "SGD(model.parameters(), lr=0.1)",
         'SGD([{"params": []}], lr=0.1)',
         "ConfigurationError",
-        ("SGD of no parameters",),
-        "Create the optimizer from model.parameters().",
+        ("SGD of 0 other parameters",),
+        "Create the optimizer from model.parameters(), after replacing parts of the model.",
     ),
     "an optimizer of another model": Mistake(
         _CLASSIFY,
@@ -551,8 +551,7 @@ NOTHING_TO_TRAIN = {
         "SGD(nn.Linear(4, 3).parameters(), lr=0.1)",
         "ConfigurationError",
         ("SGD of 2 other parameters",),
-        "Create the optimizer from the parameters of the model that is trained: after replacing parts of the model, "
-        "not before.",
+        "Create the optimizer from model.parameters(), after replacing parts of the model.",
     ),
     "no optimizer": Mistake(
         _CLASSIFY,

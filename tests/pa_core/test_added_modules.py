@@ -384,7 +384,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Add]] = {
     ),
     "a class": (
         ArgumentTypeError,
-        "module=Linear",
+        "module=nn.Linear",
         lambda trainer: trainer.add_module("more", nn.Linear),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
     ),
     "the class of an optimizer": (

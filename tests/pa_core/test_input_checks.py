@@ -202,7 +202,7 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
     "an optimizer of another model": Mistake(
         attribute("optimizer", SGD(nn.Linear(1, 1).parameters(), lr=0.1)),
         ConfigurationError,
-        ("SGD", "2 other parameters", "parameters of the model"),
+        ("SGD", "2 other parameters", "model.parameters()"),
     ),
     "no optimizer": Mistake(attribute("optimizer", None), ConfigurationError, ("optimizer=None",)),
 }

@@ -334,24 +334,13 @@ def test_a_precision_against_that_of_the_launch(
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
 
 
-@pytest.mark.parametrize(
-    ("asked", "advice"),
-    [
-        ("bfloat16", "Pass mixed_precision='bf16'"),
-        (torch.float16, "Pass mixed_precision='fp16'"),
-        ("BF16", "Pass mixed_precision='bf16'"),
-        ("fp32", "Pass mixed_precision='no'"),
-        (False, "Pass mixed_precision='no'"),
-        ("fp8", "Use mixed_precision='bf16'"),
-        ("mixed", "Pass one of these strings"),
-    ],
-)
-def test_what_is_no_precision(asked: Any, advice: str) -> None:
-    """A value that is no precision is refused with the one that was meant, before anything is set up."""
+@pytest.mark.parametrize("asked", ["bfloat16", torch.float16, "BF16", "fp32", False, "fp8", "mixed"])
+def test_what_is_no_precision(asked: Any) -> None:
+    """A value that is no precision is refused with the ones that are, before anything is set up."""
     with pytest.raises(ConfigurationError) as caught:
         Trainer(TinyClassifier(), None, None, mixed_precision=asked)
-    assert caught.value.do.startswith(advice)
-    assert caught.value.given == f"mixed_precision={asked!r}"
+    assert "must be 'no' (for float32), 'bf16', 'fp16', or None" in str(caught.value)
+    assert f"got {asked!r}." in str(caught.value)
 
 
 @on_one_and_two_ranks

@@ -130,7 +130,7 @@ def test_other_errors_are_not_hidden(shown: dict[str, Any]) -> None:
     assert "targets.squeeze(1).long()" in second
     first, second = shown["an error of one alone"]
     assert first == ""
-    assert "Pass loss_func=torch.nn.L1Loss()." in second
+    assert "The loss function is a string." in second
 
 
 def test_an_error_that_the_first_process_catches_is_shown_by_the_others(shown: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -29,14 +29,6 @@ __all__ = [
 
 _LoaderT = TypeVar("_LoaderT")
 
-_PRECISIONS = ("no", "bf16", "fp16")
-_MEANT = {
-    "fp32": "no", "float32": "no", "torch.float32": "no", "none": "no", "false": "no",
-    "bfloat16": "bf16", "torch.bfloat16": "bf16",
-    "float16": "fp16", "half": "fp16", "torch.float16": "fp16",
-}  # fmt: skip
-"""Other names of the precisions."""
-
 
 def check_trainer_arguments(model: object, loss_func: object, optimizer: object) -> None:
     """Raise an error for a class instead of its instance, a name instead of the object, and swapped arguments.
@@ -51,7 +43,11 @@ def check_trainer_arguments(model: object, loss_func: object, optimizer: object)
     """
     check_kind_of_module(model, "model")
     if _is_optimizer(loss_func):
-        raise _swapped(loss_func, optimizer)
+        raise ArgumentTypeError(
+            "The loss function is an optimizer.",
+            given=f"loss_func={_short(loss_func)}, optimizer={_short(optimizer)}",
+            do="Swap the two arguments, or pass them by name: Trainer(model, loss_func=..., optimizer=...).",
+        )
     if loss_func is not None:
         _check_kind_of_loss_function(loss_func)
     if optimizer is not None:
@@ -69,12 +65,10 @@ def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
         ConfigurationError: The precision is none that a trainer knows.
         ArgumentTypeError: ``cpu`` is neither a bool nor None.
     """
-    if mixed_precision is not None and mixed_precision not in _PRECISIONS:
+    if mixed_precision is not None and mixed_precision not in ("no", "bf16", "fp16"):
         raise ConfigurationError(
-            "This is not a mixed precision that a run computes in.",
-            given=f"mixed_precision={mixed_precision!r}",
-            expected="'no', 'bf16' or 'fp16'; or None for what the script was launched with",
-            do=_precision_advice(str(mixed_precision).lower()),
+            "mixed_precision must be 'no' (for float32), 'bf16', 'fp16', or None for what the script was launched "
+            f"with, got {mixed_precision!r}."
         )
     if cpu is not None and not isinstance(cpu, bool):
         raise ArgumentTypeError(
@@ -94,28 +88,15 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
     """
     if running is None:
         return
+    do = f"Call {name}() after {running}() has returned."
     if running == "predict":
-        raise ConfigurationError(
-            "A trainer has one run at a time, and the iterator of a prediction is still open.",
-            given=f"{name}() before the last batch of predict() was taken",
-            do="Call close() on what predict() returned, if the rest is not needed.",
-        )
-    if name == "predict":
-        do = f"Call predict() after {running}() has returned."
-    elif name == "train":
-        do = f"Call train() after {running}() has returned, or train with a separate trainer."
-    elif running == "train":
+        do = "Call close() on what predict() returned, or take its last batch before."
+    elif running == "train" and name == "evaluate":
         do = (
             "Call trainer.run_evaluation_epoch(is_intermediate=True) to evaluate the evaluation dataset at this point. "
             "Give other datasets to train() by name, such as eval_dataset={'val': ..., 'test': ...}."
         )
-    else:
-        do = "Call evaluate() again after it has returned."
-    raise ConfigurationError(
-        "A trainer has one run at a time.",
-        given=f"{name}() within {running}(), called in a callback, a hook or a step",
-        do=do,
-    )
+    raise ConfigurationError("A trainer has one run at a time.", given=f"{name}() within {running}()", do=do)
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
@@ -142,18 +123,11 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
             given=f"{type(model).__name__} without parameters",
             do="Register the parts of the model with it: as attributes, or in nn.ModuleList instead of a list.",
         )
-    if not of_optimizer:
-        raise ConfigurationError(
-            "The optimizer has no parameters, so that nothing would be trained.",
-            given=f"{type(optimizer).__name__} of no parameters",
-            do="Create the optimizer from model.parameters().",
-        )
     if of_model.isdisjoint(of_optimizer):
         raise ConfigurationError(
             "The optimizer holds none of the model's parameters, so that nothing would be trained.",
             given=f"{type(optimizer).__name__} of {len(of_optimizer)} other parameters",
-            do="Create the optimizer from the parameters of the model that is trained: after replacing parts of the "
-            "model, not before.",
+            do="Create the optimizer from model.parameters(), after replacing parts of the model.",
         )
 
 
@@ -193,13 +167,10 @@ def check_optimizer_factory(factory: object, optimizer: object) -> None:
     if factory is None:
         return
     if _is_optimizer(factory) or not callable(factory):
-        name = (factory if isinstance(factory, type) else type(factory)).__name__
         raise ArgumentTypeError(
             "create_optimizer_fn is not a function of the model.",
-            given=f"the class {name}" if isinstance(factory, type) else f"an instance of {name}",
-            do=f"Pass lambda model: {name}(model.parameters(), ...), or the optimizer as optimizer."
-            if _is_optimizer(factory)
-            else "Pass lambda model: torch.optim.AdamW(model.parameters()), or an optimizer as optimizer.",
+            given=f"create_optimizer_fn={_short(factory)}",
+            do="Pass lambda model: torch.optim.AdamW(model.parameters()), or an optimizer as optimizer.",
         )
     if optimizer is not None:
         raise ConfigurationError(
@@ -227,10 +198,9 @@ def check_scheduler_factory(factory: object) -> None:
 
 
 def check_scheduler(scheduler: object) -> None:
-    """Raise an error for anything that a factory returned if it is not a scheduler.
+    """Raise an error for what a factory returned without a return statement, or with more than the scheduler.
 
-    Without a return statement it is None, with which a run would train at a constant rate, silently; some return the
-    scheduler and something more, as timm's ``create_scheduler_v2`` does.
+    A run would train at a constant rate without a word; timm's ``create_scheduler_v2`` returns a tuple.
 
     Args:
         scheduler: What the factory returned.
@@ -238,16 +208,11 @@ def check_scheduler(scheduler: object) -> None:
     Raises:
         ArgumentTypeError: It is None or a tuple.
     """
-    if scheduler is None:
+    if scheduler is None or isinstance(scheduler, tuple):
+        returned = "None" if scheduler is None else "a tuple"
         raise ArgumentTypeError(
-            "create_scheduler_fn returned None. Add the return statement, or leave create_scheduler_fn out to train "
-            "without a scheduler."
-        )
-    if isinstance(scheduler, tuple):
-        kinds = ", ".join(type(item).__name__ for item in cast("tuple[object, ...]", scheduler))
-        raise ArgumentTypeError(
-            f"create_scheduler_fn returned a tuple of {kinds}, which is more than the scheduler. Return that item, for "
-            "example with lambda optimizer: create(optimizer)[0]."
+            f"create_scheduler_fn returned {returned}. Return the scheduler alone, for example with lambda optimizer: "
+            "create(optimizer)[0], or leave create_scheduler_fn out."
         )
 
 
@@ -320,13 +285,6 @@ def require_evaluation_loader(loader: _LoaderT | None) -> _LoaderT:
     return loader
 
 
-def _precision_advice(name: str) -> str:
-    if name == "fp8":
-        return "Use mixed_precision='bf16': in fp8, layers would have to be converted, which is not done here."
-    meant = name if name in _PRECISIONS else _MEANT.get(name)
-    return "Pass one of these strings." if meant is None else f"Pass mixed_precision={meant!r}."
-
-
 def check_kind_of_module(module: object, argument: str) -> None:
     """Raise an error for anything but a module.
 
@@ -339,34 +297,21 @@ def check_kind_of_module(module: object, argument: str) -> None:
     """
     if isinstance(module, nn.Module):
         return
-    if isinstance(module, type):
-        raise ArgumentTypeError(
-            f"The {argument} is a class.",
-            given=f"{argument}={module.__name__}",
-            do=f"Create the {argument} first, with the arguments that it needs: {argument}={module.__name__}(...).",
-        )
+    _refuse_class(module, argument, argument, "...")
     raise ArgumentTypeError(
         f"The {argument} is not a torch.nn.Module.",
         given=f"a {argument} of type {type(module).__name__}",
-        do="Pass the module that is to be trained as the first argument."
-        if argument == "model"
-        else "Pass the module itself.",
+        do="Pass the module that is to be trained.",
     )
 
 
 def _check_kind_of_loss_function(loss_func: object) -> None:
-    if isinstance(loss_func, type):
-        raise ArgumentTypeError(
-            "The loss function is a class.",
-            given=f"loss_func={_qualified(loss_func)}",
-            do=f"Add the parentheses that create it: loss_func={_qualified(loss_func)}().",
-        )
+    _refuse_class(loss_func, "loss_func", "loss function", "")
     if isinstance(loss_func, str):
-        named = _loss_named(loss_func)
         raise ArgumentTypeError(
             "The loss function is a string.",
             given=f"loss_func={loss_func!r}",
-            do=f"Pass loss_func=torch.nn.{named}()." if named else "Pass the function that the name stands for.",
+            do="Pass the function that the name stands for, such as loss_func=torch.nn.CrossEntropyLoss().",
         )
     if not callable(loss_func):
         raise ArgumentTypeError(
@@ -374,16 +319,6 @@ def _check_kind_of_loss_function(loss_func: object) -> None:
             given=f"a loss_func of type {type(loss_func).__name__}",
             do="Pass the function itself, not what it returned.",
         )
-
-
-def _loss_named(name: str) -> str | None:
-    """The class of torch that a name such as ``"mse"`` or ``"cross_entropy"`` stands for."""
-    wanted = _letters(name)
-    return next((one for one in dir(nn) if one.endswith("Loss") and _letters(one) == wanted), None)
-
-
-def _letters(name: str) -> str:
-    return "".join(filter(str.isalnum, name.lower())).removesuffix("loss")
 
 
 def check_kind_of_optimizer(optimizer: object) -> None:
@@ -394,12 +329,7 @@ def check_kind_of_optimizer(optimizer: object) -> None:
     """
     if isinstance(optimizer, Optimizer):
         return
-    if isinstance(optimizer, type):
-        raise ArgumentTypeError(
-            "The optimizer is a class.",
-            given=f"optimizer={_qualified(optimizer)}",
-            do=f"Create it: optimizer={_qualified(optimizer)}(model.parameters(), lr=...).",
-        )
+    _refuse_class(optimizer, "optimizer", "optimizer", "model.parameters(), lr=...")
     # Optimizers of other libraries need not derive from torch's.
     if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad")):
         raise ArgumentTypeError(
@@ -416,12 +346,14 @@ def _is_optimizer(value: object) -> bool:
     return isinstance(value, Optimizer) or (isinstance(value, type) and issubclass(value, Optimizer))
 
 
-def _swapped(loss_func: object, optimizer: object) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        "The loss function is an optimizer.",
-        given=f"loss_func={_short(loss_func)}, optimizer={_short(optimizer)}",
-        do="Swap the two arguments, or pass them by name: Trainer(model, loss_func=..., optimizer=...).",
-    )
+def _refuse_class(value: object, argument: str, noun: str, arguments: str) -> None:
+    if isinstance(value, type):
+        name = _qualified(value)
+        raise ArgumentTypeError(
+            f"The {noun} is a class.",
+            given=f"{argument}={name}",
+            do=f"Create it: {argument}={name}({arguments}).",
+        )
 
 
 def _short(value: object) -> str:
