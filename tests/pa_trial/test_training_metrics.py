@@ -189,7 +189,7 @@ def test_no_graph_is_kept() -> None:
     del activations
     gc.collect()
     assert alive() is None
-    assert metrics.payload().num_batches == 1
+    assert len(metrics.payload().batches) == 1
 
 
 def test_each_workload_begins_anew() -> None:

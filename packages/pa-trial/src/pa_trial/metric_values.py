@@ -14,7 +14,7 @@ from torch import Tensor
 from pa_trial.errors import NoMetricsError
 from pa_trial.types import Metrics
 
-__all__ = ["hold", "metrics_by_name", "number_of", "numbers_of", "to_host", "to_numpy", "to_result", "wait_for_large"]
+__all__ = ["hold", "metrics_by_name", "number_of", "numbers_of", "on_host", "to_host", "to_numpy", "to_result"]
 
 Array: TypeAlias = NDArray[Any]
 _T = TypeVar("_T")
@@ -63,19 +63,19 @@ def to_host(value: _T) -> _T:
     Args:
         value: What ``hold`` returned.
     """
-    wait_for_large(_tensors_in(value))
+    if any(one.numel() > _MAX_ELEMENTS_ON_DEVICE and one.is_pinned() for one in _tensors_in(value)):
+        torch.cuda.synchronize()
     moved: _T = _moved(value)
     return moved
 
 
-def wait_for_large(tensors: Iterable[Tensor]) -> None:
-    """Wait until the large ones of tensors that were held have arrived on the host.
+def on_host(batches: list[Metrics]) -> list[Metrics]:
+    """Return the metrics of each batch on the host, with NumPy arrays in place of tensors; scalars are arrays, too.
 
     Args:
-        tensors: Those.
+        batches: What ``hold`` returned for each of them.
     """
-    if any(tensor.numel() > _MAX_ELEMENTS_ON_DEVICE and tensor.is_pinned() for tensor in tensors):
-        torch.cuda.synchronize()
+    return [{name: to_numpy(value) for name, value in batch.items()} for batch in to_host(batches)]
 
 
 def to_numpy(value: Any) -> Any:
@@ -86,8 +86,10 @@ def to_numpy(value: Any) -> Any:
     """
     if not isinstance(value, Tensor):
         return value
-    detached = value.detach()
-    return (detached if detached.dtype in _DTYPES_OF_NUMPY else detached.float()).numpy()
+    try:
+        return value.detach().numpy()
+    except TypeError:  # NumPy has no bfloat16, for example
+        return value.detach().float().numpy()
 
 
 def to_result(value: Any) -> Any:
@@ -158,23 +160,3 @@ def _moved(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().cpu()
     return _rebuilt(value, _moved) if isinstance(value, (dict, list, tuple)) else value
-
-
-_DTYPES_OF_NUMPY = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.float32,
-        torch.float64,
-        torch.complex64,
-        torch.complex128,
-    }
-)

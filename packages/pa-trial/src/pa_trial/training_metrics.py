@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pa_trial.errors import CheckFailedError
-from pa_trial.metric_columns import Column, columns_of, rows_of, value_at
-from pa_trial.metric_values import hold, metrics_by_name, numbers_of
+from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host
 from pa_trial.progress import TrialProgress
 from pa_trial.types import Metrics, TrainingMetrics
 
@@ -27,15 +26,13 @@ class WorkloadPayload:
     """What one process contributes to the metrics of a workload: values on the host.
 
     Attributes:
-        num_batches: How many batches it trained.
-        num_records: How many records were in them.
-        columns: The metrics by name.
+        num_records: How many records were in its batches.
+        batches: The metrics of each batch.
         mismatch: Which batch has metrics of other names, in words; None if all have the same.
     """
 
-    num_batches: int
     num_records: int
-    columns: dict[str, Column]
+    batches: list[Metrics]
     mismatch: str | None = None
 
 
@@ -79,8 +76,8 @@ class WorkloadMetrics:
         for index, batch in enumerate(self._batches):
             if batch.keys() != names:
                 mismatch = f"{list(names)} in the first batch, {list(batch)} in batch {index} of the workload"
-                return WorkloadPayload(len(self._batches), self._num_records, {}, mismatch)
-        return WorkloadPayload(len(self._batches), self._num_records, columns_of(self._batches))
+                return WorkloadPayload(self._num_records, [], mismatch)
+        return WorkloadPayload(self._num_records, on_host(self._batches))
 
     def reduce(self, payloads: Sequence[WorkloadPayload]) -> tuple[Metrics, list[Metrics]]:
         """Return the means over the workload, and the metrics batch by batch, each the mean over the processes.
@@ -91,11 +88,12 @@ class WorkloadMetrics:
         Raises:
             CheckFailedError: The batches have metrics of different names.
         """
-        _require_same_names(payloads)
-        first = payloads[0]
-        columns = {name: _mean_of_processes([payload.columns[name] for payload in payloads]) for name in first.columns}
-        averages: Metrics = {name: _average(column) for name, column in columns.items()}
-        return averages, rows_of(columns, first.num_batches)
+        names = _agreed_names(payloads)
+        batches = payloads[0].batches
+        if len(payloads) > 1:
+            of_ranks = zip(*(payload.batches for payload in payloads), strict=True)
+            batches = [{name: _mean_of_values([one[name] for one in ranks]) for name in names} for ranks in of_ranks]
+        return {name: _average([batch[name] for batch in batches]) for name in names}, batches
 
 
 def add_counts(metrics: Metrics, progress: TrialProgress) -> None:
@@ -109,26 +107,19 @@ def add_counts(metrics: Metrics, progress: TrialProgress) -> None:
     metrics.setdefault("epochs", progress.epochs_trained)
 
 
-def _require_same_names(payloads: Sequence[WorkloadPayload]) -> None:
+def _agreed_names(payloads: Sequence[WorkloadPayload]) -> list[str]:
+    names = [list(payload.batches[0]) if payload.batches else [] for payload in payloads]
     for rank, payload in enumerate(payloads):
         given = payload.mismatch
-        if given is None and payload.columns.keys() != payloads[0].columns.keys():
-            given = f"{list(payloads[0].columns)} on rank 0, {list(payload.columns)} on rank {rank}"
+        if given is None and set(names[rank]) != set(names[0]):
+            given = f"{names[0]} on rank 0, {names[rank]} on rank {rank}"
         if given is not None:
             raise CheckFailedError(
                 "train_batch did not return metrics of the same names in all batches.",
                 given=given,
                 do="Return each metric in every batch; None if a batch has no value for it.",
             )
-
-
-def _mean_of_processes(columns: list[Column]) -> Column:
-    if len(columns) == 1:
-        return columns[0]
-    arrays = [column for column in columns if isinstance(column, np.ndarray) and numbers_of(column) is not None]
-    if len(arrays) == len(columns) and len({array.shape for array in arrays}) == 1:
-        return _elementwise_mean(arrays)
-    return [_mean_of_values([value_at(column, index) for column in columns]) for index in range(len(columns[0]))]
+    return names[0]
 
 
 def _mean_of_values(values: list[Any]) -> Any:
@@ -149,8 +140,8 @@ def _elementwise_mean(arrays: Sequence[Array]) -> Array:
         return np.asarray(np.mean(np.stack(arrays), axis=0, dtype=np.float64))
 
 
-def _average(column: Column) -> float | None:
-    there = column if isinstance(column, np.ndarray) else [value for value in column if value is not None]
+def _average(values: list[Any]) -> float | None:
+    there = [value for value in values if value is not None]
     together = numbers_of(there)
     if together is not None:
         return _mean_of_elements([together])

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from pa_core import ArgumentTypeError
 from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException
 from pa_trial.json_values import to_json
-from pa_trial.metric_columns import Column, columns_of, rows_of
-from pa_trial.metric_values import hold, metrics_by_name, numbers_of, to_host, to_result
+from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host, to_host, to_result
 from pa_trial.reducer import Reducer
 from pa_trial.types import Metrics
 
@@ -95,7 +94,7 @@ class ValidationMetrics:
 
     def outputs(self) -> list[Metrics]:
         """Return the metrics of each batch of this process, tensors as NumPy arrays. Waits for the device."""
-        return rows_of(columns_of(self._held), len(self._held))
+        return on_host(self._held)
 
     def payload(self) -> ValidationPayload:
         """Return what this process contributes, for ``reduce``. Waits for the device.
@@ -103,7 +102,9 @@ class ValidationMetrics:
         Raises:
             ArgumentTypeError: A metric is not made of numbers.
         """
-        partials = {name: self._partial(name, column) for name, column in columns_of(self._held).items()}
+        batches = self.outputs()
+        names = batches[0] if batches else ()
+        partials = {name: self._partial(name, [batch[name] for batch in batches]) for name in names}
         return ValidationPayload(len(self._held), sum(self._num_records), partials)
 
     def reduce(self, payloads: Sequence[ValidationPayload]) -> Metrics:
@@ -127,9 +128,9 @@ class ValidationMetrics:
         names = self._agreed_names(shares)
         return {name: _combined(self._reducer_of(name), [share[name] for share in shares.values()]) for name in names}
 
-    def _partial(self, name: str, column: Column) -> _Partial:
+    def _partial(self, name: str, values: list[Any]) -> _Partial:
         reducer = self._reducer_of(name)
-        arrays = _numbers(name, column)
+        arrays = [_number(name, value) for value in values]
         with np.errstate(all="ignore"):  # NaN and infinities are results as any others
             if reducer is not Reducer.AVG:
                 reduce = _REDUCTIONS[reducer]
@@ -188,14 +189,6 @@ def _check_reducer(reducer: object) -> None:
                 given=repr(one),
                 do="Return Reducer.AVG, SUM, MAX or MIN; for other reductions use context.wrap_reducer.",
             )
-
-
-def _numbers(name: str, column: Column) -> list[Array]:
-    """Return the values of a metric: one array for each batch."""
-    together = numbers_of(column)
-    if together is not None and together.size:
-        return list(np.atleast_1d(together))
-    return [_number(name, value) for value in column]
 
 
 def _number(name: str, value: Any) -> Array:
