@@ -395,7 +395,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     @property
     def _last_evaluated(self) -> EvaluationData:
         """What the run before has evaluated, unless a script has assigned another dataset since."""
-        return self._eval_sets.last_given(self.eval_dataset) or self._loaders.last_given(self.eval_dataset)
+        return self._eval_sets.last_given(self.eval_dataset)
 
     def _set_evaluation(self, eval_sets: EvaluationSets) -> None:
         self._eval_sets = eval_sets

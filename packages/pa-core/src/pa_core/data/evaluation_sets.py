@@ -104,9 +104,8 @@ class EvaluationSets:
         self.given: dict[str, EvaluationSet] = {}
         if isinstance(data, EvaluationSet):
             raise ConfigurationError(
-                "An evaluation set has a name.",
-                given=f"an EvaluationSet as {argument}",
-                do=f'Pass {argument}={{"val": EvaluationSet(...)}}, whose loss is eval_val_loss_epoch.',
+                f'An evaluation set has a name. Pass {argument}={{"val": EvaluationSet(...)}}, whose loss is '
+                "eval_val_loss_epoch."
             )
         if not _are_sets(data):
             single = cast("Dataset[Any] | DataLoader[Any] | None", data)
@@ -131,13 +130,15 @@ class EvaluationSets:
         """The single dataset, or the dataset of the first set."""
         return next(iter(self.data.values()))
 
-    def last_given(self, dataset: Dataset[Any] | None) -> dict[str, EvaluationSet] | None:
-        """Return the sets, for a run that evaluates what the one before it has; None where there is a single dataset.
+    def last_given(self, dataset: Dataset[Any] | None) -> EvaluationData:
+        """Return what a run evaluates that is to evaluate the same as the one before it.
 
         Args:
-            dataset: The dataset of the trainer, which a script may have replaced since.
+            dataset: The dataset of the trainer; one that a script has assigned since is evaluated instead.
         """
-        return self.given if self.given and dataset is self.first.dataset else None
+        if dataset is not self.first.dataset:
+            return dataset
+        return self.given or self.first.data
 
     # The loaders
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from pa_core import _accelerate, accelerator_settings
 from pa_core.data.batch_count import BatchCount, require_same_lengths
@@ -112,7 +112,6 @@ class Loaders:
     def __init__(self, accelerator: _accelerate.AcceleratorLike) -> None:
         self._accelerator = accelerator
         self._kwargs: dict[Purpose, dict[str, Any]] = {"train": {}, "eval": {}}
-        self._given: dict[Purpose, DataLoader[Any] | None] = {"train": None, "eval": None}
         self._order: Order | None = None
         self._said: set[str] = set()
 
@@ -151,7 +150,7 @@ class Loaders:
                 order that was given.
             EmptyDatasetError: It has no batch.
         """
-        self._kwargs[data.purpose], self._given[data.purpose] = {}, data.loader
+        self._kwargs[data.purpose] = {}
         if data.purpose == "train":
             self._order = data.order
         if data.data is None and data.purpose == "eval":
@@ -163,15 +162,6 @@ class Loaders:
             holder = None if data.loader is None or is_keyed(data.loader) else "a DataLoader"
             self._say_once(describe_lost_order(data.dataset, holder), warn_user)
         return loader
-
-    def last_given(self, dataset: Dataset[Any] | None) -> Dataset[Any] | DataLoader[Any] | None:
-        """Return what stands for the evaluation dataset of the run before: the DataLoader, if one was given for it.
-
-        Args:
-            dataset: The dataset of the trainer, which a script may have replaced since.
-        """
-        loader = self._given["eval"]
-        return dataset if loader is None or loader.dataset is not dataset else loader
 
     def create(
         self,

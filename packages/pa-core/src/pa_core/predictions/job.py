@@ -54,9 +54,9 @@ class PredictionJob:
         for name in _FIXED:
             if self.dataloader_kwargs.get(name):
                 raise ConfigurationError(
-                    "Predictions come in the order of the dataset, one for each sample.",
-                    given=f"dataloader_kwargs with {name}={self.dataloader_kwargs[name]!r}",
-                    do=f"Leave {name} out; predict a torch.utils.data.Subset for other samples or another order.",
+                    f"Predictions come in the order of the dataset, one for each sample. Leave {name}="
+                    f"{self.dataloader_kwargs[name]!r} out of dataloader_kwargs; predict a torch.utils.data.Subset for "
+                    "other samples or another order."
                 )
         check_count("seed", self.seed, minimum=0)
         check_count("per_device_batch_size", self.batch_size)
