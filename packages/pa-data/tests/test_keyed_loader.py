@@ -62,19 +62,6 @@ def test_a_stored_algorithm_is_reproduced() -> None:
     assert indices_of(loader) == [expected]
 
 
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_an_interrupted_epoch_goes_on_with_the_same_batches(num_processes: int) -> None:
-    """From any step on, the batches of every process are those of the uninterrupted epoch."""
-    loaders = ranks_of(Indices(47), num_processes, batch_size=4, shuffle=True, seed=5)
-    for loader in loaders:
-        loader.start_epoch(2)
-        whole = indices_of(loader)
-        sizes = [loader.split.size(step) for step in range(len(loader.split))]
-        for steps_done in range(len(sizes)):
-            loader.start_epoch(2, position=sum(sizes[:steps_done]))
-            assert indices_of(loader) == whole[steps_done:]
-
-
 @pytest.mark.parametrize("algorithm", ["randperm-v1", "feistel-v1", "identity"])
 @pytest.mark.parametrize(("num_processes", "batch_size"), [(1, 1), (1, 3), (3, 2), (2, 40_000)])
 def test_the_batches_of_a_long_epoch_are_the_pieces_of_its_split(

@@ -45,16 +45,12 @@ def test_a_dataset_smaller_than_a_global_batch_is_refused_with_drop_last(split: 
         KeyedDataLoader(Indices(7), batch_size=4, num_processes=2, drop_last=True, split=split)
 
 
-def test_an_iterable_dataset_is_refused() -> None:
-    """It has no order to choose; a plain DataLoader serves it."""
-    with pytest.raises(ConfigurationError, match=r"Endless(.|\n)*torch.utils.data.DataLoader"):
-        KeyedDataLoader(Endless(), batch_size=2)
-
-
-def test_a_dataset_without_a_length_is_refused() -> None:
-    """An order needs the number of samples."""
-    with pytest.raises(ConfigurationError, match=r"WithoutLength(.|\n)*__len__"):
-        KeyedDataLoader(WithoutLength(), batch_size=2)
+@pytest.mark.parametrize("dataset", [Endless(), WithoutLength()])
+def test_a_dataset_without_positions_is_refused(dataset: Dataset[Any]) -> None:
+    """An order needs a length and indices; a plain DataLoader serves what has none."""
+    words = rf"needs a dataset with a length(.|\n)*{type(dataset).__name__}(.|\n)*__len__(.|\n)*utils.data.DataLoader"
+    with pytest.raises(ConfigurationError, match=words):
+        KeyedDataLoader(dataset, batch_size=2)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, None])
@@ -85,13 +81,8 @@ def test_a_position_outside_the_epoch_is_refused_and_changes_nothing() -> None:
     with pytest.raises(ConfigurationError, match="start=12 in an epoch of 10 samples"):
         loader.start_epoch(2, position=12)
     assert (loader.epoch, loader.position) == (1, 4)
-
-
-def test_an_evaluation_begins_at_its_first_sample() -> None:
-    """Results of half an evaluation would be wrong without a word."""
-    loader = KeyedDataLoader(Indices(10), batch_size=2, split="eval")
-    with pytest.raises(ConfigurationError, match="position=4"):
-        loader.start_epoch(0, position=4)
+    with pytest.raises(ConfigurationError, match="always begins at its first sample: leave out position=4"):
+        KeyedDataLoader(Indices(10), batch_size=2, split="eval").start_epoch(0, position=4)
 
 
 def test_an_unknown_order_is_refused_at_once() -> None:

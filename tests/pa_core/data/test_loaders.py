@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core import ConfigurationError, Trainer
 from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.data.loaders import count_steps, default_num_workers
 from pa_core.distributed import rank
@@ -98,22 +97,6 @@ def test_an_evaluation_without_a_dataset_uses_the_loader_of_the_one_before() -> 
     trainer.eval_dataset = samples(3)
     trainer.evaluate()
     assert notes.evaluated[4:] == [0, 1, 2]
-
-
-def test_no_worker_outlives_its_run() -> None:
-    """Workers that stay for the next epoch end with the run, however it ends."""
-
-    class Fails(TrainerCallback):
-        @override
-        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            started.append(len(multiprocessing.active_children()))
-            raise RuntimeError
-
-    started: list[int] = []
-    with pytest.raises(RuntimeError):
-        make_trainer(Trainer, Fails).train(samples(8), 2, train_dataloader_kwargs={"num_workers": 1})
-    assert started == [1]
-    assert multiprocessing.active_children() == []
 
 
 def test_the_steps_of_an_epoch_are_those_of_the_shortest_slice() -> None:
