@@ -18,13 +18,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from typing_extensions import override
 
 from pa_core import AnyTrainer, SaveTrainingStateCallback, SizedIterable, Trainer, TrainerCallback
-from pa_core.alike import (
-    describe_callbacks,
-    describe_loss_function,
-    describe_models,
-    describe_resumption,
-    describe_value,
-)
+from pa_core.alike import describe_callbacks, describe_models, describe_value
+from pa_core.run_arguments import RunArguments
 from pa_core.testing import make_regression
 from tests.pa_core.ranks_that_differ.cases import Case, Door, seeded_case
 
@@ -164,8 +159,9 @@ def test_descriptions_hold_no_addresses() -> None:
             describe_value(partial(LambdaLR, lr_lambda=lambda epoch: epoch)),
             describe_callbacks([Knows(0, verbose=True), SaveTrainingStateCallback(tempfile.mkdtemp())]),
             describe_models({"model": model}),
-            describe_loss_function(lambda: None),
-            describe_resumption(Path(tempfile.mkdtemp()) / "states", "start", ("shuffle",)),
+            RunArguments(
+                call="train()", per_device_batch_size=1, resume_from=Path(tempfile.mkdtemp()) / "states"
+            ).describe(),
         ]
 
     first, second = texts(), texts()

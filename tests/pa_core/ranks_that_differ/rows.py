@@ -562,7 +562,7 @@ PARTS = [
     Row(
         "kind of a layer",
         with_layer(3, nn.GELU()),
-        "model.3: ReLU() on rank 0, GELU(approximate='none') on rank 1",
+        "model.3: ReLU(inplace=False) on rank 0, GELU(approximate='none') on rank 1",
         FIRST_STEP,
     ),
     Row(

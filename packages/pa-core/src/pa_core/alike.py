@@ -10,10 +10,7 @@ import enum
 import functools
 import inspect
 import numbers
-import os
-import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -24,7 +21,6 @@ from torch.optim import Optimizer
 
 from pa_core import _accelerate
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed, length_of
-from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.given_data import GivenData
 from pa_core.data.split_sampler import split_sampler
 from pa_core.module_tensors import parameters_of_module
@@ -38,13 +34,10 @@ __all__ = [
     "describe_arguments",
     "describe_callbacks",
     "describe_data",
-    "describe_evaluation_sets",
     "describe_hyperparameters",
     "describe_loader",
-    "describe_loss_function",
     "describe_models",
     "describe_optimizers",
-    "describe_resumption",
     "describe_schedulers",
     "describe_trained",
     "describe_value",
@@ -79,7 +72,7 @@ def describe_value(value: object, depth: int = 0) -> str:
 
     Example:
         >>> describe_value({"lr": 0.1, "amsgrad": False}), describe_value(nn.Linear), describe_value(nn.ReLU())
-        ('amsgrad=False, lr=0.1', 'Linear', 'ReLU')
+        ('amsgrad=False, lr=0.1', 'Linear', 'ReLU(inplace=False)')
     """
     if isinstance(value, functools.partial):
         return _describe_partial(value, depth)  # pyright: ignore[reportUnknownArgumentType]  # of any function
@@ -100,8 +93,20 @@ def _describe_single(value: object) -> str:
         return f"{float(value):.9g}"
     if isinstance(value, (enum.Enum, torch.dtype, PlaceholderExpression)):
         return str(value)
+    if isinstance(value, nn.Module):
+        return _describe_module(value)
     name: object = getattr(value, "__qualname__", None)
     return name if isinstance(name, str) else type(value).__qualname__
+
+
+def _describe_module(module: nn.Module) -> str:
+    """The class of a module, and the settings of one of torch's."""
+    kind = type(module)
+    if not kind.__module__.startswith("torch.nn.modules.") or isinstance(module, LazyModuleMixin):
+        return kind.__qualname__
+    settings = {name: value for name, value in vars(module).items() if isinstance(value, (bool, float, int, str))}
+    del settings["training"]
+    return f"{kind.__qualname__}({module.extra_repr() or describe_value(settings)})"
 
 
 def _describe_partial(value: functools.partial[Any], depth: int) -> str:
@@ -122,54 +127,19 @@ def describe_arguments(arguments: Mapping[str, object]) -> dict[str, str]:
     return {name: describe_value(value) for name, value in arguments.items()}
 
 
-def describe_data(given: Iterable[GivenData]) -> dict[str, str]:
-    """Return which data a run was given, and the arguments of its loaders that decide what batches hold.
+def describe_data(given: GivenData) -> dict[str, str]:
+    """Return which data a run was given, and the arguments of its loader that decide what batches hold.
 
     Args:
-        given: The data of the run.
+        given: One of the arguments of the run.
     """
-    texts: dict[str, str] = {}
-    for one in given:
-        kind = "a DataLoader" if one.loader is not None else "a dataset"
-        texts[one.argument] = "None" if one.data is None else kind
-        kwargs = {name: value for name, value in (one.kwargs or {}).items() if name not in _OWN_TO_A_PROCESS}
-        texts |= {f"{one.argument}, {name}": describe_value(kwargs[name]) for name in sorted(kwargs)}
-        if one.purpose == "train":
-            texts["order"] = "None" if one.order is None else one.order.identity
+    kind = "a DataLoader" if given.loader is not None else "a dataset"
+    texts = {given.argument: "None" if given.data is None else kind}
+    kwargs = {name: value for name, value in (given.kwargs or {}).items() if name not in _OWN_TO_A_PROCESS}
+    texts |= {f"{given.argument}, {name}": describe_value(kwargs[name]) for name in sorted(kwargs)}
+    if given.purpose == "train":
+        texts["order"] = "None" if given.order is None else given.order.identity
     return texts
-
-
-def describe_evaluation_sets(sets: EvaluationSets) -> dict[str, str]:
-    """Return which data a run was given to evaluate, the names of the sets in their order, and how often each comes.
-
-    Args:
-        sets: The evaluation sets of the run.
-    """
-    texts = describe_data(sets.data.values())
-    if sets.given:
-        every = {name: one.every_n_epochs for name, one in sets.given.items()}
-        texts["evaluation sets"] = ", ".join(f"{name} every {n}" if n > 1 else name for name, n in every.items())
-    return texts
-
-
-def describe_resumption(
-    resume_from: str | Path | None, resume_missing: str, resume_allow: Collection[str]
-) -> dict[str, str]:
-    """Return where a run resumes from; of a folder for temporary files, whose name may differ, only that it is one.
-
-    Args:
-        resume_from: As passed to the run.
-        resume_missing: As passed to the run.
-        resume_allow: As passed to the run.
-    """
-    path = None if resume_from is None else os.fspath(resume_from)
-    if path is not None and Path(path).is_absolute() and Path(path).is_relative_to(tempfile.gettempdir()):
-        path = f"a folder in {tempfile.gettempdir()}"
-    return {
-        "resume_from": describe_value(path),
-        "resume_missing": describe_value(resume_missing),
-        "resume_allow": describe_value(sorted(resume_allow)),
-    }
 
 
 def describe_callbacks(callbacks: Iterable[object]) -> str:
@@ -202,17 +172,10 @@ def describe_models(models: Mapping[str, nn.Module]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name, model in models.items():
         layers = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())  # annotated in part
-        texts |= {f"{name}.{inner}".rstrip("."): _describe_layer(layer) for inner, layer in layers}
+        texts |= {f"{name}.{inner}".rstrip("."): describe_value(layer) for inner, layer in layers}
         texts |= {f"{name}.{inner}": _describe_tensor(one) for inner, one in model.named_parameters()}
         texts |= {f"{name}.{inner}": _describe_tensor(one) for inner, one in model.named_buffers()}
     return texts
-
-
-def _describe_layer(layer: nn.Module) -> str:
-    kind = type(layer)
-    if not kind.__module__.startswith("torch.nn.modules.") or isinstance(layer, LazyModuleMixin):
-        return kind.__qualname__
-    return f"{kind.__qualname__}({layer.extra_repr()})"
 
 
 def _describe_tensor(tensor: Tensor) -> str:
@@ -234,20 +197,6 @@ def describe_trained(models: Mapping[str, nn.Module]) -> dict[str, str]:
         trained = [parameter.requires_grad for parameter in parameters_of_module(model)]
         texts[f"{name}, trained parameters"] = f"{sum(trained)} of {len(trained)}"
     return texts
-
-
-def describe_loss_function(loss_func: object) -> str:
-    """Return the name of a loss function, and the settings of one of torch's.
-
-    Args:
-        loss_func: The loss function of a trainer; None without one.
-    """
-    kind = type(loss_func)
-    if not isinstance(loss_func, nn.Module) or not kind.__module__.startswith("torch.nn.modules."):
-        return describe_value(loss_func)
-    settings = {name: value for name, value in vars(loss_func).items() if isinstance(value, (bool, float, int, str))}
-    settings.pop("training")
-    return f"{kind.__qualname__}({describe_value(settings)})"
 
 
 def describe_optimizers(optimizers: Mapping[str, Optimizer], models: Mapping[str, nn.Module]) -> dict[str, str]:
@@ -318,10 +267,8 @@ def describe_loader(purpose: str, loader: object) -> dict[str, str]:
         texts |= {
             f"{purpose} dataset": type(own.dataset).__qualname__,
             f"{purpose} dataset, length": str(count_samples(own.dataset)),
-            f"{name}, batch_size": describe_value(own.batch_size),
-            f"{name}, drop_last": describe_value(own.drop_last),
-            f"{name}, shuffle": describe_value(own.shuffle),
         }
+        texts |= {f"{name}, {one}": describe_value(getattr(own, one)) for one in ("batch_size", "drop_last", "shuffle")}
         if not has_plain_order(own.given_order):
             order = own.order
             first = min(_FIRST, order.num_samples)

@@ -330,7 +330,7 @@ class Engine(AnyTrainer):
         return {
             "mixed_precision": _accelerate.computed_precision(self._accelerator),
             "callbacks": alike.describe_callbacks(self.callback_handler.callbacks),
-            "loss_func": alike.describe_loss_function(self.loss_func),
+            "loss_func": alike.describe_value(self.loss_func),
             "run_history": alike.describe_value(self.run_history),
         }
 

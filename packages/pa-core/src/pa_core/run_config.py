@@ -17,7 +17,6 @@ __all__ = [
     "TrainerRunConfig",
     "check_clip_threshold",
     "check_count",
-    "check_run_arguments",
     "describe_run_config",
 ]
 
@@ -226,36 +225,6 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
     accepted = not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) >= minimum
     if not accepted:
         raise ConfigurationError(f"{name} must be a whole number of at least {minimum}, got {value!r}.")
-
-
-def check_run_arguments(
-    per_device_batch_size: object,
-    num_epochs: object,
-    gradient_accumulation_steps: object,
-    max_num_train_steps: object,
-    gradient_clip_value: object,
-    gradient_clip_norm: object,
-) -> None:
-    """Raise an error for numbers with which no run can be made; the arguments are the ones of ``train()``.
-
-    Args:
-        per_device_batch_size: Samples in a batch of one process.
-        num_epochs: Epochs of training.
-        gradient_accumulation_steps: Batches of one process in an update.
-        max_num_train_steps: Updates after which the run ends, or None.
-        gradient_clip_value: The bound on each element of the gradients, or None.
-        gradient_clip_norm: The bound on their norm, or None.
-
-    Raises:
-        ConfigurationError: One of them cannot work.
-    """
-    check_count("num_epochs", num_epochs)
-    check_count("gradient_accumulation_steps", gradient_accumulation_steps)
-    check_count("per_device_batch_size", per_device_batch_size)
-    if max_num_train_steps is not None:
-        check_count("max_num_train_steps", max_num_train_steps)
-    check_clip_threshold("gradient_clip_value", gradient_clip_value)
-    check_clip_threshold("gradient_clip_norm", gradient_clip_norm)
 
 
 def check_clip_threshold(name: str, value: object) -> None:

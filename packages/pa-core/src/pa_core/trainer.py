@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, alike, compatibility, distributed, input_checks, run_scheduler, training_state
+from pa_core import _accelerate, alike, compatibility, distributed, input_checks, run_scheduler
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.beside_model import require_one_trained_module
@@ -37,7 +37,8 @@ from pa_core.predictions.prediction_run import PredictionHooks, PredictionRun
 from pa_core.predictions.types import PredictionT
 from pa_core.predictions.written import Writing, require_nothing_to_write
 from pa_core.progress import Phase
-from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
+from pa_core.run_arguments import RunArguments
+from pa_core.run_config import TrainerRunConfig, check_count
 from pa_core.sanity_evaluation import sanity_evaluation
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.sharding.sharded_wrapping import wrapping_for
@@ -255,49 +256,43 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
         self._require_ready("train")
-        steps = num_epochs, gradient_accumulation_steps, max_num_train_steps
-        numbers = (per_device_batch_size, *steps, gradient_clip_value)
         with showing_errors_once():
-            check_run_arguments(*numbers, gradient_clip_norm)
-            check_count("sanity_eval_steps", sanity_eval_steps, minimum=0)
+            train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs, order=order)
+            eval_sets = EvaluationSets(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
+            asked = RunArguments(
+                call=f"{type(self).__qualname__}.train()",
+                data=[train_data, *eval_sets.data.values()],
+                evaluation_sets=eval_sets.given,
+                per_device_batch_size=per_device_batch_size,
+                num_epochs=num_epochs,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                max_num_train_steps=max_num_train_steps,
+                gradient_clip_value=gradient_clip_value,
+                gradient_clip_norm=gradient_clip_norm,
+                sanity_eval_steps=sanity_eval_steps,
+                create_scheduler_fn=create_scheduler_fn,
+                stepping=SchedulerStepping(step_scheduler, watch_metric),
+                collate_fn=collate_fn,
+                reset_run_history=reset_run_history,
+                resume_from=resume_from,
+                resume_missing=resume_missing,
+                resume_allow=resume_allow,
+            )
             input_checks.check_sanity_evaluation(sanity_eval_steps, eval_dataset)
             # A script may have replaced them.
             input_checks.check_trainer_arguments(self.model, self.loss_func, self.optimizer)
             if not self._makes_optimizer:
                 self._check_optimizer(self.model, self.optimizer)
             self._added.require_usable(self.get_model(), self.optimizer)
-            training_state.check_resume_overrides(resume_allow)
-            self._stepping = SchedulerStepping(step_scheduler, watch_metric)
-            train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs, order=order)
-            eval_sets = EvaluationSets(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
-            self._check_data([train_data, *eval_sets.data.values()], per_device_batch_size, collate_fn)
+            self._check_data(asked.data, per_device_batch_size, collate_fn)
         self.train_dataset = cast("Dataset[Any]", train_data.dataset)
         self._set_evaluation(eval_sets)
         self.collate_fn = collate_fn
         self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower
         self._gradient_clip_norm = gradient_clip_norm
-        self._sanity_eval_steps = sanity_eval_steps
+        self._sanity_eval_steps, self._stepping = sanity_eval_steps, asked.stepping
 
-        def describe_arguments() -> dict[str, str]:
-            names = "per_device_batch_size", "num_epochs", "gradient_accumulation_steps", "max_num_train_steps"
-            asked = {
-                **dict(zip((*names, "gradient_clip_value"), numbers, strict=True)),
-                "gradient_clip_norm": gradient_clip_norm,
-                "create_scheduler_fn": create_scheduler_fn,
-                "reset_run_history": reset_run_history,
-                "collate_fn": collate_fn,
-                "sanity_eval_steps": sanity_eval_steps,
-                "scheduler is stepped": str(self._stepping),
-            }
-            return {
-                "call": f"{type(self).__qualname__}.train()",
-                **alike.describe_data([train_data]),
-                **alike.describe_evaluation_sets(eval_sets),
-                **alike.describe_arguments(asked),
-                **alike.describe_resumption(resume_from, resume_missing, resume_allow),
-            }
-
-        with self._run("train", describe_arguments):
+        with self._run("train", asked.describe):
             self.resume_from = self._local_folder(resume_from)
             self._resumption.find(self, resume_from, resume_missing)
             train_dl = self._loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
@@ -308,8 +303,10 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             self._wrapping.model = self.model
-            self.epoch_lengths = lengths_of_epochs(self.train_dataloader, *steps[1:])
-            self.run_config = self._create_run_config(*numbers)
+            self.epoch_lengths = lengths_of_epochs(
+                self.train_dataloader, gradient_accumulation_steps, max_num_train_steps
+            )
+            self.run_config = self._create_run_config(*asked.numbers)
             self._resumption.note_hyperparameters(self)
             self._set_scheduler()
             self._added.create_schedulers(self._placeholder_values())
@@ -366,25 +363,21 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._set_evaluation(eval_sets)
         self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
 
-        def describe_arguments() -> dict[str, str]:
-            asked = {
-                "per_device_batch_size": per_device_batch_size,
-                "collate_fn": self.collate_fn,
-                "reset_run_history": reset_run_history,
-            }
-            return {
-                "call": f"{type(self).__qualname__}.evaluate()",
-                **alike.describe_evaluation_sets(eval_sets),
-                **alike.describe_arguments(asked),
-            }
-
-        with self._run("evaluate", describe_arguments):
+        asked = RunArguments(
+            call=f"{type(self).__qualname__}.evaluate()",
+            data=[*eval_sets.data.values()],
+            evaluation_sets=eval_sets.given,
+            per_device_batch_size=per_device_batch_size,
+            collate_fn=self.collate_fn,
+            reset_run_history=reset_run_history,
+        )
+        with self._run("evaluate", asked.describe):
             self._make_eval_dataloaders(per_device_batch_size)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
             self._require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
-            self.run_config = self._create_run_config(per_device_batch_size, 1, 1, None, None)
+            self.run_config = self._create_run_config(*asked.numbers)
             if reset_run_history:
                 self._reset_run_history()
             counts = count_metrics(self.run_history)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, alike, training_state
+from pa_core import _accelerate
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
 from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
@@ -42,7 +42,8 @@ from pa_core.own_loop.trained_models import TrainedModels
 from pa_core.own_loop.training_batches import TrainingBatches
 from pa_core.own_loop.update import Update, UpdateHooks
 from pa_core.progress import Phase
-from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
+from pa_core.run_arguments import RunArguments
+from pa_core.run_config import TrainerRunConfig
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.sharded_tensors import reshard
 from pa_core.sharding.calls_for_all import differentiable
@@ -223,39 +224,41 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             cpu=cpu,
             max_wait_seconds=max_wait_seconds,
         )
-        self._sizes: dict[str, Any] = {
-            "per_device_batch_size": per_device_batch_size,
-            "num_epochs": num_epochs or 1,
-            "gradient_accumulation_steps": gradient_accumulation_steps,
-            "max_num_train_steps": max_num_train_steps,
-            "gradient_clip_value": gradient_clip_value,
-        }
         with showing_errors_once():
             if num_epochs is None and max_num_train_steps is None:
                 raise ConfigurationError(
                     "Nothing says how long the run is. Pass num_epochs=10 or max_num_train_steps=1000, for example; a "
                     "break ends the run earlier."
                 )
-            asked = {**self._sizes, "num_epochs": 1 if num_epochs is None else num_epochs}
-            check_run_arguments(**asked, gradient_clip_norm=gradient_clip_norm)
-            if max_updates_per_batch is not None:
-                check_count("max_updates_per_batch", max_updates_per_batch)
-            training_state.check_resume_overrides(resume_allow)
-            self._stepping = SchedulerStepping(step_scheduler, watch_metric, asked_of="Run")
             self._train_data = GivenData(
                 train_dataset, "train_dataset", train_dataloader_kwargs, is_made_by_method=False, order=order
             )
-            self._check_data([self._train_data], per_device_batch_size, collate_fn)
+            self._asked = RunArguments(
+                call=type(self).__qualname__,
+                data=[self._train_data],
+                per_device_batch_size=per_device_batch_size,
+                num_epochs=1 if num_epochs is None else num_epochs,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                max_num_train_steps=max_num_train_steps,
+                gradient_clip_value=gradient_clip_value,
+                gradient_clip_norm=gradient_clip_norm,
+                max_updates_per_batch=max_updates_per_batch,
+                create_scheduler_fn=self._given.factories.get("optimizer", self._given.factories or None),
+                stepping=SchedulerStepping(step_scheduler, watch_metric, asked_of="Run"),
+                collate_fn=collate_fn,
+                resume_from=resume_from,
+                resume_missing=resume_missing,
+                resume_allow=resume_allow,
+            )
+            self._check_data(self._asked.data, per_device_batch_size, collate_fn)
             if self._accelerator.scaler is not None and len(self._given.optimizer_names) > 1:
                 raise UnsupportedConfigurationError(
                     "Several optimizers cannot share the gradient scaler of fp16. Pass mixed_precision='bf16', which "
                     "needs no scaler."
                 )
         self.collate_fn = collate_fn
-        self._gradient_clip_norm = gradient_clip_norm
+        self._stepping, self._gradient_clip_norm = self._asked.stepping, gradient_clip_norm
         self._max_updates_per_batch = max_updates_per_batch
-        self._resume_given = resume_from, resume_missing
-        self._resume_allow = resume_allow
         hooks = EvaluationHooks(
             self._evaluating_as, self._call_epoch_event_of_evaluation, self._call_event, self._record_evaluation
         )
@@ -333,15 +336,14 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 "or give one run several models by name."
             )
         reshard(self.model)  # as when the run was made
-        resume_from, resume_missing = self._resume_given
+        asked = self._asked
         self.train_dataset = cast("Dataset[Any]", self._train_data.dataset)
         with ExitStack() as block:
             block.enter_context(_open_block())
-            block.enter_context(self._run("train", self._describe_arguments))
-            self.resume_from = self._local_folder(resume_from)
-            self._resumption.find(self, resume_from, resume_missing)
-            batch_size: int = self._sizes["per_device_batch_size"]
-            loader = self._loaders.take(self._train_data, self._create_train_loader, batch_size)
+            block.enter_context(self._run("train", asked.describe))
+            self.resume_from = self._local_folder(asked.resume_from)
+            self._resumption.find(self, asked.resume_from, asked.resume_missing)
+            loader = self._loaders.take(self._train_data, self._create_train_loader, asked.per_device_batch_size)
             self.train_dataloader = cast("SizedIterable", loader)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
@@ -355,10 +357,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self.epoch_lengths = lengths_of_epochs(
                 self.train_dataloader,
                 self._batches_per_group,
-                self._sizes["max_num_train_steps"],
+                asked.max_num_train_steps,
                 self._max_updates_per_batch or 1,
             )
-            self.run_config = self._create_run_config(**self._sizes)
+            self.run_config = self._create_run_config(*asked.numbers)
             self._create_schedulers()
             self._block = block.pop_all()
         self._stage = "within"
@@ -410,7 +412,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._has_begun:
             return
         self._has_begun = True
-        self._resume(self._resume_allow)
+        self._resume(self._asked.resume_allow)
         if self._trained_models.has_one_optimizer:  # of several, how often each steps is known to the loop alone
             self._check_length_of_schedules()
         if self._resumption.saved is None:
@@ -618,7 +620,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     @property
     @override
     def _batches_per_group(self) -> int:
-        return self._sizes["gradient_accumulation_steps"] if self._max_updates_per_batch is None else 1
+        return self._asked.gradient_accumulation_steps if self._max_updates_per_batch is None else 1
 
     def _leave_update(self) -> None:
         if self._update is not None:
@@ -908,7 +910,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._begin()
         if self._training == "left":
             self._leave_training()
-        batch_size = per_device_batch_size or self._sizes["per_device_batch_size"]
+        batch_size = per_device_batch_size or self._asked.per_device_batch_size
         data = GivenData(dataset, "dataset", dataloader_kwargs, is_made_by_method=False)
         self._check_data([data], batch_size, self.collate_fn)
         self.eval_dataset = data.dataset
@@ -1040,23 +1042,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     @override
     def _release_models(self) -> None:
         self._trained_models.release()
-
-    def _describe_arguments(self) -> dict[str, str]:
-        """What the run was created with, as texts to compare."""
-        asked = {
-            **self._sizes,
-            "gradient_clip_norm": self._gradient_clip_norm,
-            "create_scheduler_fn": self._given.factories.get("optimizer", self._given.factories or None),
-            "collate_fn": self.collate_fn,
-            "scheduler is stepped": str(self._stepping),
-            "max_updates_per_batch": self._max_updates_per_batch,
-        }
-        return {
-            "call": type(self).__qualname__,
-            **alike.describe_data([self._train_data]),
-            **alike.describe_arguments(asked),
-            **alike.describe_resumption(*self._resume_given, self._resume_allow),
-        }
 
     def _call_event_together(
         self, event: Callable[Concatenate[Any, Any, ...], None], describe: Describe | None = None
