@@ -17,7 +17,7 @@ from pa_core.errors import ConfigurationError
 from pa_core.predictions.pieces import ChosenPieces, Pieces
 from pa_core.run_config import check_count
 from pa_data import KeyedDataLoader, count_samples
-from pa_data.rng import mix, restored_rng_states, seed_rng
+from pa_data.rng import mix, preserve_rng_state, seed_rng
 
 __all__ = ["PredictionJob"]
 
@@ -112,10 +112,11 @@ class PredictionJob:
             device: The device of the run.
         """
         key = mix(self.seed, _BATCHES, start)
-        with restored_rng_states(device):
+        devices = [] if device.type == "cpu" else [device]
+        with preserve_rng_state(), torch.random.fork_rng(devices, device_type=device.type):
             seed_rng(key)
-            if device.type != "cpu":
-                torch.get_device_module(device).manual_seed(key)
+            for one in devices:
+                torch.get_device_module(one).manual_seed(key)
             yield
 
 
