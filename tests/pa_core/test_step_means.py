@@ -24,7 +24,6 @@ from pa_core import (
 )
 from pa_core.callbacks import epoch_progress
 from pa_core.distributed import rank
-from pa_core.distributed.packed_means import ROOM
 from pa_core.testing import RecordingCallback
 from tests.pa_core.test_what_a_step_waits_for import Reads
 
@@ -257,22 +256,18 @@ def test_logging_reads_no_tensor_in_a_step() -> None:
 
 
 class LogsMany(LogsValues):
-    """Logs so many names in each step."""
-
-    num_names = 0
+    """Logs many names in each step."""
 
     @override
     def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
-        for number in range(self.num_names):
+        for number in range(17):
             self.log(f"value_{number}", number * batch[0].mean())
         return output
 
 
-def collectives_of_epoch(kind: type[Trainer[nn.Linear]] = LogsMany, num_names: int = 0, num_batches: int = 2) -> int:
+def collectives_of_epoch(kind: type[Trainer[nn.Linear]], num_batches: int) -> int:
     """How many exchanges an epoch of so many batches takes."""
     trainer = make_trainer(kind=kind)
-    if isinstance(trainer, LogsMany):
-        trainer.num_names = num_names
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         trainer.train(make_data(num_batches * 2), 1, per_device_batch_size=1)
     entries: Any = profile.key_averages()
@@ -280,38 +275,11 @@ def collectives_of_epoch(kind: type[Trainer[nn.Linear]] = LogsMany, num_names: i
 
 
 @pytest.mark.parametrize("num_batches", [2, 8])
+@pytest.mark.parametrize("kind", [LogsValues, LogsMany, LogsByRank])
 @pytest.mark.runs_on("two_ranks")
-def test_logging_costs_no_exchange(num_batches: int) -> None:
-    """The means travel with the losses of the epoch, for as many names as there is room for."""
-    without = collectives_of_epoch(num_batches=num_batches)
-
-    for num_names in (1, ROOM):
-        assert collectives_of_epoch(num_names=num_names, num_batches=num_batches) == without
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_other_names_on_another_rank_or_too_many_are_exchanged_by_name() -> None:
-    """That takes two exchanges at the end of the epoch: of how long they are, and of the names with their sums."""
-    without = collectives_of_epoch()
-
-    assert collectives_of_epoch(num_names=ROOM + 1) == without + 2
-    assert collectives_of_epoch(kind=LogsByRank) == without + 2
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_means_are_the_same_to_the_last_bit_however_they_are_exchanged() -> None:
-    """Those of names that fit into the exchange of the losses, and of the same ones among too many."""
-    histories: list[dict[str, list[Any]]] = []
-    for num_names in (ROOM, ROOM + 1):
-        trainer = make_trainer(kind=LogsMany)
-        cast("LogsMany", trainer).num_names = num_names
-        train(trainer, num_epochs=2)
-        history = trainer.run_history
-        histories.append({name: [*history.get_metric_values(name)] for name in history.get_metric_names()})
-
-    few, many = histories
-    assert len([name for name in few if "value" in name]) == 2 * ROOM
-    assert few == {name: many[name] for name in few}
+def test_logging_costs_no_exchange_in_a_step(kind: type[Trainer[nn.Linear]], num_batches: int) -> None:
+    """It takes two at the end of the epoch: of how long the names with their sums are, and of these."""
+    assert collectives_of_epoch(kind, num_batches) == collectives_of_epoch(Trainer, num_batches) + 2
 
 
 def test_a_value_is_taken_as_it_is_when_it_is_logged() -> None:

@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from pa_core import _torch
 from pa_core.distributed import mailbox
-from pa_core.distributed.mailbox import Arrivals, Mailbox
+from pa_core.distributed.mailbox import Mailbox
 from pa_core.distributed.signs import Sign, Signs
 from pa_core.errors import OtherProcessError
 
@@ -61,20 +61,20 @@ def test_a_process_that_is_gone_is_not_waited_for() -> None:
 @pytest.mark.usefixtures("silent_process")
 def test_a_process_that_is_gone_before_it_has_come_is_not_waited_for() -> None:
     """Whoever has come before gives up, and names it."""
-    arrivals = Arrivals()
+    box = Mailbox()
     if dist.get_rank() == 0:
         with pytest.raises(OtherProcessError, match="rank 1, which has sent no heartbeat"):
-            arrivals.wait_for_all()
+            box.wait_for_all()
 
 
 def test_a_process_that_leaves_is_not_waited_for() -> None:
     """The others learn of it; where all come, none of them does, whatever happened before."""
-    arrivals = Arrivals()
+    box = Mailbox()
     if dist.get_rank() == 0:
         with pytest.raises(OtherProcessError, match="rank 1, which has raised an error"):
-            arrivals.wait_for_all()
+            box.wait_for_all()
     else:
-        arrivals.leave()
-    again = Arrivals()
+        box.leave()
+    again = Mailbox()
     again.wait_for_all()
     again.leave()

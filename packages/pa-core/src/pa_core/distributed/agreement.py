@@ -13,7 +13,6 @@ from torch import Tensor
 from pa_core.device_reads import LateReader, to_device
 from pa_core.distributed.collectives import gather_objects, sum_over_processes, values_of_all
 from pa_core.distributed.comparison import DIGEST_SIZE, Describe, digest, require_same_digests
-from pa_core.distributed.packed_means import pack_means, unpack_means
 from pa_core.distributed.wrapping import Carrier
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.tracking import LossTracker, StepMeans
@@ -216,7 +215,7 @@ class Agreement:
     def add_up(self, losses: LossTracker, means: StepMeans, missing: float) -> float:
         """Add up what was tracked in an epoch over all processes; every process must call this.
 
-        It takes one exchange. What was logged takes two more where the processes logged different names, or many.
+        It takes one exchange, and two more if anything was logged.
 
         Args:
             losses: The losses of the epoch.
@@ -235,17 +234,15 @@ class Agreement:
         texts, totals = self._describe(), losses.totals().to(self._device)
         numbers = [*digest(texts), *self.local_flags(items=0.0), len(means), missing]
         values = to_device(numbers, totals.dtype, self._device)
-        packed = pack_means(means, totals.dtype, self._device)
-        of_each = values_of_all(torch.cat((totals, values, packed)))
-        numbers_of_each = of_each[:, : -len(packed)].cpu()
+        of_each = values_of_all(torch.cat((totals, values))).cpu()
         first_flag = 2 + DIGEST_SIZE
-        require_same_digests(numbers_of_each[:, 2:first_flag], texts)
-        sums = numbers_of_each.sum(0)
+        require_same_digests(of_each[:, 2:first_flag], texts)
+        sums = of_each.sum(0)
         self._apply(_to_list(sums[first_flag:]))
         losses.load_totals(sums[:2])
         num_logged, all_missing = _to_list(sums[-2:])
         if num_logged > 0:
-            means.load_totals(unpack_means(means, of_each[:, -len(packed) :]) or gather_objects(means.totals()))
+            means.load_totals(gather_objects(means.totals()))
         return all_missing
 
     def raise_non_finite_loss(self) -> None:

@@ -15,11 +15,13 @@ from pa_core import _torch
 from pa_core.distributed.signs import Signs
 from pa_core.errors import OtherProcessError
 
-__all__ = ["Arrivals", "Mailbox"]
+__all__ = ["Mailbox"]
 
 _SECONDS_UNTIL_GONE = 15.0
 _SECONDS_BETWEEN_LOOKS: Final = (0.002, 0.1)
 """At first and at most."""
+
+_COME: Final = "has come"
 
 _topics = itertools.count(1)
 
@@ -39,6 +41,7 @@ class Mailbox:
         shared: Any = _torch.store_of_processes()
         connection: Store = shared.clone()
         self._store = PrefixStore(f"pa_core/mailbox/{next(_topics)}", connection)
+        self._has_come = False
         self._signs = Signs(PrefixStore("pa_core/watch", connection), self.rank, self.num_processes)
 
     def post(self, key: str, message: str) -> None:
@@ -74,6 +77,24 @@ class Mailbox:
                 pause = min(2 * pause, _SECONDS_BETWEEN_LOOKS[1])
             return self._store.get(key).decode()
 
+    def wait_for_all(self) -> None:
+        """Come, and return once all processes have, no matter how much later; none waits in an exchange meanwhile.
+
+        Raises:
+            OtherProcessError: One of them has left, sends no heartbeat any more, or kept the messages and is gone.
+        """
+        self._has_come = True
+        self.post(f"come/{self.rank}", _COME)
+        for rank in range(self.num_processes):
+            if self.wait_for(f"come/{rank}", rank) != _COME:
+                raise _missing(rank, "which has raised an error before it was done")
+
+    def leave(self) -> None:
+        """Tell the others that this process does not come; without effect if it has."""
+        if not self._has_come:
+            with suppress(OtherProcessError):  # nobody is there to be told
+                self.post(f"come/{self.rank}", "has left")
+
     def remove(self, key: str) -> None:
         """Remove a message that everybody has read.
 
@@ -87,40 +108,10 @@ class Mailbox:
             self._store.delete_key(key)
 
 
-class Arrivals:
-    """Lets each process come to a place when it is done with its share, no matter how much later than the others.
-
-    Every process makes as many as the others, in the same order, and calls `wait_for_all` or `leave`. No process waits
-    in an exchange meanwhile, where the others would consider it hung.
-    """
-
-    def __init__(self) -> None:
-        self._box = Mailbox()
-        self._has_come = False
-
-    def wait_for_all(self) -> None:
-        """Come, and return once all processes have.
-
-        Raises:
-            OtherProcessError: One of them has left, sends no heartbeat any more, or kept the store and is gone.
-        """
-        self._has_come = True
-        self._box.post(str(self._box.rank), "has come")
-        for rank in range(self._box.num_processes):
-            if self._box.wait_for(str(rank), rank) != "has come":
-                raise _missing(rank, "which has raised an error before it was done")
-
-    def leave(self) -> None:
-        """Tell the others that this process does not come; without effect if it has."""
-        if not self._has_come:
-            with suppress(OtherProcessError):  # nobody is there to be told
-                self._box.post(str(self._box.rank), "has left")
-
-
-def _missing(rank: int, given: str) -> OtherProcessError:
+def _missing(rank: int, why: str) -> OtherProcessError:
     return OtherProcessError(
         "Another process has failed, or is gone, while this one waited for it.",
-        given=f"rank {rank}, {given}",
+        given=f"rank {rank}, {why}",
         do=f"See what rank {rank} printed last.",
     )
 

@@ -9,16 +9,14 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar, overload
 
-import torch
-
 from pa_core import _accelerate
 from pa_core.distributed import gloo_forks
 from pa_core.distributed.collectives import (
     gather,
+    gather_objects,
     leave_processes_at_exit,
     num_processes,
     runs_on_gloo,
-    sum_over_processes,
 )
 from pa_core.errors import ConfigurationError, OtherProcessError, StopTrainingError
 
@@ -72,14 +70,7 @@ def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
         >>> download()
         'downloaded once, and there for all that follows'
     """
-
-    @functools.wraps(function)
-    def on_rank_zero(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
-        state = _accelerate.process_state()
-        with _waited_for_by_others(state):
-            return function(*args, **kwargs) if state.is_main_process else None
-
-    return on_rank_zero
+    return _waited_for_by_others(lambda state: state.is_main_process, function)
 
 
 def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -92,14 +83,7 @@ def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
         >>> unpack()
         'unpacked once on each machine'
     """
-
-    @functools.wraps(function)
-    def on_first_of_machine(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
-        state = _accelerate.process_state()
-        with _waited_for_by_others(state):
-            return function(*args, **kwargs) if state.is_local_main_process else None
-
-    return on_first_of_machine
+    return _waited_for_by_others(lambda state: state.is_local_main_process, function)
 
 
 class BlockOrDecorator(Protocol):
@@ -220,28 +204,29 @@ def _first_then_others(is_first_of: Callable[[_accelerate.ProcessState], bool]) 
             state.wait_for_everyone()
 
 
-@contextmanager
-def _waited_for_by_others(state: _accelerate.ProcessState) -> Generator[None]:
-    """Leave the block on all processes together, and fail on all of them if it failed on one."""
-    if num_processes() == 1 or _is_apart.get():
-        yield
-        return
-    try:
-        with apart():
-            yield
-    except BaseException as error:
-        with suppress(Exception):  # the others may have ended, and this error tells more
-            _some_have_failed(state, this_one=not isinstance(error, StopTrainingError))
-        raise
-    if _some_have_failed(state, this_one=False):
-        raise OtherProcessError(
-            "A function that this process waited for has failed on the first process, of the run or of a machine. See "
-            "the traceback of that process."
-        )
+def _waited_for_by_others(
+    runs_on: Callable[[_accelerate.ProcessState], bool], function: Callable[_P, _R]
+) -> Callable[_P, _R | None]:
+    """Make a function run on some processes; all leave it together, and fail if it failed on one."""
 
+    @functools.wraps(function)
+    def on_some(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        waits = num_processes() > 1 and not _is_apart.get()
+        try:
+            result = run_if(runs_on(_accelerate.process_state()), function)(*args, **kwargs)
+        except BaseException as error:
+            if waits:
+                with suppress(Exception):  # the others may have ended, and this error tells more
+                    gather_objects(not isinstance(error, StopTrainingError))
+            raise
+        if waits and any(gather_objects(False)):
+            raise OtherProcessError(
+                "A function that this process waited for has failed on the first process, of the run or of a machine. "
+                "See the traceback of that process."
+            )
+        return result
 
-def _some_have_failed(state: _accelerate.ProcessState, *, this_one: bool) -> bool:
-    return bool(sum_over_processes(torch.tensor([float(this_one)], device=state.device)).item())
+    return on_some
 
 
 @contextmanager

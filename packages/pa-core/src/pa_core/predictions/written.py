@@ -14,7 +14,7 @@ from torch import Tensor
 from pa_checkpoint import atomic_write
 from pa_core.distributed.collectives import num_processes, rank
 from pa_core.distributed.long_waits import do_while_others_wait
-from pa_core.distributed.mailbox import Arrivals
+from pa_core.distributed.mailbox import Mailbox
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.predictions.columns import columns_of
 from pa_core.predictions.file_formats import FileFormat, format_of
@@ -70,7 +70,7 @@ class Writing:
         suffix = ".done" if self.path is None else self.path.suffix
         self._folder = None if folder is None else PieceFolder(Path(folder).absolute(), self.pieces, suffix)
         self._other_pieces: Literal["error", "remove"] = other_pieces
-        self._arrivals: Arrivals | None = None
+        self._messages: Mailbox | None = None
 
     def open(self, identity: Mapping[str, str], say: Callable[[str], object]) -> Tensor:
         """Return the numbers of the missing pieces that this process predicts.
@@ -86,7 +86,7 @@ class Writing:
             FolderInUseError: Another run is writing them.
             ConfigurationError: The processes do not share the folder.
         """
-        self._arrivals = Arrivals() if num_processes() > 1 else None
+        self._messages = Mailbox() if num_processes() > 1 else None
         found: set[int] = set()
         if self._folder is not None:
             name = "a function" if self.path is None else self.path.suffix
@@ -128,16 +128,16 @@ class Writing:
             OSError: The file cannot be written.
             OtherProcessError: Another process has failed, or is gone, before it was done.
         """
-        if self._arrivals is not None:
-            self._arrivals.wait_for_all()
+        if self._messages is not None:
+            self._messages.wait_for_all()
         errors = do_while_others_wait(self._join if rank() == 0 else None)
         if errors[0] is not None:
             raise errors[0]
 
     def close(self) -> None:
         """Let other runs write the same, and the others fail that wait for this process; none of it after `finish`."""
-        if self._arrivals is not None:
-            self._arrivals.leave()
+        if self._messages is not None:
+            self._messages.leave()
         if self._folder is not None:
             self._folder.close()
 
