@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.callbacks.run_uploads import RunUploads, check_upload_arguments
 from pa_core.callbacks.signal_watch import SignalWatch
+from pa_core.callbacks.uploads import Uploads, check_upload_arguments
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
@@ -125,7 +125,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._has_asked: bool = False
         self._has_warned: bool = False
         self._is_lost: bool = False
-        self._uploads: RunUploads | None = None
+        self._uploads: Uploads | None = None
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -213,8 +213,8 @@ class SaveTrainingStateCallback(TrainerCallback):
             keep_other_runs=True,
         )
 
-    def _begin_uploads(self, trainer: AnyTrainer, url: str, continued: Path | None) -> RunUploads:
-        uploads = RunUploads(url, self.max_checkpoints, self.upload_errors, trainer.print)
+    def _begin_uploads(self, trainer: AnyTrainer, url: str, continued: Path | None) -> Uploads:
+        uploads = Uploads(url, self.max_checkpoints, self.upload_errors, trainer.print)
         self._last_sequence = max(self._last_sequence, uploads.begin(self._folder, continued) - 1)
         return uploads
 
