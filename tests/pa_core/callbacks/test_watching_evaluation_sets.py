@@ -130,7 +130,7 @@ def test_the_best_model_within_epochs_is_judged_after_its_own_set(tmp_path: Path
     [
         ({"rare": EvaluationSet(OOD, every_n_epochs=2)}, None, "eval_names=['rare']"),
         (RARE, ["vall"], "'vall'"),
-        (VAL, ["val"], "Leave eval_names out"),
+        (VAL, ["val"], "leave eval_names out"),
     ],
 )
 def test_evaluations_within_epochs_of_no_set_are_refused_at_the_start(sets: Any, names: Any, said: str) -> None:

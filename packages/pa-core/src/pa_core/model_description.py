@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import filterfalse, groupby
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from pa_core._torch import CHILDREN
 from pa_core.run_config import check_count
@@ -18,7 +18,6 @@ __all__ = ["describe_model"]
 
 _HEADER: tuple[str, ...] = ("module", "type", "parameters", "trainable", "memory", "dtype", "")
 _LEFT = (0, 1, 5, 6)
-_LAZY = (UninitializedParameter, UninitializedBuffer)
 _KIB = 1024
 
 
@@ -77,51 +76,33 @@ class _Place(NamedTuple):
         return self._replace(path=f"{self.path}{name}.", level=self.level + 1)
 
 
-class _Size(NamedTuple):
-    """What the columns say of some modules."""
-
-    parameters: int
-    trainable: int
-    memory: int
-    dtypes: tuple[str, ...]
-    kinds: tuple[str, ...]
-
-    @classmethod
-    def of(cls, modules: Iterable[nn.Module]) -> _Size:
-        modules = list(modules)
-        parameters = list({id(one): one for module in modules for one in module.parameters()}.values())
-        buffers = list({id(one): one for module in modules for one in module.buffers()}.values())
-        known = [one for one in parameters if not isinstance(one, _LAZY)]
-        tensors = [*known, *(one for one in buffers if not isinstance(one, _LAZY))]
-        kinds = {
-            "lazy": len(known) < len(parameters),
-            "meta": any(one.is_meta for one in tensors),
-            "sharded": any(map(is_sharded, tensors)),
-        }
-        return cls(
-            sum(one.numel() for one in known),
-            sum(one.numel() for one in known if one.requires_grad),
-            sum(map(_memory, tensors)),
-            tuple(sorted({str(one.dtype).removeprefix("torch.") for one in known or tensors})),
-            tuple(kind for kind, applies in kinds.items() if applies),
-        )
+def _measures(modules: Sequence[nn.Module]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what the columns of numbers say of some modules, and of which kinds their tensors are."""
+    parameters = list({id(one): one for module in modules for one in module.parameters()}.values())
+    buffers = list({id(one): one for module in modules for one in module.buffers()}.values())
+    known = [*filterfalse(is_lazy, parameters)]
+    tensors = [*known, *filterfalse(is_lazy, buffers)]
+    kinds = {
+        "lazy": len(known) < len(parameters),
+        "meta": any(one.is_meta for one in tensors),
+        "sharded": any(map(is_sharded, tensors)),
+    }
+    cells = (
+        f"{sum(one.numel() for one in known):,}",
+        f"{sum(one.numel() for one in known if one.requires_grad):,}",
+        _format_memory(sum(map(_memory, tensors))),
+        ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in known or tensors})),
+    )
+    return cells, tuple(kind for kind, applies in kinds.items() if applies)
 
 
 def _rows(
     name: str, modules: list[nn.Module], place: _Place, depth: int, above: tuple[nn.Module, ...] = ()
 ) -> Iterator[tuple[str, ...]]:
     """Yield the row of some identical modules, and for a single one the rows of its children."""
-    first, size = modules[0], _Size.of(modules)
+    first, (cells, kinds) = modules[0], _measures(modules)
     kind = type(first).__name__ if len(modules) == 1 else f"{len(modules)} x {type(first).__name__}"
-    yield (
-        "  " * place.level + name,
-        kind,
-        f"{size.parameters:,}",
-        f"{size.trainable:,}",
-        _format_memory(size.memory),
-        ", ".join(size.dtypes),
-        ", ".join([*size.kinds, *_shared(modules, place)]),
-    )
+    yield "  " * place.level + name, kind, *cells, ", ".join([*kinds, *_shared(modules, place)])
     if depth == 0 or len(modules) > 1 or first in above:
         return
     named: dict[str, nn.Module | None] = vars(first)[CHILDREN]
@@ -138,17 +119,14 @@ def _likeness(child: tuple[str, nn.Module], place: _Place) -> object:
     name, module = child
     is_numbered = name.isdigit() and any(True for _ in module.parameters())
     shared = _shared([module], place.child(name))
-    return (type(module), _Size.of([module]), *shared) if is_numbered else name
+    return (type(module), _measures([module]), *shared) if is_numbered else name
 
 
-def _shared(modules: Iterable[nn.Module], place: _Place) -> list[str]:
-    """Say which parameters have their first name in another module, further up."""
-    if len(list(modules)) > 1:
-        return []
-    (module,) = modules
-    names = [place.first_names.get(id(one), place.path) for one in module.parameters()]
+def _shared(modules: Sequence[nn.Module], place: _Place) -> list[str]:
+    """Say which parameters of a single module have their first name in another one, further up."""
+    names = [place.first_names.get(id(one), place.path) for one in modules[0].parameters()]
     elsewhere = [name for name in names if not name.startswith(place.path)]
-    if not elsewhere:
+    if len(modules) > 1 or not elsewhere:
         return []
     return [f"shares {elsewhere[0]}" + (f" and {len(elsewhere) - 1} more" if len(elsewhere) > 1 else "")]
 

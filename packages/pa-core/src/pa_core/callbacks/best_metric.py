@@ -102,16 +102,14 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
     if trainer.eval_sets and f"_{metric_name}".endswith("_eval_loss_epoch"):
         named = [metric_name.replace("eval_loss", f"eval_{name}_loss") for name in trainer.eval_sets]
         raise ConfigurationError(
-            "The metric to watch belongs to a single evaluation dataset, and this run has several with names.",
-            given=f"watch_metric={metric_name!r}",
-            do=f"Pass watch_metric={named[0]!r}.",
+            "The metric to watch belongs to a single evaluation dataset, and this run has several with names: "
+            f"watch_metric={metric_name!r}. Pass watch_metric={named[0]!r}."
         )
     is_evaluated = trainer.eval_dataloader is not None or trainer._evaluates_in_script  # pyright: ignore[reportPrivateUsage]  # nobody else needs to know
     if not is_evaluated and metric_name.removeprefix(INTERMEDIATE_PREFIX) == "eval_loss_epoch":
         raise ConfigurationError(
-            "The metric to watch is not recorded without an evaluation.",
-            given=f"watch_metric={metric_name!r} and no eval_dataset",
-            do='Pass eval_dataset to Trainer.train(), or watch_metric="train_loss_epoch".',
+            f"The metric to watch is not recorded without an evaluation: watch_metric={metric_name!r} and no "
+            "eval_dataset. Pass eval_dataset to Trainer.train(), or watch_metric='train_loss_epoch'."
         )
 
 
@@ -187,9 +185,9 @@ def _number_to_judge_by(trainer: AnyTrainer, metric_name: str, recorded: list[st
     number = as_number(latest)
     if number is None:
         entries = [name for name in recorded if name.startswith(f"{metric_name}_")]
+        do = f"Watch one of its numbers: {', '.join(entries)}." if entries else "Record the number to judge by too."
         raise ConfigurationError(
-            "The metric to watch is not a number.",
-            given=f"watch_metric={metric_name!r}, of which a {type(latest).__name__} was recorded",
-            do=f"Watch one of its numbers: {', '.join(entries)}." if entries else "Record the number to judge by too.",
+            f"The metric to watch is not a number: watch_metric={metric_name!r}, of which a {type(latest).__name__} "
+            f"was recorded. {do}"
         )
     return number

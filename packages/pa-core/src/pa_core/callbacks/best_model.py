@@ -172,10 +172,8 @@ class SaveBestModelCallback(TrainerCallback):
                 _try_to_write(self.path.resolve())
             except OSError as error:
                 problem = CheckpointError(
-                    f"{type(self).__name__} cannot save a model.",
-                    given=f"save_path={str(self.save_path)!r}: {error}",
-                    expected="the path of a file, in a folder that this run may write to",
-                    do="Choose another path.",
+                    f"{type(self).__name__} cannot save a model to save_path={str(self.save_path)!r}: {error}. Choose "
+                    "another path."
                 )
         raise_on_all(problem)
 
@@ -188,19 +186,14 @@ class SaveBestModelCallback(TrainerCallback):
 
     def _require_own_file(self) -> None:
         expected = self._what_identifies_the_best()
-        path = self.path
-        found: dict[str, Any] = {}
-        if path.exists():
-            # On the meta device, no weight is read.
-            content = read_checkpoint(path, torch.device("meta"))
-            found = {name: content.get(name) for name in expected}
+        # On the meta device, no weight is read.
+        content = read_checkpoint(self.path, torch.device("meta")) if self.path.exists() else {}
+        found = {name: content.get(name) for name in expected}
         if found != expected:
             raise CheckpointError(
-                "The best model cannot be loaded at the end of the run: its file was replaced or removed.",
-                given=f"{path} with {found}" if found else f"{path}, which does not exist",
-                expected=f"the file with {expected} that this run saved there",
-                do="The model has the weights of the last update. Give each run its own save_path, or "
-                "pass load_saved_checkpoint=False.",
+                f"The best model cannot be loaded at the end of the run: its file {self.path} was replaced or removed. "
+                f"It has {found}, and this run saved {expected}. The model has the weights of the last update. Give "
+                "each run its own save_path, or pass load_saved_checkpoint=False."
             )
 
 
@@ -224,7 +217,6 @@ def _require_same_trained(at_first: set[str], now: set[str]) -> None:
     changed = sorted(at_first ^ now)
     if changed:
         raise ConfigurationError(
-            "Other parameters are trained than before: a file with trainable_only would lack some of them.",
-            given=f"{changed[0]}, one of {len(changed)} that were frozen or unfrozen since the first epoch",
-            do="Leave out trainable_only of SaveBestModelCallback.",
+            f"{changed[0]}, one of {len(changed)}, was frozen or unfrozen since the first epoch: a file with "
+            "trainable_only would lack some of them. Leave out trainable_only of SaveBestModelCallback."
         )

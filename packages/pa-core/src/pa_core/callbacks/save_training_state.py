@@ -233,10 +233,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         run = next((record.run for record in folder.records() if record.path == newest), None)
         if run is None:
             raise CheckpointError(
-                "The training state that was just saved is not there any more.",
-                given=str(newest),
-                expected="a folder from which nothing else removes training states while the run saves them",
-                do="Keep other programs from moving the folder, or set max_checkpoints instead of removing states.",
+                f"The training state {newest}, which was just saved, is not there any more. Keep other programs from "
+                "moving the folder, or set max_checkpoints instead of removing states."
             )
         if self._uploads is not None:
             self._uploads.add(newest, run)

@@ -66,17 +66,14 @@ class StepBasedEvaluationCallback(TrainerCallback):
         chosen = self.eval_names
         if chosen is None and sets and all(one.every_n_epochs > 1 for one in sets.values()):
             raise ConfigurationError(
-                "There is nothing to evaluate in the middle of the epochs.",
-                given="StepBasedEvaluationCallback, and evaluation sets that are not evaluated in each epoch: "
-                + ", ".join(map(repr, sets)),
-                do=f"Pass StepBasedEvaluationCallback({self.eval_every_n_steps}, eval_names=[{next(iter(sets))!r}]).",
+                f"StepBasedEvaluationCallback has nothing to evaluate: {', '.join(map(repr, sets))} are not evaluated "
+                f"in each epoch. Pass StepBasedEvaluationCallback({self.eval_every_n_steps}, "
+                f"eval_names=[{next(iter(sets))!r}])."
             )
         if unknown := [name for name in chosen or () if name not in sets]:
             raise ConfigurationError(
-                "There is no evaluation set of this name to evaluate in the middle of the epochs.",
-                given=f"StepBasedEvaluationCallback(eval_names={list(chosen or ())!r})",
-                expected=f"some of {', '.join(map(repr, sets))}" if sets else "a run whose evaluation sets have names",
-                do=f"Correct {unknown[0]!r}." if sets else "Leave eval_names out.",
+                f"StepBasedEvaluationCallback(eval_names=...) got {unknown[0]!r}, and the evaluation sets of this run "
+                f"are {', '.join(map(repr, sets)) or 'without names'}. Correct the name, or leave eval_names out."
             )
 
     @override
@@ -90,9 +87,5 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
 def _names(names: Collection[str]) -> tuple[str, ...]:
     if isinstance(names, str) or not names:
-        raise ConfigurationError(
-            "The evaluation sets to evaluate are given as a list of their names.",
-            given=f"eval_names={names!r}",
-            do=f"Pass eval_names=[{names!r}]." if names else "Leave eval_names out.",
-        )
+        raise ConfigurationError(f"eval_names must be a list of names of evaluation sets, got {names!r}.")
     return tuple(names)

@@ -194,21 +194,22 @@ def single_number(name: str, value: object) -> MetricValue:
         return value.long() if value.dtype is torch.bool else value
     if isinstance(value, Real):
         return float(value)
-    given = f"{value!r}, of type {type(value).__name__}"
-    do = f'Log a number; record anything else once an epoch, run_history.update_metric("{name}", value).'
     if isinstance(value, Tensor):
-        given = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
-        do = f'Log its mean, log("{name}", value.mean()), or each element under its own name.'
-    raise ConfigurationError("Only single numbers can be logged.", given=f'log("{name}", ...) with {given}', do=do)
+        raise ConfigurationError(
+            f"Only single numbers can be logged, got a tensor of shape {tuple(value.shape)} and dtype {value.dtype}. "
+            f"Log its mean, log({name!r}, value.mean()), or each element under its own name."
+        )
+    raise ConfigurationError(
+        f"Only single numbers can be logged, got {value!r}, of type {type(value).__name__}. Record anything else once "
+        f"an epoch, run_history.update_metric({name!r}, value)."
+    )
 
 
 def _outside_of_steps(name: object) -> ConfigurationError:
     return ConfigurationError(
-        "Values can be logged within a step only.",
-        given=f"log({name!r}, ...) between steps, or without a run",
-        expected="a call while a step is computed: from calculate_train_batch_loss or calculate_eval_batch_loss, or in "
-        "an event from on_train_step_start to on_optimizer_step_end, or from on_eval_step_start to on_eval_step_end",
-        do="Record a value of a whole epoch with trainer.run_history.update_metric(name, value).",
+        f"Values can be logged within a step only, got log({name!r}, ...) outside of one: log them from "
+        "calculate_train_batch_loss or calculate_eval_batch_loss, or in an event of a step. Record a value of a whole "
+        "epoch with trainer.run_history.update_metric(name, value)."
     )
 
 
