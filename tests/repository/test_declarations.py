@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.typing.checkers import PACKAGES
+
 ROOT = Path(__file__).parents[2]
 PROJECTS: dict[str, dict[str, Any]] = {
     path.parent.name: tomllib.loads(path.read_text())["project"]
     for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
 }
-IMPORT_NAMES = {"pa-compat": "pytorch_accelerated", "scikit-learn": "sklearn"}
-"""The distributions whose import name is not their own name with underscores."""
-NOBODY_REQUIRES = {"pa-compat", "pa-trial"}
-"""What only scripts import."""
+IMPORT_NAMES = {**PACKAGES, "scikit-learn": "sklearn"}
 USED_THROUGH_ACCELERATE = {"safetensors"}
 """accelerate writes the files of `Trainer.save_model`; their format is our promise, so we require its library."""
 
@@ -46,18 +45,9 @@ def _imported(folder: Path) -> set[str]:
     return names - sys.stdlib_module_names
 
 
-def test_there_are_eight_distributions() -> None:
-    """The checks below see all distributions."""
-    assert set(PROJECTS) == {
-        "pa-callbacks-extra",
-        "pa-checkpoint",
-        "pa-data",
-        "pa-compat",
-        "pa-core",
-        "pa-finetuning",
-        "pa-schedulers",
-        "pa-trial",
-    }
+def test_all_distributions_are_seen() -> None:
+    """By the checks below, and by those of types."""
+    assert PROJECTS.keys() == PACKAGES.keys()
 
 
 @pytest.mark.parametrize("name", PROJECTS)
@@ -74,25 +64,8 @@ def test_what_is_required_is_imported(name: str) -> None:
     assert required - _imported(ROOT / "packages" / name / "src") == set()
 
 
-def test_all_have_one_version_and_require_each_other_at_it() -> None:
-    """The distributions are released together: siblings are required within the same minor version."""
-    (version,) = {project["version"] for project in PROJECTS.values()}
-    major, minor = (int(part) for part in version.split(".")[:2])
-    siblings = f">={major}.{minor},<{major}.{minor + 1}"
-    required = {line for project in PROJECTS.values() for line in _requirements(project) if line.startswith("pa-")}
-    assert required == {f"{name}{siblings}" for name in PROJECTS if name not in NOBODY_REQUIRES}
-
-
 def test_a_requirement_has_one_floor_in_all_distributions() -> None:
     """Two distributions that require the same package agree on its oldest version, so one run tests it."""
     lines = {line for project in PROJECTS.values() for line in _requirements(project)}
     names = [_import_name(line) for line in lines]
     assert sorted(names) == sorted(set(names))
-
-
-@pytest.mark.parametrize("name", PROJECTS)
-def test_each_distribution_carries_the_licence_and_the_marker_of_typed_packages(name: str) -> None:
-    """Each distribution can be published by itself."""
-    folder = ROOT / "packages" / name
-    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert (folder / "src" / _import_name(name) / "py.typed").exists()

@@ -8,17 +8,9 @@ import sys
 import pytest
 
 from tests.launching import Launch
+from tests.typing.checkers import PACKAGES as DISTRIBUTIONS
 
-PACKAGES = [
-    "pa_callbacks_extra",
-    "pa_checkpoint",
-    "pa_data",
-    "pa_core",
-    "pa_finetuning",
-    "pa_schedulers",
-    "pa_trial",
-    "pytorch_accelerated",
-]
+PACKAGES = list(DISTRIBUTIONS.values())
 TORCH_BRINGS = {"numpy"}
 """A module of it more, such as that of its types, takes a millisecond or two."""
 

@@ -35,16 +35,6 @@ def test_types_of_others_come_from_typed_packages(environment: TypedEnvironment,
     assert untyped_imports(environment.site_packages / package) == set()
 
 
-def test_a_second_door_for_an_untyped_package_is_noticed(tmp_path: Path) -> None:
-    """Importing accelerate somewhere else, be it for its types alone, is found."""
-    package = tmp_path / "pa_core"
-    package.mkdir()
-    (package / "_accelerate.py").write_text("def create():\n    import accelerate\n")
-    assert untyped_imports(package) == set()
-    (package / "trainer.py").write_text("if TYPE_CHECKING:\n    from accelerate import Accelerator\n")
-    assert untyped_imports(package) == {("pa_core/trainer.py", "accelerate")}
-
-
 def untyped_imports(folder: Path) -> set[tuple[str, str]]:
     """Where a package imports one without types, other than where it may."""
     found: set[tuple[str, str]] = set()

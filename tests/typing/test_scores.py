@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.typing.checkers import Completeness, TypedEnvironment
@@ -25,13 +23,3 @@ def test_the_scores_are_those_of_the_wheels(scores: str) -> None:
     (shown, shown_counts), (found, found_counts) = without_counts(written_scores()), without_counts(scores)
     assert shown == found
     assert shown_counts == pytest.approx(found_counts, rel=LAG)
-
-
-def test_a_score_that_was_typed_by_hand_would_be_noticed(scores: str) -> None:
-    """Another percentage, another version, or counts of another project are differences."""
-    text, counts = without_counts(scores)
-    assert len(counts) == 4
-    assert scores.count("100 %") == 1
-    assert without_counts(scores.replace("100 %", "99.9%", 1))[0] != text
-    assert without_counts(re.sub(r"mypy \d", "mypy 0", scores))[0] != text
-    assert without_counts(scores.replace(str(counts[0]), str(2 * counts[0]), 1))[1] != pytest.approx(counts, rel=LAG)

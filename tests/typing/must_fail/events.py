@@ -1,4 +1,4 @@
-"""What must not pass a type checker around events: each of them once, overridden in a way that a run would break."""
+"""What must not pass a type checker around events, which are overridden in ways that a run would break."""
 
 # What is unknown because of an error is no error of its own.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -19,22 +19,6 @@ class AsksForMore(TrainerCallback):
 
     @override
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_init_end: AnyTrainer
-        raise NotImplementedError
-
-    @override
-    def on_prepare_start(self, trainer: NetTrainer, **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_prepare_start: AnyTrainer
-        raise NotImplementedError
-
-    @override
-    def on_training_run_start(self, trainer: Trainer[Net], **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_training_run_start: AnyTrainer
-        raise NotImplementedError
-
-    @override
-    def on_train_epoch_start(self, trainer: Net, **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_train_epoch_start: a model
-        raise NotImplementedError
-
-    @override
-    def on_train_epoch_end(self, trainer: str, **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_train_epoch_end: AnyTrainer
         raise NotImplementedError
 
 
@@ -58,10 +42,6 @@ class TakesTooLittle(TrainerCallback):
         raise NotImplementedError
 
     @override
-    def on_eval_epoch_end(self) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_eval_epoch_end: trainer
-        raise NotImplementedError
-
-    @override
     def on_exception(self, trainer: AnyTrainer) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_exception: exception
         raise NotImplementedError
 
@@ -73,10 +53,6 @@ class TakesTooLittle(TrainerCallback):
     def on_prediction_step_end(self, trainer: AnyTrainer) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_prediction_step_end: batch_size
         raise NotImplementedError
 
-    @override
-    def on_prediction_run_end(self) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_prediction_run_end: trainer
-        raise NotImplementedError
-
 
 class TakesOtherThings(TrainerCallback):
     """Takes arguments of other types than the events are called with, or more of them."""
@@ -86,15 +62,7 @@ class TakesOtherThings(TrainerCallback):
         raise NotImplementedError
 
     @override
-    def on_eval_step_start(self, trainer: AnyTrainer, batch: Tensor, **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_eval_step_start: nobody passes a batch
-        raise NotImplementedError
-
-    @override
     def on_training_state_request(self, trainer: AnyTrainer, update: str, **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_training_state_request: a number
-        raise NotImplementedError
-
-    @override
-    def on_preemption(self, trainer: AnyTrainer, signal: int, **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_preemption: nobody passes a signal
         raise NotImplementedError
 
     @override
