@@ -97,7 +97,6 @@ def compiling(**kwargs: Any) -> Callable[[], Any]:
     return lambda: on_cpu(dynamo_plugin=TorchDynamoPlugin(backend=DynamoBackend.AOT_EAGER, **kwargs))
 
 
-POWER_SGD = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2}
 HOOK = DDPCommunicationHookType
 ACCELERATORS: dict[str, Callable[[], Any]] = {
     "`DistributedDataParallel`, as it is": on_cpu,
@@ -107,10 +106,9 @@ ACCELERATORS: dict[str, Callable[[], Any]] = {
     "`broadcast_buffers=False`": with_ddp(broadcast_buffers=False),
     "`bucket_cap_mb=1`": with_ddp(bucket_cap_mb=1),
     "`comm_hook=FP16`": with_ddp(comm_hook=HOOK.FP16),
-    "`comm_hook=POWER_SGD`": with_ddp(comm_hook=HOOK.POWER_SGD, comm_state_option=POWER_SGD),
-    "`comm_hook=BATCHED_POWER_SGD`, in which torch fails": with_ddp(
-        comm_hook=HOOK.BATCHED_POWER_SGD, comm_state_option=POWER_SGD
-    ),
+    "`comm_hook=BF16`": with_ddp(comm_hook=HOOK.BF16),
+    "`comm_hook=POWER_SGD`": with_ddp(comm_hook=HOOK.POWER_SGD),
+    "`comm_hook=BATCHED_POWER_SGD`": with_ddp(comm_hook=HOOK.BATCHED_POWER_SGD),
     "`dynamo_backend`": compiling(),
     "`dynamo_backend`, regional": compiling(use_regional_compilation=True),
     "`DEEPSPEED`": of_type("DEEPSPEED"),

@@ -144,15 +144,6 @@ def test_version_of() -> None:
     assert names.version_of(tensor) > before
 
 
-def test_preserving_version() -> None:
-    """Within the context, a change in place is not noted."""
-    tensor = torch.ones(2)
-    before = names.version_of(tensor)
-    with names.preserving_version(tensor):
-        tensor.add_(1)
-    assert names.version_of(tensor) == before
-
-
 def nothing(_tensor: Tensor) -> None:
     """A hook."""
 
@@ -165,20 +156,18 @@ def test_has_gradient_hooks() -> None:
     assert [names.has_gradient_hooks(one) for one in (plain, early, late)] == [False, True, True]
 
 
-def test_adds_to_gradient() -> None:
-    """Within a backward pass, the parameters that it reaches are known, and none where gradients are returned."""
-    reached, other = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
-    nodes = [torch.autograd.graph.get_gradient_edge(one).node for one in (reached, other)]
-    answers: list[list[bool]] = []
+def test_after_backward_pass() -> None:
+    """It is called once all gradients of the pass are there."""
+    first, last = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    seen: list[bool] = []
 
     def ask(_gradient: Tensor) -> None:
-        answers.append([names.adds_to_gradient(node) for node in nodes])
+        names.after_backward_pass(lambda: seen.append(first.grad is not None and last.grad is not None))
 
-    for differentiate in (torch.autograd.backward, torch.autograd.grad):
-        output: Any = reached * 2
-        output.register_hook(ask)
-        differentiate(output, inputs=[reached])
-    assert answers == [[True, False], [False, False]]
+    output: Any = first * 2
+    output.register_hook(ask)
+    torch.autograd.backward(output * last)
+    assert seen == [True]
 
 
 def test_dtypes_of_outputs() -> None:
@@ -293,42 +282,6 @@ def test_ignored_by_ddp() -> None:
     layer = nn.Linear(2, 1)
     cast("Any", DistributedDataParallel)._set_params_and_buffers_to_ignore_for_model(layer, ["bias"])
     assert names.ignored_by_ddp(layer) == {"bias"}
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_has_comm_hook() -> None:
-    """A hook that exchanges gradients is seen."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    wrapper: Any = DistributedDataParallel(nn.Linear(2, 1))
-    assert not names.has_comm_hook(wrapper)
-    wrapper.register_comm_hook(None, allreduce_hook)
-    assert names.has_comm_hook(wrapper)
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_require_finished_exchange() -> None:
-    """A parameter that a backward pass has left out is an error of torch's."""
-    model = nn.Linear(2, 1)
-    model.register_parameter("unused", nn.Parameter(torch.zeros(1)))
-    wrapper = DistributedDataParallel(model)
-    wrapper(torch.ones(1, 2)).sum().backward()
-    with pytest.raises(RuntimeError, match="did not receive grad"):
-        names.require_finished_exchange(wrapper)
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_prepare_exchange() -> None:
-    """A second backward pass through one graph is averaged over the processes, too."""
-    layer = nn.Linear(1, 1, bias=False)
-    wrapper = DistributedDataParallel(layer)
-    loss = wrapper(torch.ones(1, 1) * dist.get_rank()).sum()
-    loss.backward(retain_graph=True)
-    layer.zero_grad()
-    names.prepare_exchange(wrapper, [])
-    loss.backward()
-    names.require_finished_exchange(wrapper)
-    assert cast("Tensor", layer.weight.grad).item() == 0.5
 
 
 def sharded_layer(**options: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.any_trainer import EVENT_NAMES
+from pa_core.distributed import sum_over_processes
 from pa_core.distributed.agreement import Agreement
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from pa_core.tracking import LossTracker, StepMeans
@@ -337,7 +339,11 @@ def test_flags_reach_all_ranks_without_a_trainer() -> None:
     agreement = Agreement(CPU, num_processes=2)
     is_second = dist.get_rank() == 1
     agreement.save.is_asked = is_second
-    assert float(agreement.before_update(None, items=2.0 + is_second, at_once=False)) == 5.0
+
+    def exchange(flags: Sequence[float]) -> Tensor:
+        return sum_over_processes(torch.tensor(flags))
+
+    assert float(agreement.before_update(exchange, items=2.0 + is_second, at_once=False)) == 5.0
     assert [agreement.save.take(), agreement.save.take(), agreement.preempt.take()] == [True, False, False]
     assert not agreement.save.is_pending
 

@@ -15,7 +15,7 @@ from torch.optim import LBFGS, SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback, UnsupportedConfigurationError, gather_objects
+from pa_core import AnyTrainer, Trainer, TrainerCallback, gather_objects
 from pa_core.distributed import rank
 from pa_core.testing import make_regression
 
@@ -60,34 +60,9 @@ def trainer_that(call: Step, model: nn.Module | None = None, **kwargs: Any) -> C
     return trainer
 
 
-def without_gradients_first(trainer: Any, inputs: Tensor) -> Tensor:
-    """The wrapper is called, but not for the pass that trains."""
-    with torch.no_grad():
-        trainer.model(inputs)
-    outputs: Tensor = trainer.get_model()(inputs)
-    return outputs
-
-
-ROUND_THE_WRAPPER: dict[str, Step] = {
-    "get_model": lambda trainer, inputs: trainer.get_model()(inputs),
-    "module": lambda trainer, inputs: trainer.model.module(inputs),
-    "parts": lambda trainer, inputs: trainer.get_model()[2](trainer.get_model()[0](inputs)),
-    "the wrapper without gradients": without_gradients_first,
-}
-
-
-@pytest.mark.parametrize("way", ROUND_THE_WRAPPER)
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_step_that_goes_round_the_wrapper_is_refused_at_the_first_update(way: str, accumulation: int) -> None:
-    """Before it changes the weights; the error names what to call."""
-    trainer = trainer_that(ROUND_THE_WRAPPER[way])
-    before = weights_of(trainer.model)
-    with pytest.raises(UnsupportedConfigurationError, match=r"0.weight(.|\n)*call self.model"):
-        trainer.train(make_regression(16), 1, per_device_batch_size=2, gradient_accumulation_steps=accumulation)
-    assert weights_of(trainer.model) == before
-
-
 WAYS_THAT_ARE_FINE: dict[str, Step] = {
+    "get_model": lambda trainer, inputs: trainer.get_model()(inputs),
+    "its parts": lambda trainer, inputs: trainer.get_model()[2](trainer.get_model()[0](inputs)),
     "a part beside the whole": lambda trainer, inputs: trainer.model(inputs) + trainer.get_model()[0](inputs).mean(),
     "its forward": lambda trainer, inputs: trainer.model.forward(inputs),
     "twice": lambda trainer, inputs: trainer.model(inputs) + trainer.model(-inputs),
@@ -373,26 +348,23 @@ class Skips(nn.Module):
         return self.second(outputs) if self.calls < self.from_call else outputs
 
 
-class FindsUnused(Trainer):
-    """As the error advises."""
-
-    @override
-    def _create_accelerator(self) -> Any:
-        from accelerate import Accelerator, DistributedDataParallelKwargs
-
-        return Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
-
-
 @pytest.mark.parametrize("from_call", [1, 3, 4])
-def test_parameters_that_a_step_does_not_use_are_named(from_call: int) -> None:
-    """At the update in which they got no gradient, which is not made, be it the last one; the advice works."""
-    for trainer_class, is_refused in ((Trainer, True), (FindsUnused, False)):
-        model = Skips(from_call=from_call)
-        trainer = trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-        if is_refused:
-            with pytest.raises(UnsupportedConfigurationError, match=r"no gradient for second.weight, second.bias\n"):
-                trainer.train(make_regression(16), 1, per_device_batch_size=2)
-            assert trainer.num_updates_completed == from_call - 1
-        else:
-            trainer.train(make_regression(16), 1, per_device_batch_size=2)
-            assert_equal_on_all_ranks(model)
+def test_parameters_that_a_step_does_not_use_are_left_alone(from_call: int) -> None:
+    """As on one process: they have no gradient, so that not even weight decay changes them."""
+    model = Skips(from_call=from_call)
+    optimizer = SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[])
+    before: list[float] = []
+
+    class Note(TrainerCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            if update == from_call - 1:
+                before.extend(weights_of(model.second))
+
+    trainer.callback_handler.add_callback(Note)
+    before += weights_of(model.second) if from_call == 1 else []
+    trainer.train(make_regression(16), 1, per_device_batch_size=2)
+    assert trainer.num_updates_completed == 4
+    assert weights_of(model.second) == before
+    assert_equal_on_all_ranks(model)

@@ -345,19 +345,21 @@ def test_a_break_leaves_the_batches_of_the_script_only() -> None:
 
 
 @on_any
-@pytest.mark.parametrize(("before_backward", "updates"), [(True, 1), (False, 2)])
-def test_one_process_may_ask_to_stop(before_backward: bool, updates: int) -> None:
-    """Before a backward pass it keeps the update from being made, after it the next one, on any number of processes."""
+@pytest.mark.parametrize(("when", "updates"), [("before backward", 1), ("before step", 1), ("after step", 2)])
+def test_one_process_may_ask_to_stop(when: str, updates: int) -> None:
+    """Before a step it keeps the update from being made, after it the next one, on any number of processes."""
     with make_run(linear(), POINTS) as run:
         for (points,) in run.batches():
             for number, other in enumerate(run.batches([points, points, points])):
                 asks = number == 1 and rank() == num_processes() - 1
-                if asks and before_backward:
+                if asks and when == "before backward":
                     run.request_stop()
                 run.backward(run.model(other).mean())
-                if asks and not before_backward:
+                if asks and when == "before step":
                     run.request_stop()
                 run.step()
+                if asks and when == "after step":
+                    run.request_stop()
     assert gather_objects(run.num_updates_completed) == [updates] * num_processes()
 
 

@@ -103,9 +103,9 @@ def test_the_passes_of_an_update_may_be_in_any_order(results: list[dict[str, Any
 
 
 def test_a_parameter_that_no_loss_depends_on(results: list[dict[str, Any]]) -> None:
-    """On several processes it is refused by its name: an exchange gives it a gradient that one process would not."""
-    assert results[0]["unused"]["error"] is None
-    assert "no gradient for 2.bias" in results[1]["unused"]["error"]
+    """It has no gradient, on two processes as on one."""
+    one, two = (result["unused"] for result in results)
+    _close(one["weights"], two["weights"])
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_a_parameter_that_no_loss_depends_on(results: list[dict[str, Any]]) -> N
         ("before backward 0", 2),
         ("after backward 0", 2),
         ("before backward 1", 2),
-        ("after backward 1", 3),
-        ("before step", 3),
+        ("after backward 1", 2),
+        ("before step", 2),
         ("after step", 2),
         ("in evaluation", 2),
         ("after updates", 2),
@@ -124,7 +124,7 @@ def test_a_parameter_that_no_loss_depends_on(results: list[dict[str, Any]]) -> N
     ],
 )
 def test_a_request_to_stop_acts_at_the_same_update(results: list[dict[str, Any]], place: str, updates: int) -> None:
-    """With its last backward pass an update is sealed; what is asked for later stops the next one, on one process too.
+    """An update is not made if this is asked for before its step, on one process as on two.
 
     Metrics and events are the same, too.
     """

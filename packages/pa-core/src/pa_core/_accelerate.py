@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pa_core.errors import NonFiniteLossError, UnsupportedConfigurationError
@@ -31,7 +30,6 @@ __all__ = [
     "create_accelerator",
     "describe_processes",
     "device_of",
-    "exchanges_exact_gradients",
     "explain_dispatching",
     "fetching_loader",
     "files_of_export",
@@ -41,17 +39,17 @@ __all__ = [
     "is_dispatched",
     "is_of_torchdata",
     "is_split",
-    "keep_gradients_local",
     "known_trackers",
     "launch_in_notebook",
     "launched_processes",
     "launched_with",
     "noting_arguments",
     "parallelism_config",
-    "place_and_wrap",
+    "place",
     "precision_of_process",
     "process_state",
     "replace_gather",
+    "settings_of_exchange",
     "sharding_plugin",
     "split_loader",
     "start_tracker",
@@ -396,11 +394,13 @@ def unscale(accelerator: AcceleratorLike, *optimizers: Optimizer) -> bool:
     return overflowed
 
 
-def exchanges_exact_gradients(accelerator: AcceleratorLike) -> bool:
-    """Whether numbers that travel with the gradients arrive as they are: neither scaled nor compressed by a hook."""
+def settings_of_exchange(accelerator: AcceleratorLike) -> tuple[int, torch.dtype | None]:
+    """Return how many bytes of gradients are exchanged at a time, and in which type; None for their own."""
     handler: Any = getattr(accelerator, "ddp_handler", None)
-    is_compressed = handler is not None and str(handler.comm_hook.value) != "no"
-    return accelerator.scaler is None and not is_compressed
+    if handler is None:
+        return 25 << 20, None
+    dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16}
+    return int(handler.bucket_cap_mb) << 20, dtypes.get(str(handler.comm_hook.value))
 
 
 def broadcasts_buffers(accelerator: AcceleratorLike) -> bool:
@@ -413,19 +413,6 @@ def finds_unused_parameters(accelerator: AcceleratorLike) -> bool:
     """Whether a backward pass may leave out parameters, on some processes or on all of them."""
     handler: Any = getattr(accelerator, "ddp_handler", None)
     return handler is not None and bool(handler.find_unused_parameters)
-
-
-def keep_gradients_local(accelerator: AcceleratorLike, model: nn.Module) -> AbstractContextManager[None]:
-    """Return a context in which a backward pass does not exchange gradients, where that can be left out.
-
-    With ``static_graph=True``, torch wants the same collectives in each backward pass. What is averaged already stays
-    what it is when it is averaged again, so that the result is the same.
-    """
-    inside = compiled_from(model)
-    wrapper = model if inside is None else inside
-    if isinstance(wrapper, DistributedDataParallel) and wrapper.static_graph:
-        return nullcontext()
-    return accelerator.no_sync(model)
 
 
 _FORWARD = ("forward", "_original_forward", "_is_accelerate_prepared")
@@ -470,15 +457,12 @@ def _without_compilation(accelerator: AcceleratorLike) -> Generator[None]:
         plugin.backend = before
 
 
-def place_and_wrap(
-    accelerator: AcceleratorLike, model: nn.Module, *, for_training: bool, compiles: bool = True
-) -> tuple[nn.Module, Callable[[], None]]:
-    """Place the module on the device, set its precision and, for training, wrap it for several processes.
+def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> tuple[nn.Module, Callable[[], None]]:
+    """Place the module on the device and set its precision.
 
     Args:
         accelerator: The accelerator of the trainer.
         model: The user's module.
-        for_training: False leaves out the wrapper that synchronises gradients.
         compiles: False leaves out the compilation that accelerate was told of.
 
     Returns:
@@ -493,11 +477,11 @@ def place_and_wrap(
 
     try:
         with nullcontext() if compiles else _without_compilation(accelerator):
-            wrapped = accelerator.prepare_model(model, evaluation_mode=not for_training)
+            called = accelerator.prepare_model(model, evaluation_mode=True)
     except BaseException:
         undo()
         raise
-    return wrapped, undo
+    return called, undo
 
 
 def _forward_attributes(module: nn.Module) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -33,7 +33,7 @@ __all__ = [
     "NEWEST_TRIED",
     "OLDEST_TRIED",
     "PARAMETERS",
-    "adds_to_gradient",
+    "after_backward_pass",
     "calls_step_hooks",
     "collectives_begun",
     "collectives_begun_in_all_groups",
@@ -45,7 +45,6 @@ __all__ = [
     "forget_local_gradients",
     "gathered_parameter",
     "gradient_divide_factor",
-    "has_comm_hook",
     "has_ended",
     "has_gradient_hooks",
     "has_iterator",
@@ -58,9 +57,6 @@ __all__ = [
     "note_dtypes",
     "num_averaged_over",
     "parameters_of_group",
-    "prepare_exchange",
-    "preserving_version",
-    "require_finished_exchange",
     "seconds_until_timeout",
     "sharded_parameter",
     "sharding_groups",
@@ -164,15 +160,6 @@ def version_of(tensor: Tensor) -> int:
     return cast("int", _private(tensor, "_version"))
 
 
-def preserving_version(tensor: Tensor) -> AbstractContextManager[object]:
-    """Return a context in which a tensor is changed without a note; a public ``detach`` counts as the tensor itself.
-
-    Args:
-        tensor: The tensor.
-    """
-    return cast("AbstractContextManager[object]", _private(torch.autograd, "_unsafe_preserve_version_counter")(tensor))
-
-
 def has_gradient_hooks(tensor: Tensor) -> bool:
     """Whether somebody registered a hook on a tensor; torch only lets hooks be registered.
 
@@ -180,19 +167,6 @@ def has_gradient_hooks(tensor: Tensor) -> bool:
         tensor: The tensor.
     """
     return bool(_private(tensor, "_backward_hooks") or _private(tensor, "_post_accumulate_grad_hooks"))
-
-
-def adds_to_gradient(node: Node) -> bool:
-    """Whether the backward pass in progress comes to a node; torch checks the same for its checkpointing.
-
-    Args:
-        node: The end of a graph at a parameter. Where its gradient is returned and not added, the answer is False.
-    """
-    will_execute: Callable[[Node], bool] = _private(_private(torch, "_C"), "_will_engine_execute_node")
-    try:
-        return bool(will_execute(node))
-    except RuntimeError:  # of a gradient that is returned
-        return False
 
 
 def dtypes_of_outputs(node: Node) -> set[torch.dtype]:
@@ -312,6 +286,16 @@ def seconds_until_timeout() -> float:
     return math.inf
 
 
+def after_backward_pass(call: Callable[[], None]) -> None:
+    """Call something at the end of the backward pass in progress, as ``DistributedDataParallel`` does.
+
+    Args:
+        call: What is called; hooks of tensors come before the end.
+    """
+    engine = _private(torch.autograd.Variable, "_execution_engine")
+    _private(engine, "queue_callback")(call)
+
+
 def ignored_by_ddp(module: nn.Module) -> set[str]:
     """Return the names that ``DistributedDataParallel`` was told to leave alone, for which torch has no public way.
 
@@ -320,36 +304,6 @@ def ignored_by_ddp(module: nn.Module) -> set[str]:
     """
     # The key has a dot before names that belong to the outermost module.
     return {name.removeprefix(".") for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
-
-
-def has_comm_hook(wrapper: nn.Module) -> bool:
-    """Whether a hook exchanges the gradients of a ``DistributedDataParallel``; ``register_comm_hook`` only takes it.
-
-    Args:
-        wrapper: The wrapper.
-    """
-    return bool(_private(wrapper, "_comm_hooks"))
-
-
-def require_finished_exchange(wrapper: nn.Module) -> None:
-    """Raise torch's ``RuntimeError`` where a backward pass has left out parameters, as only the next step would.
-
-    Args:
-        wrapper: A ``DistributedDataParallel``.
-    """
-    _private(wrapper, "_check_reducer_finalized")()
-
-
-def prepare_exchange(wrapper: nn.Module, outputs: list[Tensor]) -> None:
-    """Prepare a backward pass that exchanges gradients, as a ``DistributedDataParallel`` does in its forward pass only.
-
-    Args:
-        wrapper: The wrapper.
-        outputs: From where it looks for unused parameters; none where all are used.
-    """
-    reducer = _private(wrapper, "reducer")
-    _private(reducer, "_rebuild_buckets")()
-    _private(reducer, "prepare_for_backward")(outputs)
 
 
 def _sharding_state(module: nn.Module) -> Any:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from torch import nn
 from torch.optim import Optimizer
 
-from pa_core import _accelerate, distributed
+from pa_core import distributed
 from pa_core.compatibility import require_whole_model
-from pa_core.distributed.gradient_averaging import average_gradients, is_same_on_all_processes
-from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.errors import ConfigurationError
 from pa_core.input_checks import (
     check_kind_of_module,
     check_kind_of_optimizer,
@@ -50,11 +49,6 @@ class AddedModule:
 class AddedModules:
     """What ``add_module`` was given, by name.
 
-    Gradients are averaged over the processes after the backward pass, one module after another, and not by a wrapper
-    during it: two wrappers of one loss would exchange in the order in which the graph reaches them, which a process
-    without a sample does not have. So a module may also be called several times in a step, or through methods other
-    than ``forward``.
-
     Attributes:
         optimizers: The optimizers that modules have to themselves, by name.
         schedulers: The schedulers of these in the current or last run, by name.
@@ -73,8 +67,7 @@ class AddedModules:
         self.optimizers: dict[str, Optimizer] = {}
         self.schedulers: dict[str, SchedulerLike] = {}
         self._by_name: dict[str, AddedModule] = {}
-        self._undo: list[Callable[[], None]] = []
-        self._is_prepared = self._was_checked = False
+        self._is_prepared = False
 
     def add(self, name: str, added: AddedModule, model: nn.Module, optimizer: Optimizer | None) -> None:
         """Add a module, or raise an error and change nothing.
@@ -152,31 +145,25 @@ class AddedModules:
                 self.schedulers[name] = create_scheduler(factory, optimizer, values)
 
     def prepare(
-        self, accelerator: _accelerate.AcceleratorLike, optimizer: Optimizer | None, *, for_training: bool
+        self, place: Callable[[nn.Module, bool], nn.Module], optimizer: Optimizer | None, *, for_training: bool
     ) -> None:
         """Place all modules on the device, in the precision of the run, and those that nobody trains in eval mode.
 
         Args:
-            accelerator: The accelerator of the trainer.
+            place: Called with a module and whether it is trained, returns what a step calls.
             optimizer: The optimizer of the trainer.
-            for_training: Whether the run trains; its modules then begin with the weights of rank zero.
+            for_training: Whether the run trains.
         """
         trained = self.trained(optimizer)
-        self._is_prepared, self._was_checked = True, False
+        self._is_prepared = True
         for name, added in self._by_name.items():
-            added.called, undo = _accelerate.place_and_wrap(accelerator, added.module, for_training=False)
-            self._undo.append(undo)
+            added.called = place(added.module, for_training and name in trained)
             if name not in trained:
                 added.module.eval()
-        if for_training:
-            for module in trained.values():
-                distributed.broadcast_weights(module)
 
     def restore(self) -> None:
-        """Make the user's modules what they were before the run, and forget the gradients of a run that stopped."""
+        """Forget what the run has called, and the gradients of one that stopped."""
         self._is_prepared = False
-        while self._undo:
-            self._undo.pop()()
         for added in self._by_name.values():
             added.called = None
             added.module.zero_grad()
@@ -204,33 +191,6 @@ class AddedModules:
             for module, training in modes:
                 module.training = training
 
-    def exchange_gradients(self, optimizer: Optimizer | None) -> None:
-        """Average the gradients of an update over the processes; each must call this, even without a sample.
-
-        Args:
-            optimizer: The optimizer of the trainer.
-
-        Raises:
-            UnsupportedConfigurationError: The steps have trained a module themselves, on each process by itself.
-        """
-        if not self._by_name or distributed.num_processes() == 1:
-            return
-        trained = self.trained(optimizer)
-        if not self._was_checked:
-            for name, module in trained.items():
-                _require_same_on_all_processes(name, module)
-            self._was_checked = True
-        for name, module in trained.items():
-            updated = _ids_of_parameters(self._by_name[name].optimizer) | _ids_of_parameters(optimizer)
-            average_gradients(
-                {
-                    f"{name}.{inner}": parameter
-                    for inner, parameter in module.named_parameters()
-                    if parameter.requires_grad and id(parameter) in updated
-                }
-            )
-            distributed.broadcast_buffers(module)
-
     def step(self) -> None:
         """Update the parameters by their gradients."""
         for optimizer in self.optimizers.values():
@@ -244,16 +204,6 @@ class AddedModules:
 
 def _ids_of_parameters(optimizer: Optimizer | None) -> set[int]:
     return set() if optimizer is None else {id(parameter) for parameter in parameters_of(optimizer)}
-
-
-def _require_same_on_all_processes(name: str, module: nn.Module) -> None:
-    """Raise an error for a module that steps have updated before its gradients were averaged for the first time."""
-    if not is_same_on_all_processes(module):
-        raise UnsupportedConfigurationError(
-            f"The module {name!r} has drifted apart on the processes before the first update of the trainer.",
-            given="steps that run a backward pass and their own update, whose gradients are not averaged",
-            do="Add its loss to the one that is returned; for a separate loss and separate updates, use Run.",
-        )
 
 
 def _check_name(name: str, taken: Mapping[str, AddedModule]) -> None:

@@ -161,6 +161,8 @@ class AnyTrainer(ABC):
     _sharding: ShardingSettings | None
     _running: Literal["train", "evaluate", "predict"] | None
     _run_contexts: ExitStack
+    _placed: ExitStack
+    _is_at_empty_batch: bool
 
     @property
     def num_updates_completed(self) -> int:
@@ -572,15 +574,11 @@ class AnyTrainer(ABC):
 
         Check this in a module that exchanges something with the other processes, or counts what it is called with.
         """
-        return self._follows_another_process
+        return self._is_at_empty_batch
 
     @property
     def _evaluates_in_script(self) -> bool:
         """Whether evaluations are a part of the script's loop, so that nobody knows of them before."""
-        return False
-
-    @property
-    def _follows_another_process(self) -> bool:
         return False
 
     @abstractmethod

@@ -197,11 +197,11 @@ def _require_connected(accelerator: _accelerate.AcceleratorLike) -> None:
 
 def _require_working_hook(accelerator: _accelerate.AcceleratorLike) -> None:
     handler: Any = getattr(accelerator, "ddp_handler", None)
-    if handler is not None and str(handler.comm_hook.value) == "batched_power_sgd":
+    if handler is not None and "power_sgd" in str(handler.comm_hook.value):
         raise UnsupportedConfigurationError(
-            "Torch's batched PowerSGD fails at the first update that it compresses, by default after 1000.",
-            given="DistributedDataParallelKwargs(comm_hook=BATCHED_POWER_SGD)",
-            do="Use DDPCommunicationHookType.POWER_SGD.",
+            "Gradients are not compressed by PowerSGD.",
+            given=f"DistributedDataParallelKwargs(comm_hook={handler.comm_hook.name})",
+            do="Use DDPCommunicationHookType.BF16 or FP16, which send half as much.",
         )
 
 

@@ -33,15 +33,16 @@ from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.given_data import GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
-from pa_core.distributed import fail_fast, processes
+from pa_core.distributed import fail_fast, processes, sum_over_processes
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.comparison import PLACE, Describe, agree_on_integer, require_alike
 from pa_core.distributed.hang_detector import HangDetector, Place
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.errors import NonFiniteLossError, StopTrainingError
+from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.placeholders import placeholder_values
+from pa_core.placement import place
 from pa_core.progress import Phase, Progress
 from pa_core.run_config import TrainerRunConfig, describe_run_config
 from pa_core.scheduler_stepping import SchedulerStepping
@@ -53,6 +54,7 @@ from pa_core.sharding.shard_model import shard
 from pa_core.step_output import no_sample_counted
 from pa_core.subclasses import check_subclass
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory, StepMeans
+from pa_core.trained import Trained
 from pa_core.training_state import (
     EvaluationInterrupted,
     Resumption,
@@ -71,6 +73,8 @@ from pa_core.unwrapping import unwrap_model
 
 __all__ = ["Engine", "nothing_kept_of_runs"]
 
+_END: Any = object()
+
 _P = ParamSpec("_P")
 
 
@@ -85,6 +89,8 @@ class Engine(AnyTrainer):
     _gradient_clip_norm: float | None
     _checked_steps: set[str]
     _watch: HangDetector
+    _first_step: int
+    _last_batch: Any
 
     def __init__(
         self,
@@ -127,7 +133,7 @@ class Engine(AnyTrainer):
         self._eval_sets = EvaluationSets()
         self._gradient_clip_norm = None
         self._running = None
-        self._run_contexts = ExitStack()
+        self._run_contexts, self._placed = ExitStack(), ExitStack()
         self._start_bookkeeping()
         self._safe_points = SafePoints(self._parts_of_run())
 
@@ -296,6 +302,7 @@ class Engine(AnyTrainer):
         self._resumption = Resumption(self._progress, self.device)
         self._loaders.start_run()
         self._checked_steps = set()
+        self._first_step, self._last_batch, self._is_at_empty_batch = 0, None, False
         self.preemptible = False
         self.resume_from: Path | None = None
 
@@ -306,12 +313,23 @@ class Engine(AnyTrainer):
         return folder_of(resume_from, homes_of(self.callback_handler.callbacks))
 
     @abstractmethod
-    def _accumulations(self) -> Mapping[str, Accumulation]:
-        """What weighs the batches of each optimizer's updates, by the name of the optimizer."""
+    def _trained_by_optimizer(self) -> Mapping[str, Trained]:
+        """What is trained, by the name of the optimizer."""
 
-    @abstractmethod
+    def _accumulations(self) -> Mapping[str, Accumulation]:
+        return {name: trained.accumulation for name, trained in self._trained_by_optimizer().items()}
+
+    def _place(self, model: nn.Module, for_training: bool) -> nn.Module:
+        """Place a model until the run ends; return what a step calls."""
+        called, undo = place(model, self._accelerator, for_training=for_training)
+        self._placed.callback(undo)
+        return called
+
     def _release_models(self) -> None:
         """Make the models at the end of a run what they were before it."""
+        for trained in self._trained_by_optimizer().values():
+            trained.close()
+        self._placed.close()
 
     def _parts_of_run(self) -> RunParts:
         """What decides which states are saved, and when."""
@@ -424,7 +442,8 @@ class Engine(AnyTrainer):
     ) -> None:
         """Raise an error for data that this trainer or process cannot use, and arguments without effect."""
         for one in data:
-            one.check_for(type(self), self.process_index, self.num_processes)
+            one.require_default_loader(type(self))
+            one.require_rank(self.process_index, self.num_processes)
         check_arguments_of_loaders(data, per_device_batch_size, collate_fn)
 
     def _create_dataloader(
@@ -496,6 +515,7 @@ class Engine(AnyTrainer):
     def _remaining_steps(self, train_dl: SizedIterable, count: BatchCount | None) -> Iterator[tuple[MicroBatch, Any]]:
         """The rest of a training epoch: no step, if the run had its last update before it was interrupted."""
         self._watch.place = Place.TRAINING
+        self._first_step = self._progress.steps_in_epoch
         if self._is_at_last_update:
             return iter(())
         for accumulation in self._accumulations().values():
@@ -518,6 +538,45 @@ class Engine(AnyTrainer):
         limit = batches_of_slices(train_dl)
         batches = self._leaving_safe_point(loader.batches())
         return islice(batches, None if limit is None else max(0, limit - self._progress.steps_in_epoch))
+
+    def _stand_in(self, part: MicroBatch) -> Any:
+        """Return the batch that a process without a sample is given where it has to do what the others do.
+
+        It is the batch of rank zero, or the last one of a custom loader: the same in each run, so that a resumed run
+        draws as many random numbers as one that was not interrupted.
+        """
+        loader = innermost(self.train_dataloader)
+        if is_keyed(loader):
+            return loader.fetch_for(part.step - 1 - self._first_step, rank=0)
+        if self._last_batch is None:
+            raise UnsupportedConfigurationError(
+                "The custom loader has no batch on this process, while it has one on others. Pass a dataset, or a "
+                "loader with samples for each process."
+            )
+        return self._last_batch
+
+    @contextmanager
+    def _at_empty_batch(self) -> Generator[None]:
+        """What is computed within the context has no weight."""
+        self._is_at_empty_batch = True
+        try:
+            yield
+        finally:
+            self._is_at_empty_batch = False
+
+    def _until_all_end(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Repeat the last batch, without weight, for as long as other processes have batches of a sharded model."""
+        arriving, last = iter(batches), None
+        while True:
+            batch = next(arriving, _END)
+            if sum_over_processes(torch.tensor([batch is not _END], dtype=torch.int64, device=self.device)) == 0:
+                return
+            if batch is not _END:
+                last = batch
+                yield batch
+                continue
+            with self._at_empty_batch():
+                yield last
 
     def _leaving_safe_point(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Fetching a batch of a custom data loader changes what the state holds of it."""

@@ -34,7 +34,8 @@ def name_step(error: Exception, step: str, batch: object, model: nn.Module) -> N
         error.name_step(step)
     elif not is_explained(error) and type(error).__module__ in _BUILT_IN:
         error.add_note(f"Raised in {step}, whose batch is {describe_batch(batch)}.")
-        for text in (*_of_layer(error, model), *_of_lists(batch), *_of_devices(error, model)):
+        notes = *_of_layer(error, model), *_of_lists(batch), *_of_devices(error, model), *_of_pieces(error)
+        for text in notes:
             error.add_note(text)
 
 
@@ -52,6 +53,14 @@ def _of_layer(error: Exception, model: nn.Module) -> Iterator[str]:
         described = f"{type(layer).__name__}({layer.extra_repr()})"
         advice = _advice_on(layer, str(error))
         yield f"In {where}, which is {described}, with {describe_batch(value)} as input. {advice}"
+
+
+def _of_pieces(error: Exception) -> Iterator[str]:
+    if "got mixed torch.Tensor and DTensor" in str(error):
+        yield (
+            "A layer of a sharded model was called by itself. Call self.model, and before the run "
+            'torch.distributed.fsdp.register_fsdp_forward_method(model, "NAME") for a method other than forward.'
+        )
 
 
 def _advice_on(layer: nn.Module, message: str) -> str:

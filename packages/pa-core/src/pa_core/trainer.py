@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, alike, compatibility, distributed, input_checks, run_scheduler
-from pa_core.accumulation import Accumulation, MicroBatch
+from pa_core import _accelerate, alike, distributed, input_checks, run_scheduler
+from pa_core.accumulation import MicroBatch
 from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
@@ -22,10 +22,8 @@ from pa_core.callbacks.limit_batches import apply_limit_of_environment, first_ba
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device, lengths_of_epochs
-from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS, Place
 from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
@@ -41,12 +39,12 @@ from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig, check_count
 from pa_core.sanity_evaluation import sanity_evaluation
 from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.sharding.sharded_wrapping import wrapping_for
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items
 from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_counts import count_metrics, numbers_since
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
+from pa_core.trained import Trained, zero_loss_of_stand_in
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 from pa_data.orders import Order
 
@@ -129,8 +127,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     resume_from: Path | None
     _created_scheduler: SchedulerT | None
     _create_optimizer_fn: Callable[[Any], Optimizer] | None
-    _accumulation: Accumulation
-    _wrapping: ModelWrapping
+    _trained_together: Trained
     _sanity_eval_steps: int
 
     def __init__(
@@ -302,7 +299,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             apply_limit_of_environment(self)
             self._require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
-            self._wrapping.model = self.model
+            self._start_training_together()
             self.epoch_lengths = lengths_of_epochs(
                 self.train_dataloader, gradient_accumulation_steps, max_num_train_steps
             )
@@ -741,23 +738,21 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._loss_tracker.reset()
         self._step_means.reset()
         self._progress.start_epoch()
-        self._accumulation.start_epoch()
+        self._trained_together.start_epoch()
         self._call_hook(self.train_epoch_start)
         self._call_event(TrainerCallback.on_train_epoch_start)
-        if self._wrapping.is_outdated:
-            self.model = cast("ModelT_co", self._wrapping.renew())
         if self._accelerator.num_processes > 1:
             require_one_trained_module(vars(self), self.get_model(), self.modules.values())
         self._resume_steps(train_dl)
         count = self._loaders.count_batches(train_dl, "training")
-        with self._wrapping.explaining_errors():
-            # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
-            for part, batch in self._remaining_steps(train_dl, count):
-                with self._step_means.step():
-                    self._run_train_step(batch, part)
-                if self._is_at_last_update:
-                    break
+        # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
+        for part, batch in self._remaining_steps(train_dl, count):
+            with self._step_means.step():
+                self._run_train_step(batch, part)
+            if self._is_at_last_update:
+                break
         self._safe_points.leave()
+        self._last_batch = None
         self._call_hook(self.train_epoch_end)
         self._record_means("train_loss_epoch", count, requires_loss=True)
         self._record_shares()
@@ -767,44 +762,38 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _run_train_step(self, batch: BatchT, part: MicroBatch) -> None:
         """Train on one batch; after the last one of an accumulation group, update the weights."""
         self._safe_points.leave()
-        with self._wrapping.step(exchanges_gradients=part.ends_group):
-            # forward
-            with self._wrapping.forward_pass(is_empty=part.is_empty, some_are_empty=part.some_are_empty):
-                loss = self._forward(batch, part)
-                if part.some_are_empty:
-                    self._wrapping.end_forward_pass(loss)
-
-            # backward; what all processes must know before the update travels with the gradients
-            loss = self._accumulation.weigh(loss, part)
-            if part.ends_group:
-                loss = self._agreement.add_to(self._wrapping.carrier, loss, self._accumulation.items)
-            self.backward_step(loss)
-        self._progress.count_samples(self._accumulation.samples_of(part))
+        trained = self._trained_together
+        trained.start_update()
+        with trained.in_batch(part):
+            loss = self._forward(batch, part)
+            if loss is not None:
+                self.backward_step(trained.accumulation.weigh(loss, part))
+        self._progress.count_samples(trained.accumulation.samples_of(part))
         if not part.ends_group:
             return
         self._progress.steps_in_epoch = part.step
-        self._added.exchange_gradients(self.optimizer)
 
         # agree: every process stops, saves or is preempted at the same update
-        self._wrapping.finish_exchange()
         items = self._agreement.before_update(
-            self._wrapping.carrier, self._accumulation.items, at_once=self._progress.starts_epoch
+            trained.finish_exchange, trained.accumulation.items, at_once=self._progress.starts_epoch
         )
-        self._accumulation.normalise(self._updated_parameters(), items)
+        trained.accumulation.normalise(self._updated_parameters(), items)
 
         # update
         self._update()
 
-    def _forward(self, batch: BatchT, part: MicroBatch) -> Tensor:
-        """Calculate the loss of one batch and report it."""
+    def _forward(self, batch: BatchT, part: MicroBatch) -> Tensor | None:
+        """Calculate the loss of one batch and report it; None where there is nothing to go backward through."""
         if part.is_empty:
-            return self._wrapping.loss_without_samples()
+            return self._loss_of_stand_in(part) if self._trained_together.is_sharded else None
+        self._last_batch = batch if self._trained_together.is_sharded else None
         self._call_event(TrainerCallback.on_train_step_start)
         try:
             output = self.calculate_train_batch_loss(batch)
         except StopTrainingError as error:
+            self._trained_together.require_stop_elsewhere(error)
             self._agreement.ask_to_stop(error)
-            return self._wrapping.loss_without_samples()
+            return None
         except Exception as error:
             name_step(
                 error, f"training step {part.step} of epoch {self.num_epochs_completed + 1}", batch, self.get_model()
@@ -812,10 +801,16 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             raise
         loss = check_step_output(output, "calculate_train_batch_loss", trained=self.model)
         items = count_items(output, "calculate_train_batch_loss")
-        self._loss_tracker.update(loss, self._accumulation.take_counts(output["batch_size"], items))
+        weight = self._trained_together.accumulation.take_counts(output["batch_size"], items)
+        self._loss_tracker.update(loss, weight)
         self._step_means.count_samples(output["batch_size"])
         self._call_event(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=part.step)
         return loss
+
+    def _loss_of_stand_in(self, part: MicroBatch) -> Tensor:
+        """Call the pieces of a sharded model, which the others need, with a batch that counts for nothing."""
+        with self._at_empty_batch():
+            return zero_loss_of_stand_in(self.calculate_train_batch_loss(self._stand_in(part))["loss"])
 
     def backward_step(self, loss: Tensor) -> None:
         """Run the backward pass.
@@ -840,6 +835,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._agreement.ask_to_stop(error)
         self.optimizer_zero_grad()
         self._added.zero_grad()
+        self._trained_together.end_update()
         clock = self.run_history.clock
         self._progress.finish_group(clock)
         if not overflowed:
@@ -899,8 +895,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
                 count = self._loaders.count_batches(loader, "evaluation")
                 batches = batches_on_device(loader, self.device, count)
-                if count is not None and count.may_differ:
-                    batches = self._wrapping.until_all_end(batches)
+                if count is not None and count.may_differ and self.is_sharded:
+                    batches = self._until_all_end(batches)
                 for step, batch in enumerate(batches, start=1):
                     with self._step_means.step():
                         self._run_eval_step(batch, step)
@@ -911,6 +907,9 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_end, is_intermediate)
 
     def _run_eval_step(self, batch: BatchT, step: int) -> None:
+        if self.is_at_empty_batch:
+            self.calculate_eval_batch_loss(batch)
+            return
         self._call_event(TrainerCallback.on_eval_step_start)
         try:
             output = self.calculate_eval_batch_loss(batch)
@@ -935,7 +934,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return PredictionRun(self, job, self._loaders, hooks)
 
     @contextmanager
-    def _predicting(self, job: PredictionJob) -> Generator[ModelWrapping]:
+    def _predicting(self, job: PredictionJob) -> Generator[None]:
         """Begin a run that predicts, and have the model ready within the context."""
         self._require_ready("predict")  # again, as another run may have begun since
 
@@ -947,10 +946,10 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(job.batch_size, 1, 1, None, None)
-            with self._evaluating(Place.PREDICTION), self._wrapping.explaining_errors():
+            with self._evaluating(Place.PREDICTION):
                 self.model.eval()
                 self._added.eval()
-                yield self._wrapping
+                yield
 
     def _set_scheduler(self) -> None:
         """Make a scheduler where there is a factory; otherwise keep what was assigned, or the one of the run before."""
@@ -963,28 +962,17 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     @property
     @override
-    def _follows_another_process(self) -> bool:
-        return self._wrapping.follows_another_process
-
-    @property
-    @override
     def _steps_scheduler_itself(self) -> bool:
         return type(self).scheduler_step is not Trainer.scheduler_step
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
-        """Place and wrap the model, and let accelerate split custom data loaders; optimizers stay unchanged."""
-        compatibility.require_usable_model(self.model)
+        """Place the model, and let accelerate split custom data loaders; optimizers stay unchanged."""
         self._shard(self.model)
-        self._wrapping = wrapping_for(self.model, self._accelerator)
         is_training = self._running == "train"
-        # An epoch of a subclass's own need not send anything along with the gradients.
-        runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
-        num_carried = 0 if runs_own_epochs else Agreement.NUM_VALUES
-        wrapped = self._wrapping.wrap(self.model, for_training=is_training, num_carried=num_carried)
-        self.model = cast("ModelT_co", wrapped)
+        self.model = cast("ModelT_co", self._place(self.model, is_training))
         if is_training and self._makes_optimizer:
             self._make_optimizer()
-        self._added.prepare(self._accelerator, self.optimizer, for_training=is_training)
+        self._added.prepare(self._place, self.optimizer, for_training=is_training)
         if is_training:
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
         if self._running != "predict":
@@ -1009,20 +997,22 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if getattr(self.optimizer_step, "__func__", None) is Trainer.optimizer_step:
             input_checks.require_step_without_closure(optimizer)
 
-    @override
-    def _release_models(self) -> None:
-        if (model := self._wrapping.unwrap()) is not None:
-            self.model = cast("ModelT_co", model)  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
+    def _start_training_together(self) -> None:
+        """Let one exchange have the gradients of the model and of what is trained with it."""
+        model = self.get_model()  # a script that prepares the model itself may have wrapped it
+        self.model = model
+        self._trained_together.start({"model": model, **self._added.trained(self.optimizer)})
+        if type(self)._run_train_epoch is not Trainer._run_train_epoch:
+            self._trained_together.exchange_each_pass()
 
     @override
     def _start_bookkeeping(self) -> None:
         super()._start_bookkeeping()
-        self._accumulation = Accumulation(self.num_processes)
-        self._wrapping = wrapping_for(self.model, self._accelerator)
+        self._trained_together = Trained(self._accelerator)
 
     @override
-    def _accumulations(self) -> Mapping[str, Accumulation]:
-        return {"optimizer": self._accumulation}
+    def _trained_by_optimizer(self) -> Mapping[str, Trained]:
+        return {"optimizer": self._trained_together}
 
     if TYPE_CHECKING:
 

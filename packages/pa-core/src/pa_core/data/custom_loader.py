@@ -99,9 +99,12 @@ def length_is_missing(loader: object) -> ConfigurationError:
     Args:
         loader: A loader without a length.
     """
+    dataset = getattr(innermost(loader), "dataset", None)
+    what = "the dataset" if isinstance(dataset, IterableDataset) else "the loader"
     return ConfigurationError(
-        f"The training data has no length, so it is not known when the run ends: {describe_loader(innermost(loader))}. "
-        "Pass max_num_train_steps, or give the dataset, or a loader of your own, a __len__."
+        "The training data has no length, so it is not known when the run ends.",
+        given=f"{describe_loader(innermost(loader))}, for which len() fails, and max_num_train_steps=None",
+        do=f"Pass max_num_train_steps. If the length is known, give {what} a __len__.",
     )
 
 

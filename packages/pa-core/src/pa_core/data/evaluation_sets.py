@@ -213,8 +213,9 @@ class EvaluationSets:
         for name in names:
             if name not in self.given:
                 raise ConfigurationError(
-                    f"There is no evaluation set of the name {name!r}. "
-                    f"Name one of those that were passed as eval_dataset: {', '.join(map(repr, self.given)) or 'none'}."
+                    "There is no evaluation set of this name.",
+                    given=f"{name!r}, in a run with {', '.join(map(repr, self.given)) or 'no named sets'}",
+                    do=f'Pass eval_dataset={{"{name}": ...}} to Trainer.train(), or name one of those that it has.',
                 )
         return [name for name in self.given if name in names]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, cast
@@ -13,11 +13,13 @@ from torch import Tensor
 from pa_core.device_reads import LateReader, to_device
 from pa_core.distributed.collectives import gather_objects, sum_over_processes, values_of_all
 from pa_core.distributed.comparison import DIGEST_SIZE, Describe, digest, require_same_digests
-from pa_core.distributed.wrapping import Carrier
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.tracking import LossTracker, StepMeans
 
-__all__ = ["Agreement", "Request"]
+__all__ = ["NUM_FLAGS", "Agreement", "Request"]
+
+NUM_FLAGS: Final = 5
+"""How many numbers ``Agreement.local_flags`` has."""
 
 _UPDATES_UNTIL_READ = 2
 """Updates to wait on an accelerator before agreed flags are read, so that reading does not synchronise."""
@@ -58,9 +60,8 @@ class Request:
 class Agreement:
     """Keeps the requests of the processes of a run, and has all of them act on a request at the same update.
 
-    Before an update, the flags of all processes and their numbers of items are added up. They travel with the gradients
-    where a carrier can take them, and otherwise in a small collective. Where the processes meet between updates, a
-    digest of what must stay the same travels with the flags.
+    Before an update, the flags of all processes and their numbers of items are added up, with the gradients. Where the
+    processes meet between updates, a digest of what must stay the same travels with the flags.
 
     Args:
         device: The device of the run.
@@ -79,12 +80,9 @@ class Agreement:
         >>> agreement.save.is_asked = True
         >>> agreement.local_flags(items=12.0)  # stop, a loss that is not finite, save, preempt, items
         [False, False, True, False, 12.0]
-        >>> agreement.before_update(None, items=12.0, at_once=False)
+        >>> agreement.before_update(torch.tensor, items=12.0, at_once=False)
         12.0
     """
-
-    NUM_VALUES: Final = 5
-    """How many numbers ``local_flags`` has."""
 
     def __init__(self, device: torch.device, num_processes: int, describe: Describe = dict) -> None:
         self._device = device
@@ -155,27 +153,23 @@ class Agreement:
             of_each = values_of_all(to_device(values, torch.float32, self._device)).cpu()
             require_same_digests(of_each[:, -DIGEST_SIZE:], texts)
             self._apply(_to_list(of_each.sum(0)))
+        self.stop_if_alone()
 
-    def add_to(self, carrier: Carrier | None, loss: Tensor, items: float) -> Tensor:
-        """Return the loss of the backward pass before an update, with what the other processes must know.
-
-        Args:
-            carrier: What lets numbers travel with the gradients of this pass; with None, they are exchanged later.
-            loss: The loss; its value is kept.
-            items: The items of this process in the update so far.
-        """
-        return loss if carrier is None else carrier.add_to(loss, self.local_flags(items))
-
-    def before_update(self, carrier: Carrier | None, items: float, *, at_once: bool) -> float | Tensor:
+    def before_update(
+        self, exchange: Callable[[Sequence[float]], Tensor], items: float, *, at_once: bool, may_stop: bool = True
+    ) -> float | Tensor:
         """Act on the requests of the processes, and return the items of all of them; every process must call this.
 
         On an accelerator the flags are read two updates later, so that nothing waits for them.
 
         Args:
-            carrier: What ``add_to`` was given in the backward pass of this update.
+            exchange: Called with the flags of this process, returns the sums over all processes: what exchanges the
+                gradients of the update.
             items: The items of this process in the update.
             at_once: Whether to wait for the flags. The first update of an epoch must not be made if a process requested
                 a stop when the epoch started.
+            may_stop: False leaves the requests to the next update: for further optimizers of an update whose first one
+                was stepped.
 
         Returns:
             A number on one process, and a tensor on the device on several.
@@ -185,24 +179,12 @@ class Agreement:
         """
         if self._num_processes == 1:
             return items
-        sums = self._add_up_flags(items) if carrier is None else carrier.sums()
-        flags = self.reader.read(sums, at_once=at_once)
-        if flags is not None:
-            self._apply(flags)
+        sums = exchange(self.local_flags(items))
+        if may_stop:
+            flags = self.reader.read(sums, at_once=at_once)
+            if flags is not None:
+                self._apply(flags)
         return sums[-1]
-
-    def add_up_items(self, carrier: Carrier | None, items: float) -> float | Tensor:
-        """Return the items of all processes, and leave their requests to the next update, which one can still stop.
-
-        For the further optimizers of an update whose first one was stepped; every process must call this.
-
-        Args:
-            carrier: As for ``before_update``.
-            items: As for ``before_update``.
-        """
-        if self._num_processes == 1:
-            return items
-        return (self._add_up_flags(items) if carrier is None else carrier.sums())[-1]
 
     def agree_on_preemption(self) -> None:
         """Let all processes know now whether one requested preemption; every process must call this.

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from pa_core import _accelerate
@@ -24,7 +23,6 @@ from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedCon
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.sharded_tensors import is_sharded, reshard
 from pa_core.types import TensorsT
-from pa_core.unwrapping import compiled_from
 
 __all__ = [
     "broadcast_buffers",
@@ -39,8 +37,8 @@ __all__ = [
     "rank",
     "runs_on_gloo",
     "sum_over_processes",
-    "synchronising_wrapper",
     "tensors_in_graph",
+    "tensors_with_gradient",
     "values_of_all",
 ]
 
@@ -264,6 +262,22 @@ class _Gather(torch.autograd.Function):
         return summed[rank()]
 
 
+def tensors_with_gradient(data: object) -> list[Tensor]:
+    """Return the tensors in nested containers that gradients may come back to.
+
+    Args:
+        data: Tensors, or containers of them, as ``gather`` takes them.
+    """
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    _map_tensors(note, data)
+    return [tensor for tensor in found if tensor.requires_grad]
+
+
 def tensors_in_graph(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors that the backward pass of a loss goes through.
 
@@ -339,10 +353,3 @@ def gather_objects(value: _R) -> list[_R]:
     gathered: list[Any] = [None] * num_processes()
     _collectives.all_gather_object(gathered, value)
     return gathered
-
-
-def synchronising_wrapper(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the wrapper that exchanges gradients, even from within a compiled model; None where there is none."""
-    inside = compiled_from(model)
-    wrapper = model if inside is None else inside
-    return wrapper if isinstance(wrapper, DistributedDataParallel) else None

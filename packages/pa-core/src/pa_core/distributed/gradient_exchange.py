@@ -1,182 +1,290 @@
-"""Whether the gradients of an update were exchanged between the processes, and what to do where they were not."""
+"""Averages the gradients of an update over the processes, while its last backward pass is in progress.
+
+The parameters lie in buckets, in the order in which a backward pass reaches them. A bucket is averaged as soon as all
+of its gradients are there, and the buckets in the same order on each process. The last one waits until the update asks
+for the result: small numbers of each process travel with it. A process without a gradient counts as one whose gradient
+is zero. A parameter that has a gradient on no process keeps none, as on one process.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Generator
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from pa_core._torch import COMPILED, ignored_by_ddp, require_finished_exchange
-from pa_core.distributed.collectives import synchronising_wrapper, values_of_all
-from pa_core.errors import UnsupportedConfigurationError
+from pa_core._torch import after_backward_pass, foreach
+from pa_core.device_reads import to_device
+from pa_core.distributed.collectives import gather
 
-__all__ = ["GradientExchange", "never_used"]
+__all__ = ["ExchangedParameters", "GradientExchange"]
 
-_NOT_FINISHED = "Expected to have finished reduction in the prior iteration"
-_SHOWN = 4
+# torch annotates its collectives only in part
+_collectives: Any = dist
+
+_BYTES_OF_FIRST_BUCKET: Final = 1 << 20
+"""A small one, so that the exchange begins early in the backward pass."""
+_EXACT: Final = (torch.float32, torch.float64)
+"""The types that counts can travel in."""
+
+
+class ExchangedParameters(NamedTuple):
+    """The parameters whose gradients are averaged, in the same order on each process.
+
+    Attributes:
+        dense: Those with ordinary gradients.
+        sparse: Those with sparse ones, of ``nn.Embedding(sparse=True)``.
+    """
+
+    dense: list[nn.Parameter]
+    sparse: list[nn.Parameter]
+
+
+@dataclass
+class _Bucket:
+    """Gradients of one type that are averaged together.
+
+    Attributes:
+        parameters: What they are the gradients of.
+        flat: What is added up over the processes: the three that follow, one after the other.
+        gradients: The gradients.
+        is_present: For each parameter 1, or 0 where this process has no gradient of it.
+        values: The numbers that travel with the last bucket; empty in others.
+        views: The gradients, each in its shape.
+        awaited: The parameters that this backward pass has not come to yet.
+        exchange: The exchange in progress.
+    """
+
+    parameters: list[nn.Parameter]
+    flat: Tensor
+    gradients: Tensor
+    is_present: Tensor
+    values: Tensor
+    views: list[Tensor]
+    awaited: set[int] = field(default_factory=set[int])
+    exchange: Any = None
 
 
 class GradientExchange:
-    """Looks whether ``DistributedDataParallel`` has exchanged the gradients of an update.
+    """Averages gradients over the processes, and adds up small numbers.
+
+    Between two updates, gradients stay on their process. ``open`` begins the last backward pass of an update, and
+    ``finish`` exchanges what there is. Passes that follow in the same update, as optimizers with two of them make, are
+    averaged each at its end, until ``end_update``.
 
     Args:
-        module: The inner module, before it is wrapped, with all that the wrapper will find in it.
-        hidden: The names of those parameters in it that are not the user's.
+        find_parameters: Returns what is trained; called again when parameters were frozen or unfrozen.
+        num_values: How many numbers are added up with the gradients of an update.
+        device: The device of the run.
+        bucket_bytes: The size of the buckets.
+        dtype: The type in which gradients are sent; None for their own.
+        values_dtype: The type of the numbers where they do not travel with gradients of float32 or float64.
     """
 
-    def __init__(self, module: nn.Module, hidden: frozenset[str] = frozenset()) -> None:
-        ignored = ignored_by_ddp(module)
-        self._parameters = {
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and name not in ignored
-        }
-        self._hidden = hidden
-        self._was_compared = False
+    def __init__(
+        self,
+        find_parameters: Callable[[], ExchangedParameters],
+        num_values: int,
+        device: torch.device,
+        *,
+        bucket_bytes: int = 25 << 20,
+        dtype: torch.dtype | None = None,
+        values_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._find_parameters = find_parameters
+        self._num_values = num_values
+        self._device = device
+        self._bucket_bytes = bucket_bytes
+        self._dtype, self._values_dtype = dtype, values_dtype
+        self._num_processes = dist.get_world_size()
+        self._averages: Literal["nothing", "last pass", "each pass"] = "nothing"
+        self._overlaps = self._is_stale = self._is_queued = False
+        self._num_started = 0
+        self._parameters = ExchangedParameters([], [])
+        self._trainable: list[bool] = []
+        self._buckets: list[_Bucket] = []
+        self._hooks: list[RemovableHandle] = []
+        self._sent: tuple[Sequence[float], Tensor] = (), torch.empty(0)
 
-    def check(self, model: nn.Module) -> None:
-        """Check the gradients after the backward pass that exchanges them; every process must call this.
-
-        That each parameter got one is checked every time. That they are the same on all processes is checked once, by
-        one small exchange.
+    def open(self, *, overlaps: bool = True) -> None:
+        """Begin the last backward pass of an update; every process must call this, and ``finish`` after the pass.
 
         Args:
-            model: The wrapped model.
-
-        Raises:
-            UnsupportedConfigurationError: They were not exchanged, or not all of them.
+            overlaps: Whether to exchange gradients during the backward pass. False where processes may have different
+                passes, as one without samples has none.
         """
-        wrapper = synchronising_wrapper(model)
-        if wrapper is None:
+        if self._averages == "last pass":  # as a second loss of the same batch is passed
             return
-        try:  # as naming_unused_parameters, at a fraction of the cost
-            require_finished_exchange(wrapper)
-        except RuntimeError as error:
-            self._raise_explained(error)
-            raise
-        if not self._was_compared:
-            self._compare(
-                "The step bypasses the wrapper that exchanges gradients: the processes would train apart.",
-                "In calculate_train_batch_loss, call self.model with gradients enabled, not self.get_model() or a part "
-                "of it; what another method needs goes through forward.",
-            )
+        self._follow_freezing()
+        self._averages, self._overlaps, self._is_stale, self._num_started = "last pass", overlaps, False, 0
+        for bucket in self._buckets:
+            bucket.awaited = {id(parameter) for parameter in bucket.parameters}
 
-    def complete(self, model: nn.Module, zero_only: Collection[str] = ()) -> set[str]:
-        """Finish an exchange that waits for gradients which its backward pass has not computed: they are zero.
-
-        The gradient penalty of a critic, for one, does not depend on its last bias. Zero changes nothing where another
-        pass of the update computes a gradient. Every process must call this.
+    def finish(self, values: Sequence[float]) -> Tensor:
+        """Average the gradients that are there; return the sums of the numbers of all processes, on the device.
 
         Args:
-            model: The wrapped model.
-            zero_only: What this returned after the pass before, in the same update.
-
-        Returns:
-            The names of parameters that have got nothing but these zeros in the update so far, where one process alone
-            would have no gradient.
-
-        Raises:
-            UnsupportedConfigurationError: As ``check``.
+            values: The numbers of this process.
         """
-        wrapper = cast("nn.Module", synchronising_wrapper(model))
-        missing: list[str] = []
-        try:
-            require_finished_exchange(wrapper)
-        except RuntimeError as error:
-            missing = self._unused(str(error))
-            if not missing:
-                self._raise_explained(error)
-                raise
-        without = {name for name in missing if name in zero_only or self._parameters[name].grad is None}
-        if missing:
-            parameters = [self._parameters[name] for name in missing]
-            torch.autograd.backward(parameters, [torch.zeros_like(parameter) for parameter in parameters])
-            require_finished_exchange(wrapper)
-        if not self._was_compared:
-            self._compare(
-                "The gradients of an update are not the same on all processes, which would train apart.",
-                "Leave the exchange of gradients to backward(...): without a communication hook that keeps them apart.",
-            )
-        return without
+        if self._averages != "last pass":  # no backward pass of this process has begun the exchange
+            self.open(overlaps=False)
+        if self._is_stale:  # a second backward pass has added to gradients that were sent
+            for bucket in self._buckets[: self._num_started]:
+                bucket.exchange.wait()
+            self._num_started = 0
+        self._averages = "each pass"
+        return self._exchange(values)
 
-    @contextmanager
-    def naming_unused_parameters(self) -> Generator[None]:
-        """Explain torch's error about parameters without a gradient, which names them by numbers.
+    def average_each_pass(self) -> None:
+        """From here on, average the gradients at the end of each backward pass."""
+        self._follow_freezing()
+        self._averages = "each pass"
 
-        Raises:
-            UnsupportedConfigurationError: Torch found such parameters.
-        """
-        try:
-            yield
-        except RuntimeError as error:
-            self._raise_explained(error)
-            raise
+    def end_update(self) -> None:
+        """From here on, gradients stay on their process."""
+        for bucket in self._buckets:
+            if bucket.exchange is not None:  # of an update that was not made
+                bucket.exchange.wait()
+                bucket.exchange = None
+        self._averages = "nothing"
 
-    def _raise_explained(self, error: RuntimeError) -> None:
-        """Raise what names the parameters, if the error is about them."""
-        if _NOT_FINISHED in str(error):
-            raise self._explain(str(error)) from error
+    def close(self) -> None:
+        """Leave the parameters alone."""
+        self.end_update()
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._buckets = []
 
-    def _explain(self, message: str) -> UnsupportedConfigurationError:
-        unused = self._unused(message)
-        if not unused:
-            return UnsupportedConfigurationError(
-                "The gradients of an extra backward pass could not be exchanged.",
-                given="a model whose output holds no tensor that the trainer finds, and a second backward pass",
-                do="Let the model return one of these.",
-            )
-        return UnsupportedConfigurationError(
-            "On several processes, each parameter has to get a gradient in each backward pass.",
-            given=f"no gradient for {_enumerate(unused)}",
-            do="Return Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)]) from "
-            "_create_accelerator, or freeze what is never used with requires_grad_(False).",
-        )
+    def _follow_freezing(self) -> None:
+        trainable = [parameter.requires_grad for parameters in self._parameters for parameter in parameters]
+        if trainable == self._trainable and self._buckets:
+            return
+        self.close()
+        self._parameters = self._find_parameters()
+        self._trainable = [parameter.requires_grad for parameters in self._parameters for parameter in parameters]
+        by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in reversed(self._parameters.dense):
+            if parameter.requires_grad:
+                by_dtype.setdefault(self._dtype or parameter.dtype, []).append(parameter)
+        groups = [(dtype, group) for dtype, all_ in by_dtype.items() for group in _grouped(all_, self._bucket_bytes)]
+        groups.sort(key=lambda group: group[0] in _EXACT)
+        if not groups or groups[-1][0] not in _EXACT:
+            groups.append((self._values_dtype, []))
+        for number, (dtype, group) in enumerate(groups, start=1):
+            self._add_bucket(dtype, group, num_values=self._num_values if number == len(groups) else 0)
+        for bucket in self._buckets:
+            self._add_hooks(bucket, bucket.parameters)
+        self._add_hooks(self._buckets[-1], self._parameters.sparse)
 
-    def _unused(self, message: str) -> list[str]:
-        """The names of the parameters without a gradient that an error of torch is about."""
-        found = re.search(r"Parameter indices which did not receive grad for rank \d+:((?: \d+)+)", message)
-        names = list(self._parameters)
-        numbers = [] if found is None else [int(number) for number in found[1].split()]
-        return [names[number] for number in numbers if number < len(names) and names[number] not in self._hidden]
+    def _add_bucket(self, dtype: torch.dtype, parameters: list[nn.Parameter], num_values: int) -> None:
+        sizes = [parameter.numel() for parameter in parameters]
+        flat = torch.zeros(sum(sizes) + len(sizes) + num_values, dtype=dtype, device=self._device)
+        gradients, is_present, values = torch.split(flat, [sum(sizes), len(sizes), num_values])
+        pieces = zip(torch.split(gradients, sizes), parameters, strict=True)
+        views = [piece.view(parameter.shape) for piece, parameter in pieces]
+        self._buckets.append(_Bucket(parameters, flat, gradients, is_present, values, views))
 
-    def _compare(self, problem: str, do: str) -> None:
-        self._was_compared = True
-        names = [name for name in self._parameters if name not in self._hidden]
-        norms = values_of_all(torch.stack([_norm_of_gradient(self._parameters[name]) for name in names]))
-        same = torch.isclose(norms, norms[:1], rtol=1e-4, atol=0.0, equal_nan=True).all(dim=0)
-        of_each = cast("list[bool]", same.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
-        differing = [name for name, is_same in zip(names, of_each, strict=True) if not is_same]
-        if differing:
-            raise UnsupportedConfigurationError(
-                problem, given=f"other gradients on each process for {_enumerate(differing)}", do=do
-            )
+    def _add_hooks(self, bucket: _Bucket, parameters: Sequence[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.requires_grad:
+                register: Any = parameter.register_post_accumulate_grad_hook  # not annotated by torch
+                self._hooks.append(register(partial(self._note_gradient, bucket)))
+
+    def _note_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
+        """Called when a backward pass has added to the gradient of a parameter."""
+        if self._averages == "nothing":
+            return
+        if self._averages == "each pass":
+            if not self._is_queued:
+                self._is_queued = True
+                after_backward_pass(self._finish_pass)
+            return
+        self._is_stale = self._is_stale or bucket.exchange is not None
+        bucket.awaited.discard(id(parameter))
+        while self._overlaps and self._num_started < len(self._buckets) - 1:
+            following = self._buckets[self._num_started]
+            if following.awaited:
+                break
+            self._start(following)
+
+    def _finish_pass(self) -> None:
+        self._is_queued, self._num_started = False, 0
+        self._exchange([0.0] * self._num_values)
+
+    @torch.no_grad()
+    def _start(self, bucket: _Bucket) -> None:
+        """Send the gradients of a bucket that are there."""
+        self._num_started += 1
+        bucket.is_present.fill_(1)
+        gradients = [parameter.grad for parameter in bucket.parameters]
+        for number, gradient in enumerate(gradients):
+            if gradient is None:
+                bucket.is_present[number] = 0
+                bucket.views[number].zero_()
+        there = [(view, one) for view, one in zip(bucket.views, gradients, strict=True) if one is not None]
+        if there:
+            foreach("copy_", *map(list, zip(*there, strict=True)))
+        bucket.gradients.div_(self._num_processes)
+        bucket.exchange = _collectives.all_reduce(bucket.flat, async_op=True)
+
+    @torch.no_grad()
+    def _exchange(self, values: Sequence[float]) -> Tensor:
+        last = self._buckets[-1]
+        if values != self._sent[0]:  # mostly nothing is asked for, as in the update before
+            self._sent = values, to_device(values, last.flat.dtype, self._device)
+        last.values.copy_(self._sent[1])
+        for bucket in self._buckets[self._num_started :]:
+            self._start(bucket)
+        for parameter in self._parameters.sparse:
+            if parameter.requires_grad:
+                parameter.grad = _mean_of_sparse(parameter, self._num_processes)
+        for bucket in self._buckets:
+            bucket.exchange.wait()
+            bucket.exchange = None
+            _take_back(bucket)
+        return last.values.clone()
 
 
-def never_used(names: Collection[str]) -> UnsupportedConfigurationError:
-    """Return the error of an update in which a parameter has no gradient, which the wrapper cannot leave out.
-
-    Args:
-        names: The names of such parameters.
-    """
-    return UnsupportedConfigurationError(
-        "On several processes, each trainable parameter has to get a gradient in each update.",
-        given=f"no gradient for {_enumerate(sorted(names))}",
-        do="Freeze what the losses of the update do not depend on, with requires_grad_(False).",
-    )
-
-
-def _norm_of_gradient(parameter: Tensor) -> Tensor:
-    gradient: Any = parameter.grad
-    if gradient is None:
-        return torch.zeros((), dtype=torch.float32, device=parameter.device)
-    values: Any = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return cast("Tensor", values.norm(dtype=torch.promote_types(values.dtype, torch.float32))).to(torch.float32)
+def _grouped(parameters: list[nn.Parameter], num_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """Divide parameters into groups of about so many bytes, the first one smaller."""
+    group: list[nn.Parameter] = []
+    size, limit = 0, min(_BYTES_OF_FIRST_BUCKET, num_bytes)
+    for parameter in parameters:
+        group.append(parameter)
+        size += parameter.numel() * parameter.element_size()
+        if size >= limit:
+            yield group
+            group, size, limit = [], 0, num_bytes
+    if group:
+        yield group
 
 
-def _enumerate(names: list[str]) -> str:
-    shown = ", ".join(name.replace(f"{COMPILED}.", "") for name in names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+def _take_back(bucket: _Bucket) -> None:
+    """Give the parameters the means; only where this process had no gradient is anything read from the device."""
+    gradients = [parameter.grad for parameter in bucket.parameters]
+    there = [(one, view) for one, view in zip(gradients, bucket.views, strict=True) if one is not None]
+    if there:
+        foreach("copy_", *map(list, zip(*there, strict=True)))
+    if len(there) < len(gradients):
+        on_others = (bucket.is_present > 0).cpu()
+        for number, parameter in enumerate(bucket.parameters):
+            if parameter.grad is None and bool(on_others[number]):
+                parameter.grad = torch.empty_like(parameter).copy_(bucket.views[number])
+
+
+def _mean_of_sparse(parameter: nn.Parameter, num_processes: int) -> Tensor | None:
+    """Return the mean of the sparse gradients of all processes, None where there is none."""
+    if parameter.grad is None:
+        rows, values = torch.empty(0, dtype=torch.int64, device=parameter.device), parameter.detach()[:0]
+    else:
+        own = parameter.grad.coalesce()
+        rows, values = own.indices()[0], own.values()
+    rows, values = gather((rows, values / num_processes))
+    if len(rows) == 0:
+        return None
+    return torch.sparse_coo_tensor(rows[None], values, parameter.shape, check_invariants=False)

@@ -19,13 +19,14 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from pa_core import _accelerate
-from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
+from pa_core.accumulation import MicroBatch, forget_gradients
 from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
+from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import lengths_of_epochs
-from pa_core.distributed.collectives import gather_without_rows, tensors_in_graph
+from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
 from pa_core.distributed.comparison import Describe
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.distributed.shared_errors import showing_errors_once
@@ -36,7 +37,6 @@ from pa_core.own_loop import mistakes
 from pa_core.own_loop.evaluations import EvaluationHooks, Evaluations
 from pa_core.own_loop.loop_batches import batches_of_loop
 from pa_core.own_loop.run_models import RunModels
-from pa_core.own_loop.stop_requests import StopRequests
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.own_loop.trained_models import TrainedModels
 from pa_core.own_loop.training_batches import TrainingBatches
@@ -46,9 +46,9 @@ from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.sharded_tensors import reshard
-from pa_core.sharding.calls_for_all import differentiable
 from pa_core.step_output import require_count
 from pa_core.tracking import MetricValue, RunClock, RunHistory
+from pa_core.trained import Trained
 from pa_core.types import (
     BatchT,
     ModelT_co,
@@ -349,7 +349,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             apply_limit_of_environment(self)
             self._require_same_parts()
             self._shard(*self._given.models.values())
-            self._trained_models.place()
+            self._trained_models.start(self._place)
             if self._makes_optimizer:
                 self._make_optimizers()
             self._trained_models.watch_steps()
@@ -382,7 +382,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._evaluations.end()
         self._showing_last_epoch.close()
         self._leave_update()
-        self._training_batches.end_epoch()
+        self._last_batch = None
         self._step_means.end_step()
         self._stage = "after"
         if exception is not None and not isinstance(exception, StopTrainingError):
@@ -487,7 +487,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._leave_training()
         self._progress.finish_epoch()
         if self._stepping.after == "epoch" and not self._ends_within_epoch:
-            with self._stop_requests.together():
+            with self._agreement.together():
                 for trained in self._trained_models.by_name.values():
                     self._step_schedule(trained)
         self._call_event_together(TrainerCallback.on_training_run_epoch_end)
@@ -602,7 +602,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     def _begin_update(self, batches: Iterator[tuple[MicroBatch, Any]], hooks: UpdateHooks) -> Update[Any]:
         """Return the update of the next group of batches, which is in progress from now on."""
-        self._stop_requests.open_update()
         self._safe_points.leave()
         self._trained_models.broadcast_buffers()
         self._update = Update[Any](self._progress.updates + 1, batches, self._trained_models.by_name, hooks)
@@ -637,7 +636,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._trained_models.start_epoch()
         self._call_event(TrainerCallback.on_train_epoch_start)
         self._resume_steps(self.train_dataloader)
-        self._training_batches.start_epoch()
 
     def _leave_training(self) -> None:
         """End the training of an epoch whose loop over updates was left by a break."""
@@ -649,8 +647,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         """Record the means of the training of an epoch, and call its last event."""
         self._safe_points.leave()
         self._training = "over"
-        self._stop_requests.open_update()
-        self._training_batches.end_epoch()
+        self._last_batch = None
         self._step_means.end_step()
         self._agreement.stop_if_alone()
         self._record_means("train_loss_epoch", count, with_loss=self._trained_models.has_one_optimizer)
@@ -716,10 +713,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def request_stop(self, reason: str = "The loop requested a stop.") -> None:
         """Request that all processes end the run before the next update is made, as if it were complete.
 
-        A single process may make the request. What all of them know travels with the gradients: an update is not made
-        if this is called before the backward pass of its last batch; it is, and the next one is not, if this is called
-        later. That is so on one process too. On several accelerators the answer is read two updates later, so that none
-        waits for it.
+        A single process may make the request. What all of them know travels with the gradients: the update in progress
+        is not made if this is called before its step, and the next one is not if this is called later. On several
+        accelerators the answer is read two updates later, so that none waits for it.
 
         Leaving the block by ``break`` or ``StopTrainingError`` is for all processes together: where one leaves alone,
         all of them end with an error.
@@ -727,7 +723,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         Args:
             reason: The text of the ``StopTrainingError`` that callbacks are told of.
         """
-        self._stop_requests.ask(reason)
+        if self._agreement.stop is None:
+            self._agreement.stop = StopTrainingError(reason)
 
     # What happens in an update
 
@@ -736,15 +733,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._require_training("backward(...)")
         trained.check_precision(loss)
         without_rows = self._gathered_without_rows
-        gathered = tensors_in_graph(loss, without_rows) if without_rows else ()
-        loss = trained.weigh(loss, part)
-        for tensor in gathered:  # through which the others go backward
-            loss = loss + tensor[:0].sum()
-        if part.ends_group:
-            trained.renew()
-            loss = trained.with_flags(loss, self._agreement)
-            self._stop_requests.seal_update()
-        trained.backward(loss, part, retain_graph=retain_graph)
+        trained.backward(loss, part, without_rows=without_rows, retain_graph=retain_graph)
 
     def _make_step(self, trained: TrainedModel, part: MicroBatch, is_first: bool) -> None:
         """Agree, clip, step and clear the gradients; the first step of an update counts it."""
@@ -756,9 +745,12 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                     f"Update {self._updates_of_batch + 1} of a batch is one more than the run counts with. Pass "
                     f"Run(..., max_updates_per_batch={self._updates_of_batch + 1}) or more."
                 )
-            self._stop_requests.act_before_step(self.callback_handler)
+            self._agreement.stop_if_alone()
         is_first_of_epoch = self._progress.starts_epoch and self._updates_of_batch == 0
-        trained.agree(self._agreement, at_once=is_first_of_epoch, may_stop=is_first)
+        items = self._agreement.before_update(
+            trained.finish_exchange, trained.accumulation.items, at_once=is_first_of_epoch, may_stop=is_first
+        )
+        trained.accumulation.normalise(trained.parameters(), items)
         overflowed = _accelerate.unscale(self._accelerator, trained.optimizer)
         self._clip(trained.parameters())
         if not overflowed:
@@ -766,6 +758,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             if self._stepping.after == "update":
                 self._step_schedule(trained)
         trained.optimizer.zero_grad()
+        trained.end_update()
         if is_first:
             self._updates_of_batch += 1
             self._progress.finish_group(self.run_history.clock)
@@ -830,7 +823,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         # What callbacks gather between two steps is not of the batch.
         if self.is_at_empty_batch and not self._safe_points.is_between_steps:
             gathered = gather_without_rows(tensor, padding_value, with_gradient=with_gradient)
-            self._gathered_without_rows += differentiable(gathered)
+            self._gathered_without_rows += tensors_with_gradient(gathered)
             return gathered
         return super().gather(tensor, padding_value, with_gradient=with_gradient)
 
@@ -929,7 +922,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _call_epoch_event_of_evaluation(
         self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool
     ) -> None:
-        with self._stop_requests.together():
+        with self._agreement.together():
             self._call_event_of_evaluation(event, is_intermediate)
 
     def _record_evaluation(self, loss_name: str, count: BatchCount | None) -> None:
@@ -1017,7 +1010,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _start_bookkeeping(self) -> None:
         """Make new parts for the run; the engine does so for its own when the block is entered."""
         super()._start_bookkeeping()
-        self._stop_requests = StopRequests(self._agreement, self.device, self.num_processes)
         self._trained_models = TrainedModels(self._given, self._accelerator)
         self._training_batches = TrainingBatches[BatchT](
             self,
@@ -1025,29 +1017,31 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._loss_tracker,
             self._step_means,
             self._call_event,
-            self._trained_models.call_for_all,
+            self._stand_in,
         )
         self._hooks = UpdateHooks(
-            self._training_batches.start,
+            self._start_batch,
             None if self._trained_models.has_one_optimizer else self._training_batches.report_loss,
             self._training_batches.finish,
             self._backward,
             self._make_step,
         )
 
-    @override
-    def _accumulations(self) -> Mapping[str, Accumulation]:
-        return self._trained_models.accumulations()
+    def _start_batch(self, part: MicroBatch, batch: BatchT) -> BatchT:
+        """Begin a step; the last batch may have to stand in for one that a process does not have."""
+        if not part.is_empty and not is_keyed(innermost(self.train_dataloader)):
+            self._last_batch = batch
+        return self._training_batches.start(part, batch)
 
     @override
-    def _release_models(self) -> None:
-        self._trained_models.release()
+    def _trained_by_optimizer(self) -> Mapping[str, Trained]:
+        return self._trained_models.by_name
 
     def _call_event_together(
         self, event: Callable[Concatenate[Any, Any, ...], None], describe: Describe | None = None
     ) -> None:
         """Call an event that all processes come to; if one of them requests a stop, all of them stop."""
-        with self._stop_requests.together(describe):
+        with self._agreement.together(describe):
             self._call_event(event)
 
     # Where the loop is

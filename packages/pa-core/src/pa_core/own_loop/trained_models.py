@@ -6,17 +6,12 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from pa_core import _accelerate, compatibility, distributed
-from pa_core.accumulation import Accumulation
-from pa_core.distributed.agreement import Agreement
-from pa_core.distributed.wrapping import ModelWrapping
+from pa_core import _accelerate, distributed
 from pa_core.own_loop.run_models import RunModels
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.placeholders import create_scheduler
-from pa_core.sharded_tensors import is_sharded_module
-from pa_core.sharding.calls_for_all import CallsForAll
-from pa_core.sharding.sharded_wrapping import wrapping_for
 from pa_core.types import StatefulScheduler
+from pa_core.user_warnings import warn_user
 
 __all__ = ["TrainedModels"]
 
@@ -35,8 +30,6 @@ class TrainedModels:
 
     def __init__(self, given: RunModels, accelerator: _accelerate.AcceleratorLike) -> None:
         self._given = given
-        self._accelerator = accelerator
-        self._placed: list[ModelWrapping] = []
         is_only_model = len(given.models) == 1
         self.by_name: dict[str, TrainedModel] = {
             name: TrainedModel(
@@ -50,22 +43,23 @@ class TrainedModels:
         """Return the schedulers by the names of their optimizers; none before they are created."""
         return {name: one.scheduler for name, one in self.by_name.items() if one.scheduler is not None}
 
-    def accumulations(self) -> dict[str, Accumulation]:
-        """Return what the batches weigh in the updates of each optimizer."""
-        return {name: one.accumulation for name, one in self.by_name.items()}
+    def start(self, place: Callable[[nn.Module, bool], nn.Module]) -> None:
+        """Place all models, with the same weights on all processes, and begin to train.
 
-    def place(self) -> None:
-        """Place and wrap what is trained, and only place other models, with the same weights on all processes."""
-        trained = {id(one.module) for one in self.by_name.values()}
+        Args:
+            place: Called with a model and whether it is trained, returns what is called.
+        """
+        trained = {id(module) for one in self.by_name.values() for module in one.module.modules()}
         for model in self._given.models.values():
-            compatibility.require_usable_model(model)
+            if place(model, id(model) in trained) is not model:
+                warn_user(
+                    "Accelerate is told to compile models, and a custom training loop calls them as they are. "
+                    "Compile the model yourself before it is passed to Run: model = torch.compile(model)."
+                )
             if id(model) not in trained:
-                placing = wrapping_for(model, self._accelerator)
-                self._placed.append(placing)
-                placing.wrap(model, for_training=False)
                 distributed.broadcast_weights(model)
         for one in self.by_name.values():
-            one.wrap(num_carried=Agreement.NUM_VALUES)
+            one.start({one.name: one.module})
 
     def make_optimizers(self) -> None:
         """Make the optimizers that factories are for, once what they train is placed."""
@@ -87,24 +81,6 @@ class TrainedModels:
         for name, factory in self._given.factories.items():
             self.by_name[name].scheduler = create_scheduler(factory, self._given.optimizers[name], values)
 
-    def call_for_all(self, call: Callable[[], None], *, is_empty: bool) -> None:
-        """Call something in a step in which processes have no sample: they make its calls of sharded models, too.
-
-        Args:
-            call: What is called on the processes with a sample, such as the listeners of an event.
-            is_empty: Whether this process has none.
-        """
-        sharded = [model for model in self._given.models.values() if is_sharded_module(model)]
-        calls = CallsForAll(nn.ModuleList(sharded), _accelerate.device_of(self._accelerator))
-        if not sharded and not is_empty:
-            call()
-        elif sharded and is_empty:
-            calls.follow(teller=0)
-        elif sharded:
-            with calls.telling(teller=0):
-                call()
-                calls.end()
-
     def start_epoch(self) -> None:
         """Forget updates that were not finished."""
         for one in self.by_name.values():
@@ -114,11 +90,3 @@ class TrainedModels:
         """Give the models of all processes the buffers of the first process."""
         for model in self._given.models.values():
             distributed.broadcast_buffers(model)
-
-    def release(self) -> None:
-        """Make the models what they were before the run; the script may step their optimizers again."""
-        for one in self.by_name.values():
-            one.stop_watching()
-        for wrapping in [*self._placed, *(one.wrapping for one in self.by_name.values())]:
-            wrapping.unwrap()
-        self._placed.clear()

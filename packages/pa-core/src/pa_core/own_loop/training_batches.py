@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, cast
+from typing import Generic
 
 from pa_core.accumulation import MicroBatch
 from pa_core.any_trainer import AnyTrainer, CallEvent, TrainerCallback
-from pa_core.data.custom_loader import innermost, is_keyed
-from pa_core.errors import UnsupportedConfigurationError
 from pa_core.own_loop.update import FinishedBatch, LossReport
 from pa_core.progress import Progress
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.types import BatchT
 
 __all__ = ["TrainingBatches"]
-
-
-class CallForAll(Protocol):
-    """Calls something where some processes have no sample."""
-
-    def __call__(self, call: Callable[[], None], *, is_empty: bool) -> None:
-        """Call it on a process with a sample, and make up for its calls of sharded models on others."""
 
 
 class TrainingBatches(Generic[BatchT]):
@@ -36,7 +27,7 @@ class TrainingBatches(Generic[BatchT]):
         losses: The losses of the training epoch.
         step_means: What its steps log.
         call_event: Calls the listeners of an event.
-        call_for_all: Calls something in a step in which some processes have no sample, or makes up for it on those.
+        stand_in: Returns what a process without a sample is given.
     """
 
     def __init__(
@@ -46,24 +37,14 @@ class TrainingBatches(Generic[BatchT]):
         losses: LossTracker,
         step_means: StepMeans,
         call_event: CallEvent,
-        call_for_all: CallForAll,
+        stand_in: Callable[[MicroBatch], BatchT],
     ) -> None:
         self._run = run
         self._progress = progress
         self._losses = losses
         self._step_means = step_means
         self._call_event = call_event
-        self._call_for_all = call_for_all
-        self._first_step = 0
-        self._last: BatchT | None = None
-
-    def start_epoch(self) -> None:
-        """Note at which step the batches of an epoch begin: in a resumed one, not at the first."""
-        self._first_step = self._progress.steps_in_epoch
-
-    def end_epoch(self) -> None:
-        """Forget the last batch, which would stay on the device."""
-        self._last = None
+        self._stand_in = stand_in
 
     def start(self, part: MicroBatch, batch: BatchT) -> BatchT:
         """Begin a step, and return the batch to hand out.
@@ -76,30 +57,10 @@ class TrainingBatches(Generic[BatchT]):
             UnsupportedConfigurationError: No batch can stand in for the batch of a process without a sample.
         """
         self._step_means.start_step()
-        if part.some_are_empty:
-            self._call_for_all(lambda: self._call_event(TrainerCallback.on_train_step_start), is_empty=part.is_empty)
-        elif not part.is_empty:
-            self._call_event(TrainerCallback.on_train_step_start)
         if part.is_empty:
             return self._stand_in(part)
-        if not is_keyed(innermost(self._run.train_dataloader)):
-            self._last = batch
+        self._call_event(TrainerCallback.on_train_step_start)
         return batch
-
-    def _stand_in(self, part: MicroBatch) -> BatchT:
-        """The batch of the first process, or the last one of a custom loader.
-
-        It is the same one in each run, so that a resumed run draws as much as one that was not interrupted.
-        """
-        loader = innermost(self._run.train_dataloader)
-        if is_keyed(loader):
-            return cast("BatchT", loader.fetch_for(part.step - 1 - self._first_step, rank=0))
-        if self._last is None:
-            raise UnsupportedConfigurationError(
-                "The custom loader has no batch on this process, while it has one on others. Pass a dataset, or a "
-                "loader with samples for each process."
-            )
-        return self._last
 
     def report_loss(self, part: MicroBatch, name: str, report: LossReport) -> None:
         """Log the loss of one of several optimizers.
@@ -134,18 +95,10 @@ class TrainingBatches(Generic[BatchT]):
             self._step_means.end_step()
             return
         if part.is_empty:
-            if part.some_are_empty:
-                self._call_for_all(lambda: None, is_empty=True)
             return
         loss = finished.loss()
         if finished.reports:
             self._losses.update(loss, max(report.weight for report in finished.reports.values()))
         self._step_means.count_samples(finished.samples)
         output = {"loss": loss, "model_outputs": None, "batch_size": finished.samples}
-        end, batch = TrainerCallback.on_train_step_end, finished.batch
-        if part.some_are_empty:
-            self._call_for_all(
-                lambda: self._call_event(end, batch=batch, batch_output=output, step=part.step), is_empty=False
-            )
-        else:
-            self._call_event(end, batch=batch, batch_output=output, step=part.step)
+        self._call_event(TrainerCallback.on_train_step_end, batch=finished.batch, batch_output=output, step=part.step)

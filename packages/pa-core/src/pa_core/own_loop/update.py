@@ -225,7 +225,7 @@ class Update(Generic[BatchT]):
                 f"backward(...) for {trained.name!r} came after the step of its optimizer in the same update. Step "
                 f"after the last backward pass, or add the losses up and call backward(...) once. {_SEVERAL}"
             )
-        if trained.name in self._with_gradients and not trained.has_gradients():
+        if trained.name in self._with_gradients and not self.is_empty and not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
         trained.require_gradients_of(loss)
         items = None if num_items is None else require_count(num_items, "backward(...)")
@@ -285,7 +285,7 @@ class Update(Generic[BatchT]):
                 "the last batch exchanges gradients between processes. Call backward(loss) for each batch; a loss "
                 "that should not count can be multiplied by 0."
             )
-        if not trained.has_gradients():
+        if not part.is_empty and not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
         if self._hooks.report_loss:
             self._report_losses(self._hooks.report_loss, trained.name)

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.loaders import Loaders
-from pa_core.distributed import processes
+from pa_core.distributed import gather_objects, processes
 from pa_core.distributed.comparison import require_alike
-from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.predictions.first_process import gather_on_first, goes_on
 from pa_core.predictions.job import PredictionJob
 from pa_core.predictions.pieces import Pieces
@@ -32,13 +31,12 @@ class PredictionHooks:
     """What a trainer does in a run that predicts.
 
     Attributes:
-        running: Called with the job, returns the context of the run, in which the model is ready; it gives what wraps
-            the model.
+        running: Called with the job, returns the context of the run, in which the model is ready.
         predict_batch: Called with a batch, returns the predictions for it.
         models: Returns the modules whose weights decide the predictions, by name.
     """
 
-    running: Callable[[PredictionJob], AbstractContextManager[ModelWrapping]]
+    running: Callable[[PredictionJob], AbstractContextManager[None]]
     predict_batch: Callable[[Any], Any]
     models: Callable[[], Mapping[str, nn.Module]]
 
@@ -89,22 +87,30 @@ class PredictionRun:
         Args:
             writing: What the predictions are written to.
         """
-        with self._hooks.running(self._job) as wrapping, closing(writing):
+        with self._hooks.running(self._job), closing(writing):
             identity = self._identity()
             require_alike(lambda: identity, self._trainer.device)
             numbers = writing.open(identity, partial(self._trainer.print, flush=True))
             num_batches = sum(1 for number in numbers for _ in writing.pieces.batches(int(number)))
+            most = max(gather_objects(num_batches)) if self._trainer.is_sharded else num_batches
             self._call_event(TrainerCallback.on_prediction_run_start, num_batches=num_batches)
-            predicted = self._predicted_pieces(wrapping, writing.pieces, numbers)
+            predicted = self._predicted_pieces(writing.pieces, numbers)
             for number in numbers:
                 writing.write(int(number), predicted)
-            for _ in predicted:  # none: a process of a sharded model takes part in what others still predict
-                pass
+            self._follow_others(writing.pieces, most - num_batches)
             writing.finish()
             self._call_event(TrainerCallback.on_prediction_run_end)
 
-    def _predicted_pieces(self, wrapping: ModelWrapping, pieces: Pieces, numbers: Tensor) -> Iterator[Any]:
-        batches = wrapping.until_all_end(self._loader(pieces, numbers) if len(numbers) else ())
+    def _follow_others(self, pieces: Pieces, times: int) -> None:
+        """Call the pieces of a sharded model for the processes that have more batches, which need them."""
+        if times:
+            batch = next(iter(self._loader(pieces, torch.zeros(1, dtype=torch.int64))))
+            with self._job.draws_of_batch(0, self._trainer.device), torch.no_grad():
+                for _ in range(times):
+                    self._hooks.predict_batch(batch)
+
+    def _predicted_pieces(self, pieces: Pieces, numbers: Tensor) -> Iterator[Any]:
+        batches = self._loader(pieces, numbers) if len(numbers) else ()
         positions = (one for number in numbers for one in pieces.batches(int(number)))
         for step, (batch, of_batch) in enumerate(zip(batches, positions, strict=True), start=1):
             yield self._predict(batch, step, of_batch)

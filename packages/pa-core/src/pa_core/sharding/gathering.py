@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pa_core.sharded_tensors import is_sharded, whole_tensor
-from pa_core.sharding.calls_from_callbacks import come_together
 
 __all__ = ["gather_state", "gathering"]
 
@@ -25,11 +24,7 @@ def gathering(tensors: Iterable[Tensor]) -> Generator[Iterator[Tensor]]:
 
     Args:
         tensors: Split over processes, or plain ones; the same on each process.
-
-    Raises:
-        RanksDifferError: As ``come_together``.
     """
-    come_together()
     whole = (whole_tensor(tensor.detach()) for tensor in tensors)
     try:
         yield whole
@@ -45,11 +40,7 @@ def gather_state(state: dict[str, Any], *, keep: bool) -> dict[str, Any]:
         state: What a ``state_dict`` returned, with the same structure on each process.
         keep: Whether this process has a use for the tensors. An empty one stands for each where it has none, so that
             no more than one of them takes memory.
-
-    Raises:
-        RanksDifferError: As ``come_together``.
     """
-    come_together()
     made: dict[int, Tensor] = {}
     whole: dict[str, Any] = _gathered(state, made, keep=keep)
     return whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pa_core.sharded_tensors import is_sharded_module
 from pa_core.state_dicts import supports_state_dict
 from pa_core.state_misfits import misfit_of_scheduler, without_foreign_entries
 from pa_core.storage import State
+from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import (
     SavedModel,
     capture_model,
@@ -41,7 +42,7 @@ from pa_core.training_state.run_settings import (
     compare_settings,
     refuse_differences,
 )
-from pa_core.training_state.saved_parts import OPTIMIZER, Extension, SavedSettings, by_optimizer, read_parts
+from pa_core.training_state.saved_parts import OPTIMIZER, read_parts
 from pa_core.training_state.snapshotable import ResumableRun, Snapshotable
 from pa_core.training_state.taking_over import refusals_explained, taken_over
 from pa_core.types import StatefulScheduler, SupportsStateDict
@@ -54,20 +55,36 @@ _LOSS_FUNC, _SCHEDULER = "loss_func", "scheduler"
 
 
 @dataclass(frozen=True)
-class RunState(SavedSettings):
+class RunState:
     """What a training state holds besides the objects of the run.
 
     Attributes:
+        position: Where it stands.
+        seed: The number that the order of the data and the augmentation follow from.
+        algorithm: The name of the permutation of ``Shuffled`` or ``Sequential``; None for other orders and
+            for a custom data loader.
+        settings: The requested settings of the run, as plain values.
+        hyperparameters: What was set on each optimizer when the run began, by name.
+        nominal_items: The nominal number of items of an update of each optimizer, by name; None where samples are
+            counted.
         loaders: What is saved of the custom data loaders of this process, by what they are for.
         scaler: The gradient scaler of fp16.
         objects: What was registered to be saved with the run.
         rng_state: The RNG state to save; None for the current one.
+        extension: Where the run continues if more is requested; None where it continues at its position.
     """
 
+    position: Position
+    seed: int
+    algorithm: str | None
+    settings: Mapping[str, Any]
+    hyperparameters: Mapping[str, Sequence[Mapping[str, Any]]]
+    nominal_items: Mapping[str, float | None]
     loaders: Mapping[str, Any] = field(default_factory=dict[str, Any])
     scaler: SupportsStateDict | None = None
     objects: Sequence[SupportsStateDict] = ()
     rng_state: Mapping[str, Any] | None = None
+    extension: Extension | None = None
 
 
 def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
@@ -81,7 +98,6 @@ def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
     for model in models.values():
         distributed.broadcast_buffers(model)
     captured = {name: capture_model(model) for name, model in models.items()}
-    extension = state.extension
     parameters = named_parameters(models)  # the state dicts have split again what fully_shard had put together
     if isinstance(run.loss_func, nn.Module):
         captured[_LOSS_FUNC] = capture_model(run.loss_func)
@@ -98,9 +114,11 @@ def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
             "seed": state.seed,
             "algorithm": state.algorithm,
             "settings": dict(state.settings),
-            "hyperparameters": _pack(state.hyperparameters),
+            "hyperparameters": _pack(
+                {name: [dict(group) for group in groups] for name, groups in state.hyperparameters.items()}
+            ),
             "nominal_items": _pack(state.nominal_items),
-            "extension": None if extension is None else {**asdict(extension), "position": extension.position.to_dict()},
+            "extension": None if state.extension is None else state.extension.to_dict(),
         },
         "ranks": distributed.gather_objects(
             {
@@ -113,9 +131,9 @@ def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
     }
 
 
-def _pack(saved: Any) -> Any:
+def _pack(by_optimizer: Mapping[str, Any]) -> Any:
     """Leave out the name of an optimizer that is the only one."""
-    return saved[OPTIMIZER] if [*saved] == [OPTIMIZER] else dict(saved)
+    return by_optimizer[OPTIMIZER] if list(by_optimizer) == [OPTIMIZER] else dict(by_optimizer)
 
 
 class SavedRun:
@@ -133,15 +151,15 @@ class SavedRun:
         run = self._parts.run
         self.path: Path = state.path
         self.digest: str = state.digest
-        self.name: str = str(state.summary["run"])
+        self.name: str = self._parts.name
         self.position: Position = run.position
         self.seed: int = run.seed
         self.algorithm: str | None = run.algorithm
         self.settings: Mapping[str, Any] = run.settings
-        self.nominal_items: Mapping[str, float | None] = by_optimizer(run.nominal_items)
+        self.nominal_items: Mapping[str, float | None] = run.nominal_items
         self.extension: Extension | None = run.extension
         self.is_extended: bool = False
-        self.extras: dict[str, Any] = StoredTensor.resolve(self._parts.extras)
+        self.extras: dict[str, Any] = self._parts.extras
 
     @property
     def current_epoch(self) -> int:
@@ -225,7 +243,7 @@ class SavedRun:
         Raises:
             CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
         """
-        before = by_optimizer(self._parts.run.hyperparameters)
+        before = self._parts.run.hyperparameters
         with ExitStack() as undo:
             self._restore_objects(objects, undo)
             self._take_over(run.run_history, self._parts.history, "the run history", undo)
@@ -266,8 +284,8 @@ class SavedRun:
             optimizers.update(run.named_optimizers())
             require_same_optimizers(optimizers, parameters, self._parts.optimizers)
         schedulers = {} if "scheduler" in allowed else self._fitting_schedulers(run)
-        if scaler is not None and "scaler" in self._parts.scalers:
-            self._take_over(scaler, self._parts.scalers["scaler"], "the gradient scaler", undo)
+        if scaler is not None and self._parts.scaler is not None:
+            self._take_over(scaler, self._parts.scaler, "the gradient scaler", undo)
         for name, optimizer in optimizers.items():
             with refusals_explained(f"the optimizer {name}, {type(optimizer).__name__}", self.path):
                 undo.enter_context(restore_optimizer(optimizer, parameters, self._parts.optimizers[name]))
@@ -316,19 +334,19 @@ class SavedRun:
         """Restore the RNG state of this process; seed another where there were more or fewer processes."""
         rank = distributed.rank()
         if self._is_split_as_before():
-            restore_rng_state(self._parts.ranks[rank].streams, run.device)
+            restore_rng_state(self._parts.processes[rank].rng_state, run.device)
         else:
             seed_rng_of_rank(self.seed, self.position.updates, rank, run.device)
 
     def restore_losses(self, run: Snapshotable) -> None:
         """Restore the means of the epoch: each process its own, or the first one all of them."""
         rank = distributed.rank()
-        losses = [one.losses for one in self._parts.ranks]
+        losses = [one.losses for one in self._parts.processes]
         if self._is_split_as_before():
             run.loss_tracker.load_totals(losses[rank].to(run.device))
         elif rank == 0:
             run.loss_tracker.load_totals(torch.stack(losses).sum(0).to(run.device))
-        means = [one.step_means for one in self._parts.ranks]
+        means = [one.step_means for one in self._parts.processes]
         run.step_means.load_totals([means[rank]] if self._is_split_as_before() else means if rank == 0 else [])
 
     def state_of_loader(self, name: str, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -340,7 +358,7 @@ class SavedRun:
         """
         if not self._is_split_as_before() or settings["loader"] != self.settings["loader"]:
             return None
-        return self._parts.ranks[distributed.rank()].loaders.get(name)
+        return self._parts.processes[distributed.rank()].loaders.get(name)
 
     def steps_in_epoch(self, settings: Mapping[str, Any]) -> int:
         """Return how many batches of each process were trained on, in batches of the current run.
@@ -354,10 +372,10 @@ class SavedRun:
         return math.ceil(self.position.samples / global_batch)
 
     def _is_split_as_before(self) -> bool:
-        return len(self._parts.ranks) == distributed.num_processes()
+        return len(self._parts.processes) == distributed.num_processes()
 
     def _restore_objects(self, objects: Sequence[SupportsStateDict], undo: ExitStack) -> None:
-        given, expected = [_name(one) for one in objects], [one["class"] for one in self._parts.objects]
+        given, expected = [_name(one) for one in objects], [kind for kind, _ in self._parts.objects]
         if given != expected:
             raise CheckpointError(
                 "Other objects are registered than when the state was saved.",
@@ -365,8 +383,8 @@ class SavedRun:
                 expected=", ".join(expected) or "none",
                 do="Call register_for_checkpointing with the same kinds of objects in the same order.",
             )
-        for one, saved in zip(objects, self._parts.objects, strict=True):
-            self._take_over(one, saved["state"], "a registered object", undo)
+        for one, (_, state) in zip(objects, self._parts.objects, strict=True):
+            self._take_over(one, state, "a registered object", undo)
 
 
 def _with(processes: int) -> str:

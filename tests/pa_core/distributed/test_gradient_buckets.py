@@ -1,0 +1,169 @@
+"""Gradients of two ranks are averaged bucket by bucket: the means are those that one process computes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pa_core.distributed.gradient_exchange import ExchangedParameters, GradientExchange
+
+pytestmark = pytest.mark.runs_on("two_ranks")
+
+BUCKETS = [1, 200, 1 << 20]
+"""Sizes in bytes: one parameter in each, some, and all in one."""
+
+
+class Branches(nn.Module):
+    """Layers of different types and layouts; a pass uses those that it is told to use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 6)
+        self.image = nn.Conv2d(1, 2, 2).to(memory_format=torch.channels_last)
+        self.exact = nn.Linear(4, 2).double()
+        self.words = nn.Embedding(5, 3, sparse=True)
+        self.unused = nn.Linear(2, 2)
+
+    def loss(self, inputs: Tensor, parts: Iterable[str]) -> Tensor:
+        """The loss of some of the layers."""
+        losses = {
+            "first": lambda: self.first(inputs).square().mean(),
+            "image": lambda: self.image(inputs.view(-1, 1, 2, 2)).square().mean(),
+            "exact": lambda: self.exact(inputs.double()).square().mean().float(),
+            "words": lambda: self.words(inputs[:, 0].abs().long().clamp(max=4)).square().mean(),
+        }
+        return torch.stack([losses[part]() for part in parts]).sum()
+
+
+ALL = ("first", "image", "exact", "words")
+
+
+def inputs_of(rank: int) -> Tensor:
+    """What a rank has, which each of them can draw."""
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
+
+
+def exchange_of(model: Branches, bucket_bytes: int, **kwargs: torch.dtype) -> GradientExchange:
+    """The exchange of all its gradients, with two numbers of each rank."""
+    dense = [one for one in model.parameters() if one is not model.words.weight]
+    return GradientExchange(
+        lambda: ExchangedParameters(dense, [model.words.weight]),
+        2,
+        torch.device("cpu"),
+        bucket_bytes=bucket_bytes,
+        **kwargs,
+    )
+
+
+def assert_means(model: Branches, passes: dict[int, list[tuple[str, ...]]], tolerance: float = 0.0) -> None:
+    """The gradients are the means over the ranks of what their passes add up to."""
+    expected = Branches()
+    for rank, of_rank in passes.items():
+        for parts in of_rank:
+            torch.autograd.backward(expected.loss(inputs_of(rank), parts) / len(passes))
+    for (name, one), other in zip(model.named_parameters(), expected.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None and other.grad is not None:
+            own, wanted = one.grad.to_dense(), other.grad.to_dense()
+            torch.testing.assert_close(own, wanted, rtol=tolerance or 1e-6, atol=tolerance or 1e-7)
+
+
+@pytest.mark.parametrize("bucket_bytes", BUCKETS)
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_the_means_over_the_ranks_and_the_sums_of_their_numbers(bucket_bytes: int, num_passes: int) -> None:
+    """During a backward pass, and again where a second one adds to gradients that are on their way."""
+    model = Branches()
+    exchange, rank = exchange_of(model, bucket_bytes), dist.get_rank()
+    for update in range(3):
+        exchange.open()
+        for _ in range(num_passes):
+            exchange.open()
+            torch.autograd.backward(model.loss(inputs_of(rank), ALL))
+        assert exchange.finish([1.0, rank + update]).tolist() == [2.0, 2 * update + 1]
+        exchange.end_update()
+        assert_means(model, {0: [ALL] * num_passes, 1: [ALL] * num_passes})
+        model.zero_grad()
+
+
+@pytest.mark.parametrize("bucket_bytes", BUCKETS)
+@pytest.mark.parametrize("parts", [(), ("first",), ("image", "words")])
+def test_ranks_may_use_different_layers(bucket_bytes: int, parts: tuple[str, ...]) -> None:
+    """A rank without a sample, or with another path through the model; what no rank has used has no gradient."""
+    model = Branches()
+    exchange, rank = exchange_of(model, bucket_bytes), dist.get_rank()
+    mine = ("image", "exact") if rank == 0 else parts
+    exchange.open(overlaps=False)
+    if mine:
+        torch.autograd.backward(model.loss(inputs_of(rank), mine))
+    assert exchange.finish([0.0, 5.0]).tolist() == [0.0, 10.0]
+    assert_means(model, {0: [("image", "exact")], 1: [parts] if parts else []})
+
+
+def test_gradients_stay_on_their_rank_until_they_are_exchanged() -> None:
+    """The batches of an update are accumulated on each rank alone; the last one brings the means to all."""
+    model = Branches()
+    exchange, rank = exchange_of(model, 1), dist.get_rank()
+    torch.autograd.backward(model.loss(inputs_of(rank), ALL))
+    first, expected = model.first.weight.grad, Branches()
+    torch.autograd.backward(expected.loss(inputs_of(rank), ALL))
+    assert first is not None
+    assert expected.first.weight.grad is not None
+    assert torch.equal(first, expected.first.weight.grad)
+    exchange.open()
+    torch.autograd.backward(model.loss(inputs_of(rank), ("image",)))
+    exchange.finish([0.0, 0.0])
+    assert_means(model, {0: [ALL, ("image",)], 1: [ALL, ("image",)]})
+
+
+def test_layers_are_frozen_and_unfrozen_between_updates() -> None:
+    """The exchange follows what is trained."""
+    model = Branches()
+    exchange, rank = exchange_of(model, 1), dist.get_rank()
+    for parts in (("first", "image"), ("image",), ("first", "image")):
+        model.first.requires_grad_("first" in parts)
+        exchange.open()
+        torch.autograd.backward(model.loss(inputs_of(rank), parts))
+        exchange.finish([0.0, 0.0])
+        exchange.end_update()
+        assert_means(model, {0: [parts], 1: [parts]})
+        model.zero_grad()
+
+
+def test_an_update_that_is_not_made_leaves_nothing_behind() -> None:
+    """What was on its way is waited for, and the next update begins from nothing."""
+    model = Branches()
+    exchange, rank = exchange_of(model, 1), dist.get_rank()
+    exchange.open()
+    torch.autograd.backward(model.loss(inputs_of(rank), ALL))
+    exchange.end_update()
+    model.zero_grad()
+    exchange.open()
+    torch.autograd.backward(model.loss(inputs_of(rank), ("first",)))
+    exchange.finish([0.0, 0.0])
+    assert_means(model, {0: [("first",)], 1: [("first",)]})
+
+
+def test_gradients_may_be_sent_in_half_precision() -> None:
+    """They are those of float32 up to its rounding; numbers are exact all the same."""
+    model = Branches()
+    exchange, rank = exchange_of(model, 1 << 20, dtype=torch.bfloat16), dist.get_rank()
+    exchange.open()
+    torch.autograd.backward(model.loss(inputs_of(rank), ALL))
+    assert exchange.finish([16777215.0, 0.0]).tolist() == [33554430.0, 0.0]
+    assert_means(model, {0: [ALL], 1: [ALL]}, tolerance=2e-2)
+
+
+def test_a_closed_exchange_leaves_the_parameters_alone() -> None:
+    """Copies of the model can be made and trained."""
+    model = Branches()
+    exchange = exchange_of(model, 1)
+    exchange.open()
+    exchange.finish([0.0, 0.0])
+    exchange.close()
+    torch.autograd.backward(copy.deepcopy(model).loss(inputs_of(dist.get_rank()), ("first",)))
