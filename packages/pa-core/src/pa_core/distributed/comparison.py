@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
@@ -105,23 +106,14 @@ def require_same_digests(of_each: Tensor, texts: Mapping[str, str]) -> None:
         return
     found = differences(gather_objects(dict(texts)))
     if found[0].startswith(PLACE):
-        raise _have_parted(found[0])
+        raise RanksDifferError(
+            "The processes of this run have gone different ways.", given=found[0], do=advice_for_parted(found[0])
+        )
     more = f", and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
     raise RanksDifferError(
         "The processes of this run were not given the same.",
         given="; ".join(found[:_MOST_SHOWN]) + more,
         do="Find the line of your script where the rank, the host or the environment decides this.",
-    )
-
-
-def _have_parted(given: str) -> RanksDifferError:
-    """Return the error of processes that are in different places of a run.
-
-    Args:
-        given: Where they are.
-    """
-    return RanksDifferError(
-        "The processes of this run have gone different ways.", given=given, do=advice_for_parted(given)
     )
 
 
@@ -151,15 +143,13 @@ def _line(name: str, of_each: Sequence[str]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(of_each):
         ranks.setdefault(text, []).append(rank)
-    return f"{name}: {', '.join(f'{text} on {name_ranks(ranks[full])}' for full, text in _shortened(list(ranks)))}"
+    is_long = max(map(len, ranks)) > _LONGEST_TEXT
+    start = len(os.path.commonprefix(list(ranks))) if is_long else 0  # noqa: RUF071  # characters are meant
+    shown = [f"{_shortened(text, start)} on {name_ranks(some)}" for text, some in ranks.items()]
+    return f"{name}: {', '.join(shown)}"
 
 
-def _shortened(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Each text, and what is shown of it: of long ones, the part from where they differ."""
-    # Of the first and the last in order, all others begin as both do.
-    first, last = min(texts), max(texts)
-    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    start = common if max(map(len, texts)) > _LONGEST_TEXT else 0
-    shown = [f"...{text[start:]}" if start else text for text in texts]
-    cut = [f"{text[:_LONGEST_TEXT]}..." if len(text) > _LONGEST_TEXT else text for text in shown]
-    return list(zip(texts, cut, strict=True))
+def _shortened(text: str, start: int) -> str:
+    """What is shown of a text: of long ones, the part from where they differ."""
+    shown = f"...{text[start:]}" if start else text
+    return shown if len(shown) <= _LONGEST_TEXT else f"{shown[:_LONGEST_TEXT]}..."

@@ -38,15 +38,10 @@ def with_schedule_lengths(
     for index, one in enumerate(differences):
         if one.name == LENGTH_OF_SCHEDULE:
             used = {name: _used(one, *schedule, is_new, steps_done) for name, schedule in schedules.items()}
-            said[index] = replace(one, used=_said_once(used) if used else one.asked)
+            lengths = set(used.values()) or {one.asked}
+            by_name = "; ".join(f"{name}: {length}" for name, length in used.items())
+            said[index] = replace(one, used=by_name if len(lengths) > 1 else lengths.pop())
     return said
-
-
-def _said_once(used: Mapping[str, Any]) -> Any:
-    first, *others = used.values()
-    return (
-        first if all(other == first for other in others) else "; ".join(f"{name}: {one}" for name, one in used.items())
-    )
 
 
 def _used(one: Difference, scheduler: object, optimizer: Optimizer, is_new: bool, steps_done: int | None) -> Any:

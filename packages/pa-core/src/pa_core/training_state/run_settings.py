@@ -17,7 +17,6 @@ __all__ = [
     "LENGTH_OF_SCHEDULE",
     "RESUME_OVERRIDES",
     "Difference",
-    "batches_per_update",
     "check_resume_overrides",
     "compare_settings",
     "describe_differences",
@@ -65,13 +64,17 @@ def describe_settings(
     order = None if keyed is None or has_plain_order(keyed.given_order) else keyed.given_order
     global_batch = config.train_per_device_batch_size * config.num_processes
     processes = f"{config.num_processes} process{'es' if config.num_processes > 1 else ''}"
+    size_of_update: int | str = config.train_total_batch_size
+    if order is not None and order.makes_batches:  # of any size
+        batches = config.num_processes * config.gradient_accumulation_steps
+        size_of_update = f"{batches} batch{'es' if batches > 1 else ''}"
     return {
         "num_epochs": config.num_epochs,
         "max_num_train_steps": config.max_num_train_steps,
         "num_processes": config.num_processes,
         "train_per_device_batch_size": config.train_per_device_batch_size,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        "samples_per_update": _size_of_update(config, counts_batches=order is not None and order.makes_batches),
+        "samples_per_update": size_of_update,
         "dataset_length": length_of_dataset(loader),
         "shuffle": None if keyed is None else keyed.shuffle,
         **({} if order is None else {"order": order.identity}),
@@ -88,33 +91,11 @@ def describe_settings(
     }
 
 
-def _size_of_update(config: TrainerRunConfig, *, counts_batches: bool) -> int | str:
-    """The samples of an update; its batches where the order makes them, which are of any size."""
-    if not counts_batches:
-        return config.train_total_batch_size
-    return batches_per_update(config.num_processes * config.gradient_accumulation_steps)
-
-
-def batches_per_update(number: int) -> str:
-    """Return the size of an update as settings have it where the order makes the batches.
-
-    Args:
-        number: The batches of all processes in an update.
-
-    Example:
-        >>> batches_per_update(8)
-        '8 batches'
-    """
-    return f"{number} batch{'es' if number > 1 else ''}"
-
-
 def _kinds(by_name: Mapping[str, object], name_of_single: str) -> str | None:
-    if not by_name:
-        return None
     kinds = {name: type(one).__name__ for name, one in by_name.items()}
-    if kinds.keys() == {name_of_single}:
+    if list(kinds) == [name_of_single]:
         return kinds[name_of_single]
-    return ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+    return ", ".join(f"{name}: {kind}" for name, kind in kinds.items()) or None
 
 
 @dataclass(frozen=True)
