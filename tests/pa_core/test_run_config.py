@@ -18,11 +18,11 @@ import torch
 from torch.nn.functional import relu
 from typing_extensions import override
 
-from pa_core._accelerate import create_accelerator
 from pa_core.distributed import num_processes, rank
-from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError
-from pa_core.run_config import LoaderSettings, TrainerRunConfig, describe_run_config
+from pa_core.run_config import TrainerRunConfig
+from tests.pa_core.test_epoch_lengths import Stages
+from tests.small_runs import make_trainer, samples
 
 DOCUMENTED = [
     "num_epochs",
@@ -176,24 +176,11 @@ def test_a_run_that_only_evaluates_has_no_updates(limit: int | None) -> None:
         make_config(num_update_steps_per_epoch=-1)
 
 
-def describe(**changes: Any) -> TrainerRunConfig:
-    """Return the config of a run of ten batches of 8 in an epoch, with the given values changed."""
-    values: dict[str, Any] = {
-        "mixed_precision": "no",
-        "seed": 1,
-        "training": LoaderSettings(8, {"shuffle": True}),
-        "evaluation": LoaderSettings(16, {}),
-        "num_epochs": 2,
-        "max_num_train_steps": None,
-        "gradient_accumulation_steps": 1,
-        "gradient_clip_value": None,
-        "gradient_clip_norm": None,
-        **changes,
-    }
-    values.setdefault(
-        "lengths", EpochLengths(lambda _: 10, accumulation_steps=values["gradient_accumulation_steps"], are_equal=True)
-    )
-    return describe_run_config(create_accelerator(), **values)
+def train(num_epochs: int = 2, **asked: Any) -> TrainerRunConfig:
+    """Train ten batches of 8 in an epoch, and return the config of the run."""
+    trainer = make_trainer()
+    trainer.train(samples(80), num_epochs, per_device_batch_size=8 // num_processes(), **asked)
+    return trainer.run_config
 
 
 @pytest.mark.parametrize(
@@ -203,29 +190,35 @@ def describe(**changes: Any) -> TrainerRunConfig:
         ({"gradient_accumulation_steps": 4}, 3, 2, 6),
         ({"max_num_train_steps": 25}, 10, 3, 25),
         ({"max_num_train_steps": 4, "gradient_accumulation_steps": 3}, 4, 1, 4),
-        ({"lengths": None, "num_epochs": 1}, 0, 1, None),
-        ({"lengths": EpochLengths([4, 10, 5].__getitem__, are_equal=False), "num_epochs": 3}, 7, 3, 19),
-        ({"lengths": EpochLengths([4, 10, 5].__getitem__, are_equal=False), "max_num_train_steps": 5}, 7, 2, 5),
+        ({"order": Stages([32, 80, 40]), "num_epochs": 3}, 7, 3, 19),
+        ({"order": Stages([32, 80, 40]), "max_num_train_steps": 5}, 7, 2, 5),
     ],
 )
 def test_updates_and_epochs_follow_from_each_other(
-    asked: dict[str, Any], updates_per_epoch: int, epochs: int, updates: int | None
+    asked: dict[str, Any], updates_per_epoch: int, epochs: int, updates: int
 ) -> None:
-    """The last group of an epoch may be shorter; a number of updates wins over epochs; an evaluation has none."""
-    config = describe(**asked)
+    """The last group of an epoch may be shorter; a number of updates wins over epochs."""
+    config = train(**asked)
 
     assert config.num_update_steps_per_epoch == updates_per_epoch
     assert (config.num_epochs, config.max_num_train_steps) == (epochs, updates)
 
 
+def test_an_evaluation_has_no_updates() -> None:
+    """Its config has one epoch without updates, and no limit on them."""
+    trainer = make_trainer()
+    trainer.evaluate(samples(8))
+    config = trainer.run_config
+    assert (config.num_epochs, config.num_update_steps_per_epoch, config.max_num_train_steps) == (1, 0, None)
+
+
 @pytest.mark.runs_on("one_process", "two_ranks")
 def test_total_batch_sizes_are_those_of_all_processes() -> None:
     """An update has the samples of each process and of each accumulated batch, an evaluation step has no groups."""
-    config, processes = describe(gradient_accumulation_steps=3), num_processes()
+    config = train(1, gradient_accumulation_steps=3, eval_dataset=samples(8))
 
-    assert config.train_total_batch_size == 8 * 3 * processes
-    assert config.eval_total_batch_size == 16 * processes
-    assert (config.num_processes, config.is_distributed) == (processes, processes > 1)
+    assert (config.train_total_batch_size, config.eval_total_batch_size) == (8 * 3, 8)
+    assert (config.num_processes, config.is_distributed) == (num_processes(), num_processes() > 1)
     assert config.is_world_process_zero == (rank() == 0)
 
 

@@ -44,7 +44,7 @@ from pa_core.optimizer_parameters import parameters_of
 from pa_core.placeholders import placeholder_values
 from pa_core.placement import place
 from pa_core.progress import Phase, Progress
-from pa_core.run_config import TrainerRunConfig, describe_run_config
+from pa_core.run_config import TrainerRunConfig
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.sharded_tensors import reshard
 from pa_core.sharding.compiled_blocks import compile_in_place
@@ -195,18 +195,36 @@ class Engine(AnyTrainer):
             max_num_train_steps: Updates after which the run ends; None for all of the epochs.
             gradient_clip_value: The bound on each element of the gradients.
         """
-        return describe_run_config(
-            self._accelerator,
-            mixed_precision=_accelerate.computed_precision(self._accelerator),
-            seed=self._resumption.seed,
-            training=self._loaders.settings("train", self.train_dataloader, per_device_batch_size),
-            evaluation=self._loaders.settings("eval", self.eval_dataloader, per_device_batch_size),
-            lengths=self.epoch_lengths if self._running == "train" else None,
+        training = self._loaders.settings("train", self.train_dataloader, per_device_batch_size)
+        evaluation = self._loaders.settings("eval", self.eval_dataloader, per_device_batch_size)
+        updates_per_epoch = 0
+        if self._running == "train":
+            lengths = self.epoch_lengths
+            if max_num_train_steps is None:
+                max_num_train_steps = lengths.updates_before(num_epochs)
+            else:
+                num_epochs = lengths.epochs_for(max_num_train_steps)
+            updates_per_epoch = lengths.mean_updates(num_epochs)
+        processes = self._accelerator.num_processes
+        return TrainerRunConfig(
             num_epochs=num_epochs,
-            max_num_train_steps=max_num_train_steps,
+            train_per_device_batch_size=training.batch_size,
+            train_dl_kwargs=training.kwargs,
+            eval_per_device_batch_size=evaluation.batch_size,
+            eval_dl_kwargs=evaluation.kwargs,
             gradient_accumulation_steps=gradient_accumulation_steps,
             gradient_clip_value=gradient_clip_value,
+            train_total_batch_size=training.batch_size * processes * gradient_accumulation_steps,
+            eval_total_batch_size=evaluation.batch_size * processes,
+            num_update_steps_per_epoch=updates_per_epoch,
+            max_num_train_steps=max_num_train_steps,
+            is_local_process_zero=self.is_local_main_process,
+            is_world_process_zero=self.is_main_process,
+            is_distributed=processes > 1,
+            mixed_precision=_accelerate.computed_precision(self._accelerator),
+            num_processes=processes,
             gradient_clip_norm=self._gradient_clip_norm,
+            seed=self._resumption.seed,
         )
 
     # What every loop stands on: beginning and ending a run

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast
 
-from pa_core._accelerate import AcceleratorLike
-from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError
 
 __all__ = [
@@ -17,7 +15,6 @@ __all__ = [
     "TrainerRunConfig",
     "check_clip_threshold",
     "check_count",
-    "describe_run_config",
 ]
 
 
@@ -153,62 +150,6 @@ class LoaderSettings(NamedTuple):
 
     batch_size: int
     kwargs: Mapping[str, Any]
-
-
-def describe_run_config(
-    accelerator: AcceleratorLike,
-    *,
-    mixed_precision: str,
-    seed: int | None,
-    training: LoaderSettings,
-    evaluation: LoaderSettings,
-    lengths: EpochLengths | None,
-    num_epochs: int,
-    max_num_train_steps: int | None,
-    gradient_accumulation_steps: int,
-    gradient_clip_value: float | None,
-    gradient_clip_norm: float | None,
-) -> TrainerRunConfig:
-    """Return the config of a run: updates and epochs follow from each other, and totals from the number of processes.
-
-    Args:
-        accelerator: The accelerator of the run, which knows the processes.
-        mixed_precision: What the run computes in.
-        seed: The number that the order of the data follows from.
-        training: What the training batches are made with.
-        evaluation: What the evaluation batches are made with.
-        lengths: The lengths of the training epochs; None for a run that only evaluates.
-        num_epochs: The epochs that were requested.
-        max_num_train_steps: Updates after which the run ends, which override the epochs; None for all of the epochs.
-        gradient_accumulation_steps: Batches of one process in an update.
-        gradient_clip_value: The bound on each element of the gradients.
-        gradient_clip_norm: The bound on the norm of all gradients.
-    """
-    if lengths is not None and max_num_train_steps is not None:
-        num_epochs = lengths.epochs_for(max_num_train_steps)
-    elif lengths is not None:
-        max_num_train_steps = lengths.updates_before(num_epochs)
-    processes = accelerator.num_processes
-    return TrainerRunConfig(
-        num_epochs=num_epochs,
-        train_per_device_batch_size=training.batch_size,
-        train_dl_kwargs=training.kwargs,
-        eval_per_device_batch_size=evaluation.batch_size,
-        eval_dl_kwargs=evaluation.kwargs,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        gradient_clip_value=gradient_clip_value,
-        train_total_batch_size=training.batch_size * processes * gradient_accumulation_steps,
-        eval_total_batch_size=evaluation.batch_size * processes,
-        num_update_steps_per_epoch=0 if lengths is None else lengths.mean_updates(num_epochs),
-        max_num_train_steps=max_num_train_steps,
-        is_local_process_zero=accelerator.is_local_main_process,
-        is_world_process_zero=accelerator.is_main_process,
-        is_distributed=processes > 1,
-        mixed_precision=mixed_precision,
-        num_processes=processes,
-        gradient_clip_norm=gradient_clip_norm,
-        seed=seed,
-    )
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> None:
