@@ -44,6 +44,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.data import epoch_order
+from tests.support.explained import assert_explained
 from tests.support.models import weights_of
 from tests.support.sharded_models import whole_weights
 
@@ -285,8 +286,7 @@ def test_what_is_refused(row: str) -> None:
         return
     with pytest.raises(UnsupportedConfigurationError) as caught:
         trainer_of(row, small_network())
-    assert caught.value.given
-    assert caught.value.do
+    assert_explained(caught.value, "is not supported. ")
 
 
 @pytest.mark.runs_on("two_ranks")

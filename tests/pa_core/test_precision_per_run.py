@@ -284,7 +284,7 @@ def test_a_second_precision_in_one_process(second: type[Trainer[nn.Module]]) -> 
     with pytest.raises(UnsupportedConfigurationError, match="an earlier trainer or run has chosen them") as caught:
         trainer_in(second, TinyClassifier())
     wanted, there = ("bf16", "no") if second is InBf16 else ("no", "bf16")
-    assert caught.value.given == f"mixed_precision='{wanted}', after mixed_precision='{there}'"
+    assert f"mixed_precision='{wanted}' comes after mixed_precision='{there}'" in str(caught.value)
     assert earlier.describe_run() == described
     earlier.train(make_classification(8), 1, per_device_batch_size=2)
     assert earlier.run_config.mixed_precision == there
@@ -348,9 +348,8 @@ def test_two_precisions_for_one_trainer() -> None:
     """Where the trainer and its own `_create_accelerator` ask for different ones, the error names both."""
     with pytest.raises(ConfigurationError) as caught:
         precision_of(InBf16, mixed_precision="no")
-    assert caught.value.given == (
-        "mixed_precision='no', and an Accelerator with mixed_precision='bf16' from InBf16._create_accelerator"
-    )
+    assert "mixed_precision='no' was requested, and the Accelerator from InBf16._create" in str(caught.value)
+    assert "has mixed_precision='bf16'" in str(caught.value)
 
 
 @pytest.mark.parametrize("second", [Trainer, WithDdpSettings])
@@ -361,8 +360,8 @@ def test_a_second_precision_that_the_script_asks_for(second: Any, asked: Any) ->
     precision_of(mixed_precision=there)
     with pytest.raises(UnsupportedConfigurationError) as caught:
         precision_of(second, mixed_precision=asked)
-    assert caught.value.given == f"mixed_precision='{asked}', after mixed_precision='{there}'"
-    assert caught.value.do.startswith(f"Pass mixed_precision='{there}' here too")
+    assert f"mixed_precision='{asked}' comes after mixed_precision='{there}'" in str(caught.value)
+    assert "Pass the same here too" in str(caught.value)
 
 
 @on_one_and_two_ranks
@@ -381,7 +380,8 @@ def test_a_device_that_is_not_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "meta")
     with pytest.raises(ConfigurationError) as caught:
         Trainer(TinyClassifier(), None, None, cpu=True)
-    assert caught.value.given.startswith("cpu=True, and an Accelerator with the device meta")
+    assert "cpu=True was requested" in str(caught.value)
+    assert "has the device meta" in str(caught.value)
 
 
 @pytest.mark.parametrize("asked", ["cuda", 0, "true"])

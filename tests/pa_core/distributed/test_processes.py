@@ -165,7 +165,7 @@ def test_a_notebook_passes_its_precision_on() -> None:
 def test_a_precision_is_never_changed_silently(trainer: Trainer[nn.Linear]) -> None:
     """A trainer that is to compute in another precision than an earlier one of its process is an error."""
     assert trainer.describe_run().endswith("fp32")
-    with pytest.raises(UnsupportedConfigurationError, match="mixed_precision='bf16', after mixed_precision='no'"):
+    with pytest.raises(UnsupportedConfigurationError, match="mixed_precision='bf16' comes after mixed_precision='no'"):
         notebook_launcher(idle_trainer, num_processes=1, mixed_precision="bf16")
 
 

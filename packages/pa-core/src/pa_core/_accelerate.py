@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,6 @@ __all__ = [
     "create_accelerator",
     "describe_processes",
     "device_of",
-    "explain_dispatching",
     "fetching_loader",
     "files_of_export",
     "finds_unused_parameters",
@@ -234,8 +233,8 @@ _VARIABLES_OF_PLUGINS = (
     "FSDP_CPU_RAM_EFFICIENT_LOADING",
 )
 
-OTHER_ENGINES = {"deepspeed_plugin": "DeepSpeed", "deepspeed_plugins": "DeepSpeed", "megatron_lm_plugin": "Megatron-LM"}
-"""The engines that arguments of an ``accelerate.Accelerator`` request."""
+OTHER_ENGINES = {"deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin"}
+"""The arguments of an ``accelerate.Accelerator`` that request another engine."""
 
 
 @contextmanager
@@ -549,29 +548,6 @@ def is_dispatched(loader: object) -> bool:
     return issubclass(type(loader), DataLoaderDispatcher)
 
 
-def explain_dispatching(loader: Any) -> Any:
-    """Return what to iterate for an epoch of a loader, with an explained error where dispatched batches do not fit.
-
-    The first process puts the batches of all processes together before it sends each of them its own.
-    """
-    return _explaining_dispatching(loader) if is_dispatched(loader) else loader
-
-
-def _explaining_dispatching(loader: Any) -> Iterator[Any]:
-    try:
-        yield from loader
-    except RuntimeError as error:
-        if "batches of different size" not in str(error):
-            raise
-        dataset = type(loader.dataset).__name__
-        raise UnsupportedConfigurationError(
-            "The batches of the processes have different shapes, as dynamic padding makes them.",
-            given=f"{dataset}, an IterableDataset, of which the first process fetches the batches of all of them",
-            do=f"If {dataset} yields the same samples on each process, return Accelerator(dataloader_config="
-            "DataLoaderConfiguration(dispatch_batches=False)) from _create_accelerator; if not, pad to a fixed length.",
-        ) from error
-
-
 def without_read_ahead(loader: Any) -> Any:
     """Return what to iterate for an epoch of a loader, so that no batch is fetched before it is requested.
 
@@ -582,7 +558,7 @@ def without_read_ahead(loader: Any) -> Any:
     from accelerate.utils import synchronize_rng_states
 
     if type(loader) is not DataLoaderShard:
-        return explain_dispatching(loader)
+        return loader
     share: Any = loader
     if share.rng_types is not None:
         synchronize_rng_states(share.rng_types, share.synchronized_generator)

@@ -19,8 +19,11 @@ from pa_core.sharded_tensors import is_sharded_module
 
 __all__ = ["create_accelerator", "require_usable", "require_usable_model", "require_whole_model"]
 
-_REFUSED_VARIABLES = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
+_REFUSED_VARIABLES = "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"
 _KINDS_OF_PARALLELISM = "dp_replicate", "dp_shard", "tp", "cp", "sp"
+_ENGINE = "It brings its own training engine. Launch with accelerate launch --use_fsdp --fsdp_version 2."
+_FSDP1 = "It is the first version of FSDP. Pass --fsdp_version 2 to accelerate launch, or fsdp_version=2 to the plugin."
+_FP8 = "Layers would not be converted. Use bf16."
 _FSDP_VARIABLE = "ACCELERATE_USE_FSDP"
 _PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
@@ -45,10 +48,19 @@ def create_accelerator(
             fixed another precision or device for the whole process.
     """
     check_precision_and_device(mixed_precision, cpu)
-    asked = _accelerate.launched_with(mixed_precision, cpu)
-    with _refuse_conflicts(mixed_precision), asked, _accelerate.noting_arguments() as arguments:
+    launched = _accelerate.launched_with(mixed_precision, cpu)
+    with _refuse_conflicts(mixed_precision), launched, _accelerate.noting_arguments() as arguments:
         accelerator = create()
-    _require_as_asked(accelerator, mixed_precision, cpu, create.__qualname__)
+    if mixed_precision is not None and mixed_precision != accelerator.mixed_precision:
+        raise ConfigurationError(
+            f"mixed_precision={mixed_precision!r} was requested, and the Accelerator from {create.__qualname__} has "
+            f"mixed_precision={accelerator.mixed_precision!r}. Set it in one place, and leave it out in the other."
+        )
+    if cpu and accelerator.device.type != "cpu":
+        raise ConfigurationError(
+            f"cpu=True was requested, and the Accelerator from {create.__qualname__} has the device "
+            f"{accelerator.device}. Set it in one place, and leave it out in the other."
+        )
     return accelerator, arguments
 
 
@@ -68,43 +80,27 @@ def _refuse_conflicts(mixed_precision: str | None) -> Generator[None]:
         raise _conflict(conflict[1]) from error
 
 
-def _require_as_asked(
-    accelerator: _accelerate.AcceleratorLike, mixed_precision: str | None, cpu: bool | None, maker: str
-) -> None:
-    """Raise an error for an Accelerator with another precision or device than the trainer's arguments."""
-    if mixed_precision is not None and mixed_precision != accelerator.mixed_precision:
-        asked, there = f"mixed_precision={mixed_precision!r}", f"mixed_precision={accelerator.mixed_precision!r}"
-    elif cpu and accelerator.device.type != "cpu":
-        asked, there = "cpu=True", f"the device {accelerator.device}"
-    else:
-        return
-    raise ConfigurationError(
-        "The Accelerator is not the one that was requested.",
-        given=f"{asked}, and an Accelerator with {there} from {maker}",
-        do="Set it in one place, and leave it out in the other.",
-    )
-
-
 def _conflict(asked: str) -> UnsupportedConfigurationError:
     there = f"mixed_precision={_accelerate.precision_of_process()!r}"
     return UnsupportedConfigurationError(
-        "Accelerate has one precision and one device for each process, and an earlier trainer or run has chosen them.",
-        given=f"{asked}, after {there}",
-        do=f"Pass {there} here too, or train in a separate process."
-        if asked.startswith("mixed_precision")
-        else "Train on another device in a separate process.",
+        f"{asked} comes after {there}: accelerate has one precision and one device for each process, and an earlier "
+        f"trainer or run has chosen them. Pass the same here too, or train in a separate process."
     )
+
+
+def _unsupported(given: str, text: str) -> UnsupportedConfigurationError:
+    return UnsupportedConfigurationError(f"{given} is not supported. {text}")
 
 
 def _require_supported_environment() -> None:
     """Plugins of accelerate set these variables too, and accelerate ignores some of them on a CPU."""
-    for variable, name in _REFUSED_VARIABLES.items():
+    for variable in _REFUSED_VARIABLES:
         if _is_set(variable):
-            raise _of_another_engine(f"{variable}={os.environ[variable]}", name)
+            raise _unsupported(f"{variable}={os.environ[variable]}", _ENGINE)
     if _is_set(_FSDP_VARIABLE) and os.environ.get("FSDP_VERSION", "1") == "1":
-        raise _first_fsdp(f"{_FSDP_VARIABLE}={os.environ[_FSDP_VARIABLE]}, and FSDP_VERSION=1, which is the default")
+        raise _unsupported(f"{_FSDP_VARIABLE}={os.environ[_FSDP_VARIABLE]} with FSDP_VERSION=1, the default,", _FSDP1)
     if os.environ.get(_PRECISION_VARIABLE, "").lower() == "fp8":
-        raise _fp8(f"{_PRECISION_VARIABLE}={os.environ[_PRECISION_VARIABLE]}")
+        raise _unsupported(f"{_PRECISION_VARIABLE}=fp8", _FP8)
 
 
 def _is_set(variable: str) -> bool:
@@ -123,64 +119,45 @@ def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str
         UnsupportedConfigurationError: The run would need another engine or fp8, its processes would not be connected,
             or it would not do what a setting requires.
     """
-    _require_supported(accelerator, arguments)
+    for argument in _accelerate.OTHER_ENGINES & arguments.keys():
+        if arguments[argument] is not None:
+            raise _unsupported(f"{argument}={type(arguments[argument]).__name__}(...)", _ENGINE)
+    _require_connected(accelerator)
+    kind = str(accelerator.distributed_type.value)
+    if kind not in {"NO", "FSDP"} and not kind.startswith("MULTI_"):
+        raise _unsupported(f"The distributed type {kind}", _ENGINE)
+    if accelerator.mixed_precision == "fp8":
+        raise _unsupported("mixed_precision='fp8'", _FP8)
+    _require_working_hook(accelerator)
+    plugin = _accelerate.sharding_plugin(accelerator, arguments)
+    if plugin is not None and plugin.fsdp_version == 1:
+        raise _unsupported("FullyShardedDataParallelPlugin(fsdp_version=1)", _FSDP1)
+    if plugin is not None and _accelerate.computed_precision(accelerator) == "fp16":
+        raise _unsupported("mixed_precision='fp16' with FSDP", "Its gradients would not be scaled. Use bf16.")
+    parallelism = _accelerate.parallelism_config(accelerator, arguments)
+    if parallelism is not None:
+        _require_data_parallel(accelerator, parallelism, is_sharded=plugin is not None)
     accelerator_settings.require_usable_settings(accelerator, arguments)
     require_usable_model(model)
     accelerator_settings.warn_of_ignored_settings(accelerator)
 
 
-def _require_supported(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any]) -> None:
-    for argument, name in _accelerate.OTHER_ENGINES.items():
-        if arguments.get(argument) is not None:
-            raise _of_another_engine(f"{argument}={type(arguments[argument]).__name__}(...)", name)
-    _require_connected(accelerator)
-    kind = str(accelerator.distributed_type.value)
-    if kind not in {"NO", "FSDP"} and not kind.startswith("MULTI_"):
-        raise _of_another_engine(f"distributed type {kind}", kind)
-    if accelerator.mixed_precision == "fp8":
-        raise _fp8("mixed_precision='fp8'")
-    _require_working_hook(accelerator)
-    plugin = _accelerate.sharding_plugin(accelerator, arguments)
-    if plugin is not None:
-        _require_supported_sharding(accelerator, plugin)
-    parallelism = _accelerate.parallelism_config(accelerator, arguments)
-    if parallelism is not None:
-        _require_data_parallel(accelerator, parallelism, is_sharded=plugin is not None)
-
-
-def _require_supported_sharding(accelerator: _accelerate.AcceleratorLike, plugin: Any) -> None:
-    if plugin.fsdp_version == 1:
-        raise _first_fsdp(f"FullyShardedDataParallelPlugin(fsdp_version={plugin.fsdp_version})")
-    if _accelerate.computed_precision(accelerator) == "fp16":
-        raise UnsupportedConfigurationError(
-            "Sharded models are not trained in fp16: scaling its gradients was not tried on them.",
-            given="mixed_precision='fp16' and FSDP",
-            do="Use bf16.",
-        )
-
-
 def _require_data_parallel(accelerator: _accelerate.AcceleratorLike, parallelism: Any, *, is_sharded: bool) -> None:
     """Accelerate itself checks a ``ParallelismConfig`` on an accelerator only."""
     sizes = {name: int(getattr(parallelism, f"{name}_size")) for name in _KINDS_OF_PARALLELISM}
-    given = ", ".join(f"{name}_size={size}" for name, size in sizes.items() if size > 1)
+    given = f"ParallelismConfig({', '.join(f'{name}_size={size}' for name, size in sizes.items() if size > 1)})"
     if any(sizes[name] > 1 for name in ("tp", "cp", "sp")):
-        raise UnsupportedConfigurationError(
-            "Samples are divided over all processes, so that no two of them compute the same sample together.",
-            given=f"ParallelismConfig({given})",
-            do="Leave out tensor, context and sequence parallelism, and let dp_shard_size take their processes.",
+        raise _unsupported(
+            given,
+            "Samples are divided over all processes: leave out tensor, context and sequence parallelism, and let "
+            "dp_shard_size take their processes.",
         )
     # With neither of them, accelerate means as many replicas as there are processes.
-    if parallelism.total_size not in {1, accelerator.num_processes}:
-        raise UnsupportedConfigurationError(
-            "The ParallelismConfig is for a different number of processes.",
-            given=f"ParallelismConfig({given}) on {accelerator.num_processes} processes",
-            do="Change dp_shard_size, or launch as many processes.",
-        )
-    if is_sharded and sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1:
-        raise UnsupportedConfigurationError(
-            "Nothing is left to shard: each process would be a replica of the whole model.",
-            given=f"FSDP and ParallelismConfig({given})",
-            do=f"Set dp_shard_size, with dp_replicate_size x dp_shard_size = {accelerator.num_processes}.",
+    is_of_others = parallelism.total_size not in {1, accelerator.num_processes}
+    if is_of_others or (is_sharded and sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1):
+        raise _unsupported(
+            f"{given} on {accelerator.num_processes} processes{' with FSDP' if is_sharded else ''}",
+            f"Set dp_replicate_size x dp_shard_size = {accelerator.num_processes}, and with FSDP dp_shard_size > 1.",
         )
 
 
@@ -188,20 +165,18 @@ def _require_connected(accelerator: _accelerate.AcceleratorLike) -> None:
     launched = _accelerate.launched_processes()
     if launched > 1 and accelerator.num_processes == 1:
         raise UnsupportedConfigurationError(
-            "Each of the launched processes would train by itself.",
-            given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
-            do="Create the Accelerator with cpu=True (or set ACCELERATE_USE_CPU=true) to train on CPU, "
-            "or start the script without the launcher.",
+            f"WORLD_SIZE={launched}, while accelerate runs 1 process: each of the launched processes would train by "
+            "itself. Create the Accelerator with cpu=True (or set ACCELERATE_USE_CPU=true) to train on CPU, or start "
+            "the script without the launcher."
         )
 
 
 def _require_working_hook(accelerator: _accelerate.AcceleratorLike) -> None:
     handler: Any = getattr(accelerator, "ddp_handler", None)
     if handler is not None and "power_sgd" in str(handler.comm_hook.value):
-        raise UnsupportedConfigurationError(
-            "Gradients are not compressed by PowerSGD.",
-            given=f"DistributedDataParallelKwargs(comm_hook={handler.comm_hook.name})",
-            do="Use DDPCommunicationHookType.BF16 or FP16, which send half as much.",
+        raise _unsupported(
+            f"comm_hook={handler.comm_hook.name}",
+            "Gradients are not compressed by PowerSGD. Use BF16 or FP16, which send half as much.",
         )
 
 
@@ -215,18 +190,16 @@ def require_usable_model(model: nn.Module) -> None:
         UnsupportedConfigurationError: It is wrapped in ``DistributedDataParallel`` or in FSDP1.
     """
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
-        raise UnsupportedConfigurationError(
-            "The model is wrapped in DistributedDataParallel already.",
-            given=f"{type(model).__name__} with a DistributedDataParallel in it",
-            do="Pass the module inside, and DistributedDataParallelKwargs to the Accelerator.",
+        raise _unsupported(
+            f"{type(model).__name__}, in which there is a DistributedDataParallel,",
+            "Pass the module inside, and DistributedDataParallelKwargs to the Accelerator.",
         )
     # Where the module is not imported, nothing is wrapped in its classes; importing it here would cost a second.
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
-        raise UnsupportedConfigurationError(
-            "The model is wrapped in FullyShardedDataParallel, the first version of FSDP.",
-            given=f"{type(model).__name__} with a FullyShardedDataParallel in it",
-            do="Shard it with torch.distributed.fsdp.fully_shard.",
+        raise _unsupported(
+            f"{type(model).__name__}, in which there is a FullyShardedDataParallel,",
+            "It is the first version of FSDP. Shard the model with torch.distributed.fsdp.fully_shard.",
         )
 
 
@@ -241,34 +214,7 @@ def require_whole_model(model: nn.Module) -> None:
     """
     require_usable_model(model)
     if is_sharded_module(model):
-        raise _sharded(f"{type(model).__name__} with parameters that are split over processes (DTensor)")
-
-
-def _sharded(given: str) -> UnsupportedConfigurationError:
-    return UnsupportedConfigurationError(
-        "A module that is added to the model has to be whole on each process.",
-        given=given,
-        do="Pass the whole module; for several sharded models, use Run.",
-    )
-
-
-def _of_another_engine(given: str, name: str) -> UnsupportedConfigurationError:
-    return UnsupportedConfigurationError(
-        f"{name} brings its own training engine, which is not used here.",
-        given=given,
-        do="Launch with accelerate launch --use_fsdp --fsdp_version 2, without --use_deepspeed and --use_megatron_lm.",
-    )
-
-
-def _first_fsdp(given: str) -> UnsupportedConfigurationError:
-    return UnsupportedConfigurationError(
-        "The first version of FSDP is not supported.",
-        given=given,
-        do="Pass --fsdp_version 2 to accelerate launch, or fsdp_version=2 to the plugin.",
-    )
-
-
-def _fp8(given: str) -> UnsupportedConfigurationError:
-    return UnsupportedConfigurationError(
-        "There is no training in fp8: layers would not be converted.", given=given, do="Use bf16."
-    )
+        raise _unsupported(
+            f"{type(model).__name__} with parameters that are split over processes (DTensor) beside the model",
+            "Pass the whole module; for several sharded models, use Run.",
+        )

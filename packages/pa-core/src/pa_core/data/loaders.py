@@ -373,7 +373,7 @@ def batches_on_device(
     keyed = innermost(loader)
     if is_keyed(keyed) and keyed.device is not None:
         return loader
-    moved = (move_to_device(batch, device) for batch in _accelerate.explain_dispatching(loader))
+    moved = (move_to_device(batch, device) for batch in loader)
     return moved if count is None else count.over(moved)
 
 
