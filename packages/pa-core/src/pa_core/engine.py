@@ -460,8 +460,7 @@ class Engine(AnyTrainer):
     ) -> None:
         """Raise an error for data that this trainer or process cannot use, and arguments without effect."""
         for one in data:
-            one.require_default_loader(type(self))
-            one.require_rank(self.process_index, self.num_processes)
+            one.check_for(type(self), self.process_index, self.num_processes)
         check_arguments_of_loaders(data, per_device_batch_size, collate_fn)
 
     def _create_dataloader(

@@ -99,12 +99,9 @@ def length_is_missing(loader: object) -> ConfigurationError:
     Args:
         loader: A loader without a length.
     """
-    dataset = getattr(innermost(loader), "dataset", None)
-    what = "the dataset" if isinstance(dataset, IterableDataset) else "the loader"
     return ConfigurationError(
-        "The training data has no length, so it is not known when the run ends.",
-        given=f"{describe_loader(innermost(loader))}, for which len() fails, and max_num_train_steps=None",
-        do=f"Pass max_num_train_steps. If the length is known, give {what} a __len__.",
+        f"The training data has no length, so it is not known when the run ends: {describe_loader(innermost(loader))}. "
+        "Pass max_num_train_steps, or give the dataset or your loader a __len__."
     )
 
 

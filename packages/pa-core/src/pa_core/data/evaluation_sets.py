@@ -213,9 +213,8 @@ class EvaluationSets:
         for name in names:
             if name not in self.given:
                 raise ConfigurationError(
-                    "There is no evaluation set of this name.",
-                    given=f"{name!r}, in a run with {', '.join(map(repr, self.given)) or 'no named sets'}",
-                    do=f'Pass eval_dataset={{"{name}": ...}} to Trainer.train(), or name one of those that it has.',
+                    f"There is no evaluation set of the name {name!r}. "
+                    f"Name one of those that were passed as eval_dataset: {', '.join(map(repr, self.given)) or 'none'}."
                 )
         return [name for name in self.given if name in names]
 
@@ -293,8 +292,7 @@ def _checked(data: EvaluationData, argument: str) -> dict[str, EvaluationSet]:
             )
         if one is None:
             raise ConfigurationError(
-                f'None as {argument}["{name}"] is no evaluation set. Leave the name out where there is nothing to '
-                "evaluate."
+                f'None as {argument}["{name}"] is not a dataset. Leave the name out if there is nothing to evaluate.'
             )
         sets[name] = one if isinstance(one, EvaluationSet) else EvaluationSet(one)
     if not sets:

@@ -92,34 +92,20 @@ class GivenData:
         """Where the loader comes from."""
         return self.method if self.loader is None and self.is_made_by_method else self.argument
 
-    @property
-    def has_batch_size(self) -> bool:
-        """Whether a batch size has an effect: it has none on a DataLoader, or where the order makes the batches."""
-        if self.data is None or self.loader is not None:
-            return False
-        return self.purpose == "eval" or not order_makes_batches(self.order, self.data, self.kwargs or {})
-
-    def require_default_loader(self, trainer_class: type) -> None:
-        """Raise an error for a DataLoader for a trainer that creates another one.
+    def check_for(self, trainer_class: type, rank: int, num_processes: int) -> None:
+        """Raise an error for a DataLoader that a trainer would replace, or that was made for another process.
 
         Raises:
-            ConfigurationError: A DataLoader was passed, and the class overrides the method that would create it.
+            ConfigurationError: A DataLoader was passed, and the class overrides the method that would create it; or it
+                is a ``KeyedDataLoader`` of another rank, or number of processes.
         """
-        create: object = getattr(trainer_class, self.method, None)
+        loader, create = self.loader, getattr(trainer_class, self.method, None)
         is_overridden = getattr(create, "__module__", "pa_core").partition(".")[0] != "pa_core"
-        if self.loader is not None and is_overridden:
+        if loader is not None and is_overridden:
             raise ConfigurationError(
-                f"Two loaders were given for the same data: a {type(self.data).__name__} as {self.argument}, and "
+                f"Two loaders were given for the same data: a {type(loader).__name__} as {self.argument}, and "
                 f"{trainer_class.__name__}.{self.method}. Pass the dataset, or do not override the method."
             )
-
-    def require_rank(self, rank: int, num_processes: int) -> None:
-        """Raise an error for a ``KeyedDataLoader`` that was made for another process than this one.
-
-        Raises:
-            ConfigurationError: Its rank, or its number of processes, is another one.
-        """
-        loader = self.loader
         if is_keyed(loader) and (loader.rank, loader.num_processes) != (rank, num_processes):
             raise ConfigurationError(
                 "A KeyedDataLoader yields the samples of one process, and this is another one.",
@@ -142,14 +128,16 @@ def check_arguments_of_loaders(
         ConfigurationError: An argument has no effect.
     """
     of_datasets = [one for one in given if one.loader is None and one.data is not None]
-    if any(one.has_batch_size for one in of_datasets):
-        return
+    if any(
+        one.purpose == "eval" or not order_makes_batches(one.order, one.data, one.kwargs or {}) for one in of_datasets
+    ):
+        return  # a batch size has an effect on the loader of this one
     for one in of_datasets:
         if per_device_batch_size != DEFAULT_BATCH_SIZE:
             order = order_of_dataset(one.data) if one.order is None else one.order
             kind = type(order).__name__
             raise ConfigurationError(
-                f"per_device_batch_size has no effect with the order {kind}, which makes the batches: leave out "
+                "per_device_batch_size has no effect with an order that makes the batches. Leave out "
                 f"per_device_batch_size={per_device_batch_size}, and give {kind} what it makes its batches by."
             )
     for one in () if of_datasets else given:

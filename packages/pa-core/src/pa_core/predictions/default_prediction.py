@@ -41,8 +41,6 @@ def predict_batch(model: nn.Module, batch: Any) -> Any:
         raise BatchMismatchError(
             f"A trainer without predict_batch calls the model with the inputs of a batch, and {name} takes others.",
             given=f"{describe_batch(batch)} as a batch",
-            expected="a batch that is the inputs, a list or a tuple that begins with them, or a mapping of the "
-            "model's arguments",
             do="Override predict_batch(self, batch) in a subclass of Trainer, and call self.model in it.",
         ) from error
     if is_mapping(outputs) and "loss" in keys_of(outputs):
