@@ -116,11 +116,11 @@ def move(model: nn.Linear) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (prune, r"weight: shape \(1, 2\) on cpu; bias: shape \(1,\) on cpu\n.*weight: shape \(2, 2\) on cpu"),
-        (add_parameter, r"scale: shape \(2,\) on cpu\n.*scale: not there"),
-        (add_layer, "adapter.bias: not there"),
+        (prune, r"weight: shape \(1, 2\) on cpu, was shape \(2, 2\) on cpu; bias: shape \(1,\) on cpu, was"),
+        (add_parameter, r"scale: shape \(2,\) on cpu, was not there"),
+        (add_layer, "adapter.bias: .*, was not there"),
         (move, "weight: shape .* on meta"),
-        (drop_bias, r"bias: not there\n.*bias: shape \(2,\) on cpu"),
+        (drop_bias, r"bias: not there, was shape \(2,\) on cpu"),
     ],
 )
 def test_a_model_that_changed_is_refused(change: Callable[[nn.Linear], None], named: str) -> None:

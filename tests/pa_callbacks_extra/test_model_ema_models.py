@@ -221,5 +221,5 @@ def test_a_model_that_changes_in_a_run_is_an_error(tmp_path: Path) -> None:
     """A layer that is taken out while the average follows it is named, with what it should have been."""
     trainer = make_trainer(TakeOutLastLayer(), ModelEmaCallback(0.5, False, tmp_path / "ema.pt"))
 
-    with pytest.raises(ValueError, match=r"layers.3.weight: not there(.|\n)*layers.3.weight: shape \(3, 8\)"):
+    with pytest.raises(ValueError, match=r"layers.3.weight: not there, was shape \(3, 8\)"):
         train(trainer)

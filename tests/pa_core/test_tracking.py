@@ -11,7 +11,7 @@ import time
 import tracemalloc
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,43 +39,7 @@ from pa_core.tracking import (
     RunHistory,
 )
 from tests.small_runs import make_trainer, samples
-
-
-class DocumentedHistory(RunHistory):
-    """A history of a user's: the documented methods, and no ``super().__init__()``."""
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.values: dict[str, list[MetricValue]] = {}
-
-    @override
-    def get_metric_names(self) -> Iterable[str]:
-        return set(self.values)
-
-    @override
-    def get_metric_values(self, metric_name: str) -> Iterable[MetricValue]:
-        return self.values[metric_name]
-
-    @override
-    def get_latest_metric(self, metric_name: str) -> MetricValue:
-        return self.values[metric_name][-1]
-
-    @override
-    def update_metric(self, metric_name: str, metric_value: MetricValue) -> None:
-        self.values.setdefault(self.prefix + metric_name, []).append(metric_value)
-
-    @property
-    @override
-    def metric_name_prefix(self) -> str:
-        return self.prefix
-
-    @override
-    def set_metric_name_prefix(self, prefix: str = "") -> None:
-        self.prefix = prefix
-
-    @override
-    def reset(self) -> None:
-        self.values = {}
+from tests.support.histories import DocumentedHistory
 
 
 class HistoryWithOwnEpochs(DocumentedHistory):
@@ -94,14 +58,14 @@ def test_a_history_of_ones_own_needs_only_the_documented_methods() -> None:
     assert history.current_epoch == 1
     history.increment_epoch()
     assert history.current_epoch == history.clock.epoch == 2
-    assert DocumentedHistory("").current_epoch == 1
+    assert DocumentedHistory().current_epoch == 1
     with pytest.raises(NotImplementedError, match="DocumentedHistory cannot delete 'x_loss'"):
         history.delete_metric("x_loss")
 
 
 def test_the_count_of_the_epochs_may_be_overridden() -> None:
     """A subclass may answer ``current_epoch`` itself."""
-    history = HistoryWithOwnEpochs("")
+    history = HistoryWithOwnEpochs()
 
     history.increment_epoch()
 
@@ -144,10 +108,10 @@ def test_the_documented_methods_are_the_abstract_ones() -> None:
 
 def test_the_state_of_any_history_holds_the_clock() -> None:
     """A resumed run goes on in the right epoch with a history of the user's too."""
-    history = DocumentedHistory("")
+    history = DocumentedHistory()
     history.clock.epoch, history.clock.update = 4, 30
 
-    resumed = DocumentedHistory("")
+    resumed = DocumentedHistory()
     resumed.load_state_dict(json.loads(json.dumps(history.state_dict())))
 
     assert (resumed.current_epoch, resumed.clock.update) == (4, 30)
@@ -546,7 +510,7 @@ def test_epochs_go_over_no_recorded_values() -> None:
 
 def test_values_are_counted() -> None:
     """Whatever the history, also one that does not say how many there are."""
-    for history in (InMemoryRunHistory(), DocumentedHistory("")):
+    for history in (InMemoryRunHistory(), DocumentedHistory()):
         history.update_metric("loss", 2.0)
         history.update_metric("loss", 1.0)
         assert history.count_metric_values("loss") == 2

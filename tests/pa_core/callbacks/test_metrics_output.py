@@ -14,10 +14,10 @@ from pa_core import (
     AnyTrainer,
     LogMetricsCallback,
     PrintProgressCallback,
-    RunHistory,
     TrainerCallback,
 )
 from pa_core.testing import make_regression
+from tests.support.histories import DocumentedHistory
 from tests.support.trainers import linear_trainer
 
 DATA = make_regression(40)
@@ -143,46 +143,9 @@ def test_the_closing_table_names_the_best_epoch(capsys: pytest.CaptureFixture[st
     assert table["speed"] == ["0.25", "-", "-"]
 
 
-class LastValues(RunHistory):
-    """A history of a user's own, with the documented methods only."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.prefix = ""
-
-    @override
-    def get_metric_names(self) -> set[str]:
-        return set(self.values)
-
-    @override
-    def get_metric_values(self, metric_name: str) -> list[Any]:
-        return [self.values[metric_name]]
-
-    @override
-    def get_latest_metric(self, metric_name: str) -> Any:
-        return self.values[metric_name]
-
-    @override
-    def update_metric(self, metric_name: str, metric_value: Any) -> None:
-        self.values[self.prefix + metric_name] = metric_value
-
-    @property
-    @override
-    def metric_name_prefix(self) -> str:
-        return self.prefix
-
-    @override
-    def set_metric_name_prefix(self, prefix: str = "") -> None:
-        self.prefix = prefix
-
-    @override
-    def reset(self) -> None:
-        self.values = {}
-
-
 def test_a_history_of_the_users_own_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
     """Everything on the console works with a history that has the documented methods only."""
-    linear_trainer(*DEFAULT_CALLBACKS, run_history=LastValues()).train(DATA, 1, DATA)
+    linear_trainer(*DEFAULT_CALLBACKS, run_history=DocumentedHistory()).train(DATA, 1, DATA)
     printed = capsys.readouterr().out
     assert re.search(r"^  eval_loss_epoch +[\d.e-]+ +[\d.e-]+ +-$", printed, re.M)
     assert re.search(r"^ +1 +[\d.e-]+ +[\d.e-]+ ", printed, re.M)

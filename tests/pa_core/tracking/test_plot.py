@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from typing_extensions import override
 
 from pa_core.errors import ConfigurationError, MetricNotFoundError
 from pa_core.plot_style import DARK, LIGHT, PlotStyle
-from pa_core.tracking import InMemoryRunHistory, MetricValue, RunHistory
+from pa_core.tracking import InMemoryRunHistory
 from pa_core.tracking.plot import PlotAxis, plot_run_history
 from tests.launching import Launch
+from tests.support.histories import DocumentedHistory
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
 
@@ -182,36 +181,6 @@ def test_importing_does_not_need_matplotlib(launch: Launch) -> None:
     assert not list(launch.folder.glob("*.png"))
 
 
-class _KeepsNoMoments(RunHistory):
-    """A history of a user's own, of which nothing can be drawn."""
-
-    @override
-    def get_metric_names(self) -> Iterable[str]:
-        return ["loss"]
-
-    @override
-    def get_metric_values(self, metric_name: str) -> Iterable[MetricValue]:
-        return [1.0]
-
-    @override
-    def get_latest_metric(self, metric_name: str) -> MetricValue:
-        return 1.0
-
-    @override
-    def update_metric(self, metric_name: str, metric_value: MetricValue) -> None: ...
-
-    @property
-    @override
-    def metric_name_prefix(self) -> str:
-        return ""
-
-    @override
-    def set_metric_name_prefix(self, prefix: str = "") -> None: ...
-
-    @override
-    def reset(self) -> None: ...
-
-
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path, history: InMemoryRunHistory) -> None:
     """A wrong axis, a wrong name, an empty history and one without moments are errors that help."""
     path = tmp_path / "run.png"
@@ -223,8 +192,8 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path, history: InMemoryRunHis
         plot_run_history(history, path, [])
     with pytest.raises(ConfigurationError, match="nothing to draw"):
         plot_run_history(InMemoryRunHistory(), path)
-    with pytest.raises(ConfigurationError, match="A _KeepsNoMoments cannot be drawn"):
-        plot_run_history(_KeepsNoMoments(), path)
+    with pytest.raises(ConfigurationError, match="A DocumentedHistory cannot be drawn"):
+        plot_run_history(DocumentedHistory(), path)
 
     assert not list(tmp_path.iterdir())
 

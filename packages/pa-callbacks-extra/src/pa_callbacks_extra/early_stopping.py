@@ -81,7 +81,6 @@ class EarlyStoppingCallback(TrainerCallback):
         self.reset_on_train = reset_on_train
         self.best: BestMetric = BestMetric(self.greater_is_better, min_change=early_stopping_threshold)
         self.epochs_without_improvement: int = 0
-        self._best_by_any_change = BestMetric(self.greater_is_better)
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -90,7 +89,6 @@ class EarlyStoppingCallback(TrainerCallback):
         self.epochs_without_improvement = 0
         if self.reset_on_train:
             self.best.reset()
-            self._best_by_any_change.reset()
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -98,7 +96,6 @@ class EarlyStoppingCallback(TrainerCallback):
         if not trainer.is_evaluated_in_epoch(self.watch_metric):
             return
         value, epoch = watched_value(trainer, self.watch_metric), trainer.run_history.current_epoch
-        self._best_by_any_change.update(value, epoch)
         if self.best.update(value, epoch):
             self.epochs_without_improvement = 0
             return
@@ -114,23 +111,16 @@ class EarlyStoppingCallback(TrainerCallback):
             reason += f" of at least early_stopping_threshold={self.early_stopping_threshold:g}"
         if best.value is None:
             return f"{reason}."
-        reason += f" on {best.value:.6g}, of epoch {best.epoch}."
-        if (slightly_better := self._best_by_any_change.epoch) != best.epoch:
-            reason += f" Epoch {slightly_better} was better by less: SaveBestModelCallback saves it, "
-            reason += "early stopping does not count it."
-        return reason
+        return f"{reason} on {best.value:.6g}, of epoch {best.epoch}."
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, its epoch, and the number of epochs since then."""
         return {
             "best": self.best.state_dict(),
-            "best_by_any_change": self._best_by_any_change.state_dict(),
             "epochs_without_improvement": self.epochs_without_improvement,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the best value and the count of the resumed run."""
         self.best.load_state_dict(state_dict["best"])
-        # states of earlier versions have no such value
-        self._best_by_any_change.load_state_dict(state_dict.get("best_by_any_change", state_dict["best"]))
         self.epochs_without_improvement = state_dict["epochs_without_improvement"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from pa_core import (
 )
 from pa_core.callbacks import FALSE_BY_DEFAULT, CallbackLike, check_count, recording_with_prefix
 from pa_core.distributed import broadcast_buffers
+from pa_core.parts import warn_user
 
 __all__ = ["ModelEmaCallback", "ModelEmaFactory"]
 
@@ -272,11 +272,9 @@ class ModelEmaCallback(SaveBestModelCallback):
         before = callbacks[: callbacks.index(self)] if self in callbacks else []
         names = [type(callback).__name__ for callback in before if isinstance(callback, LogMetricsCallback)]
         if names:
-            warnings.warn(
+            warn_user(
                 f"{', '.join(names)} is called before {type(self).__name__}, so that metrics of the averaged model are "
-                f"logged an epoch late. Give {type(self).__name__} before the callbacks that log metrics.",
-                UserWarning,
-                stacklevel=2,
+                f"logged an epoch late. Give {type(self).__name__} before the callbacks that log metrics."
             )
 
     def _save(self, trainer: AnyTrainer, description: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from operator import attrgetter, is_, methodcaller
@@ -181,10 +181,13 @@ def _require_same_tensors(average: nn.Module, model: nn.Module) -> None:
     expected, given = _describe_tensors(average), _describe_tensors(model)
     differing = [name for name in {**expected, **given} if expected.get(name) != given.get(name)]
     if differing:
+        shown = [
+            f"{name}: {given.get(name, 'not there')}, was {expected.get(name, 'not there')}"
+            for name in differing[:_SHOWN_DIFFERENCES]
+        ]
         raise ConfigurationError(
             "The model is not the one that the average was made from, or it has changed since.",
-            given=_list_tensors(differing, given),
-            expected=_list_tensors(differing, expected),
+            given="; ".join(shown) + (f"; and {len(differing) - len(shown)} more" if differing[len(shown) :] else ""),
             do="Make a new ModelEma of the changed model; if only the device is another, move the ModelEma there.",
         )
 
@@ -206,9 +209,3 @@ def _describe_tensors(module: nn.Module) -> dict[str, str]:
             description += f", one tensor with the names {', '.join(sorted(names))}"
         described.update(dict.fromkeys(names, description))
     return described
-
-
-def _list_tensors(names: list[str], described: Mapping[str, str]) -> str:
-    shown = [f"{name}: {described.get(name, 'not there')}" for name in names[:_SHOWN_DIFFERENCES]]
-    hidden = len(names) - len(shown)
-    return "; ".join(shown) + (f"; and {hidden} more" if hidden else "")

@@ -95,14 +95,6 @@ class SaveTrainingStateCallback(TrainerCallback):
         upload_to: str | None = None,
         upload_errors: Literal["warn", "raise"] = "warn",
     ) -> None:
-        counts = {
-            "save_every_n_epochs": save_every_n_epochs,
-            "save_every_n_steps": save_every_n_steps,
-            "max_checkpoints": max_checkpoints,
-        }
-        for name, count in counts.items():
-            if count is not None:
-                check_count(name, count)
         if save_every_n_seconds is not None and not save_every_n_seconds > 0:
             raise ConfigurationError(
                 f"save_every_n_seconds must be a positive number, or None, got {save_every_n_seconds!r}."
@@ -114,6 +106,9 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.save_every_n_seconds = save_every_n_seconds
         self.save_at_end = save_at_end
         self.max_checkpoints = max_checkpoints
+        for name in ("save_every_n_epochs", "save_every_n_steps", "max_checkpoints"):
+            if (count := getattr(self, name)) is not None:
+                check_count(name, count)
         self.asynchronous = asynchronous
         self.upload_to: str | None = upload_to
         self.upload_errors: Literal["warn", "raise"] = upload_errors

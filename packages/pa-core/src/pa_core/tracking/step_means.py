@@ -64,7 +64,13 @@ class StepMeans(Mapping[str, LossTracker]):
 
     def step(self) -> AbstractContextManager[None]:
         """Return the context of a step, within which values can be logged."""
-        return _Step(self)
+        return self
+
+    def __enter__(self) -> None:
+        self.start_step()
+
+    def __exit__(self, *exception: object) -> None:
+        self.end_step()
 
     def start_step(self) -> None:
         """Begin a step: until ``end_step``, values can be logged."""
@@ -150,23 +156,6 @@ class StepMeans(Mapping[str, LossTracker]):
     def _add(self, name: str, value: MetricValue, samples: int) -> None:
         if samples > 0:  # a value that is not a number would spoil the mean even so
             self._trackers.setdefault(name, LossTracker()).update(value, samples)
-
-
-class _Step(AbstractContextManager[None]):
-    """The context of a step; one of ``contextlib`` takes several times as long as what it does."""
-
-    __slots__ = ("_means",)
-
-    def __init__(self, means: StepMeans) -> None:
-        self._means = means
-
-    @override
-    def __enter__(self) -> None:
-        self._means.start_step()
-
-    @override
-    def __exit__(self, *exception: object) -> None:
-        self._means.end_step()
 
 
 def _check_name(name: object) -> None:
