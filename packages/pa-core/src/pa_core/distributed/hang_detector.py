@@ -21,8 +21,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pa_core import _torch
+from pa_core.distributed.collectives import num_processes
 from pa_core.distributed.fail_fast import tell_launcher
-from pa_core.distributed.signs import ENDED, Place, Sign, Signs, advice_for_parted, describe_signs
+from pa_core.distributed.signs import Place, Sign, Signs, advice_for_parted, describe_signs
 from pa_core.distributed.stacks import BACKWARD, activity_of, stack_of
 from pa_core.errors import ConfigurationError, OtherProcessError, is_explained
 
@@ -78,8 +79,7 @@ class HangDetector:
     """
 
     def __init__(self, max_wait_seconds: float | None) -> None:
-        _check_max_wait_seconds(max_wait_seconds)
-        self.limit: float = math.inf if max_wait_seconds is None else float(max_wait_seconds)
+        self.limit: float = math.inf if max_wait_seconds is None else _checked(max_wait_seconds)
         self.number: int = 0
         self.place: str = ""
         self.thread: int = threading.get_ident()
@@ -112,7 +112,6 @@ class HangDetector:
         self.thread, self.updates, self.place = threading.get_ident(), updates, Place.START
         if heartbeat is not None:
             heartbeat.run = self
-            heartbeat.tell("")
         try:
             with self.explaining():
                 yield
@@ -124,19 +123,16 @@ class HangDetector:
 
     @contextmanager
     def explaining(self) -> Generator[None]:
-        """Tell the others of an exception, and explain one that says no more than that another process is gone.
+        """Explain an exception that says no more than that another process is gone.
 
         Raises:
             OtherProcessError: Another process is gone, or did not come in time.
         """
         try:
             yield
-        except BaseException as error:
-            if self._heartbeat is None:
-                raise
+        except Exception as error:
             lost = None if is_explained(error) else _LOST.search(str(error))
-            if lost is None:
-                self._heartbeat.tell(f"raised {type(error).__name__}")
+            if lost is None or self._heartbeat is None:
                 raise
             raise self._heartbeat.explain_lost(lost[0]) from error
 
@@ -163,41 +159,31 @@ class _Heartbeat:
         self._store = PrefixStore("pa_core/watch", shared.clone())
         self._store.set_timeout(_STORE_TIMEOUT)
         self._signs = Signs(self._store, self._rank, dist.get_world_size())
-        self._end = ""
         self._beat = 0
         self._collectives: int = -1
         self._moved_at = self._waits_since = self._looked_at = time.monotonic()
         self._used = 0.0
-        self._wake = threading.Event()
-        self._look()  # a version of torch that cannot count is refused here, and not in the thread
+        self._is_ahead = False
+        self._has_ended = threading.Event()
+        self._signs.post(self._look())  # a version of torch that cannot count is refused here, and not in the thread
         self._thread = threading.Thread(target=self._beat_until_the_end, name="pa_core heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Say that the script has ended, and let the thread end: in the store, it would abort a Python that ends."""
-        self.tell(ENDED)
+        self._has_ended.set()
         self._thread.join(_STORE_TIMEOUT.total_seconds())
 
-    def tell(self, end: str) -> None:
-        """Tell the other processes at once that this one is about to end, or that it does not any more.
-
-        Args:
-            end: How, empty if it does not.
-        """
-        self._end = end
-        self._wake.set()
-
     def explain_lost(self, message: str) -> OtherProcessError:
-        """Return the error of a process that has lost the connection to another one, and tell the others.
+        """Return the error of a process that has lost the connection to another one.
 
         Args:
             message: What torch says.
         """
         where, do = "whoever connects the processes has ended", "See what the others printed last."
         with suppress(Exception):  # whoever keeps the store has ended
-            signs, run = self._signs.of_others(), self.run.number
-            give_up = time.monotonic() + _SECONDS_UNTIL_GONE + SECONDS_BETWEEN_BEATS
-            while time.monotonic() < give_up:
+            run, signs = self.run.number, self._signs.of_others()
+            for _ in range(math.ceil(_SECONDS_UNTIL_GONE) + 1):
                 time.sleep(SECONDS_BETWEEN_BEATS)
                 signs = self._signs.of_others()
             where = describe_signs(signs, run, self._silent(signs, _SECONDS_UNTIL_GONE))
@@ -207,7 +193,6 @@ class _Heartbeat:
                 do = advice_for_parted(Place.RUN_END)
             if self._store.check(["verdict"]):  # in which all have their say
                 time.sleep(_SECONDS_TO_END)
-        self.tell("lost the connection to another process")
         return OtherProcessError(
             "Another process is gone, or did not come, while this one waited for it.",
             given=f"{where}; here, torch says: {message}",
@@ -219,13 +204,11 @@ class _Heartbeat:
 
     def _beat_until_the_end(self) -> None:
         with suppress(Exception):  # whoever keeps the store has ended, or the processes have parted
-            while self._end != ENDED:
+            while not self._has_ended.wait(SECONDS_BETWEEN_BEATS):
                 sign = self._look()
                 self._signs.post(sign)
                 self._end_if_hung(sign)
-                self._wake.wait(SECONDS_BETWEEN_BEATS)
-                self._wake.clear()
-            self._signs.post(Sign(self._beat + 1, self.run.number, updates=self.run.updates(), end=ENDED))
+            self._signs.post(Sign(self._beat + 1, self.run.number, updates=self.run.updates(), has_ended=True))
 
     def _look(self) -> Sign:
         """Describe this process."""
@@ -237,8 +220,9 @@ class _Heartbeat:
         has_moved = begun != self._collectives or passed > _SECONDS_A_LOOK_COUNTS
         activity = activity_of(run.thread)
         if has_moved:
-            self._moved_at = now
-        if has_moved or not activity.exchange or (activity.exchange == BACKWARD and not is_idle):
+            self._moved_at, self._is_ahead = now, False
+        is_in_exchange = is_idle if activity.exchange == BACKWARD else bool(activity.exchange)
+        if has_moved or not (is_in_exchange or self._is_ahead):
             self._waits_since = now
         self._collectives, self._looked_at, self._used = begun, now, used
         self._beat += 1
@@ -250,20 +234,17 @@ class _Heartbeat:
             collectives=_torch.collectives_begun(),
             waiting=now - self._waits_since,
             doing="" if has_moved else activity.describe(),
-            end=self._end,
         )
 
     def _end_if_hung(self, own: Sign) -> None:
         """End the process if any process would wait forever, such as this one."""
-        stands_for = self._looked_at - self._moved_at
-        if own.place and stands_for >= _SECONDS_UNTIL_OTHERS_ARE_ASKED:
+        if own.place and self._looked_at - self._moved_at >= _SECONDS_UNTIL_OTHERS_ARE_ASKED:
             signs = self._signs.of_others()
             silent = self._silent(signs, _SECONDS_UNTIL_SILENT)
             # A process that waits for an accelerator, which waits for the others, shows it by no stack.
-            is_ahead = not self._is_on_gloo and any(sign.collectives < own.collectives for sign in signs.values())
-            waits_for = stands_for if is_ahead else own.waiting
+            self._is_ahead = not self._is_on_gloo and any(one.collectives < own.collectives for one in signs.values())
             limit = min(self.run.limit, self._timeout)
-            found = find_vain_wait(self._rank, waits_for, {**signs, self._rank: own}, silent, limit)
+            found = find_vain_wait(self._rank, {**signs, self._rank: own}, silent, limit)
             if found is not None:
                 self._store.compare_set("verdict", "", json.dumps([self._rank, *found.args]))
         if self._store.check(["verdict"]):
@@ -305,7 +286,7 @@ _heartbeats: Final[list[_Heartbeat]] = []
 
 def _heartbeat_of_process(run: HangDetector) -> _Heartbeat | None:
     """Return the heartbeat of this process, which begins here if it is one of several."""
-    if math.isinf(run.limit) or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if math.isinf(run.limit) or num_processes() == 1:
         return None
     if _heartbeats and _heartbeats[-1].group != id(dist.group.WORLD):
         _end_heartbeat()
@@ -322,7 +303,7 @@ def _end_heartbeat() -> None:
 
 
 def find_vain_wait(
-    rank: int, waits_for: float, signs: Mapping[int, Sign], silent: Collection[int], limit: float
+    rank: int, signs: Mapping[int, Sign], silent: Collection[int], limit: float
 ) -> OtherProcessError | None:
     """Return why a process would wait forever, None as long as it may continue.
 
@@ -330,12 +311,11 @@ def find_vain_wait(
 
     Args:
         rank: The rank of the process that waits.
-        waits_for: For how many seconds it has been waiting.
         signs: The signs of all processes.
         silent: Those that have sent no heartbeat for some seconds.
         limit: For how many seconds it may wait for what may still come.
     """
-    run = signs[rank].run
+    run, waits_for = signs[rank].run, signs[rank].waiting
     do = "See in the stacks above what the others are doing; if they may take that long, raise max_wait_seconds."
     if any(sign.has_left(run) for sign in signs.values()):
         limit = min(limit, _SECONDS_UNTIL_CERTAIN)
@@ -353,7 +333,7 @@ def find_vain_wait(
     )
 
 
-def _check_max_wait_seconds(value: object) -> None:
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf):
-        return
-    raise ConfigurationError(f"max_wait_seconds must be a positive number, or None to wait for ever, got {value!r}.")
+def _checked(seconds: object) -> float:
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf:
+        return float(seconds)
+    raise ConfigurationError(f"max_wait_seconds must be a positive number, or None to wait for ever, got {seconds!r}.")

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pa_core._torch import store_of_processes
+from pa_core.distributed.collectives import num_processes
 from pa_core.errors import is_explained
 
 __all__ = ["FAILURE", "rank_that_comes_alone", "show_once", "showing_errors_once"]
@@ -60,9 +61,7 @@ def show_once(error: BaseException, seconds: float) -> None:
         error: What is about to be raised on this process.
         seconds: How long the others may take to raise it.
     """
-    if not isinstance(error, Exception) or not (dist.is_available() and dist.is_initialized()):
-        return
-    if dist.get_world_size() == 1:
+    if not isinstance(error, Exception) or num_processes() == 1:
         return
     with suppress(Exception):  # whoever keeps the store has ended: each process shows its error
         digest = hashlib.sha256(_text_to_compare(error).encode()).hexdigest()

@@ -7,13 +7,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Final
 
 from torch.distributed.distributed_c10d import Store
 
-__all__ = ["ENDED", "Place", "Sign", "Signs", "advice_for_parted", "describe_signs", "name_ranks"]
-
-ENDED: Final = "ended its script"
+__all__ = ["Place", "Sign", "Signs", "advice_for_parted", "describe_signs", "name_ranks"]
 
 _LONGEST_LOOK = 2.0
 
@@ -41,7 +38,7 @@ class Sign:
         collectives: How many collectives of all processes it has entered.
         waiting: For how many seconds it has been waiting in the same collective.
         doing: What its thread is in, in words.
-        end: How the process is about to end, or has ended; empty as long as it lives.
+        has_ended: Whether its script has ended.
     """
 
     beat: int = 0
@@ -51,7 +48,7 @@ class Sign:
     collectives: int = 0
     waiting: float = 0.0
     doing: str = ""
-    end: str = ""
+    has_ended: bool = False
 
     def has_left(self, run: int) -> bool:
         """Whether the process never comes to what others wait for in a run.
@@ -59,7 +56,7 @@ class Sign:
         Args:
             run: The number of the run.
         """
-        return self.run > run or (self.run == run and not self.place) or self.end == ENDED
+        return self.run > run or (self.run == run and not self.place) or self.has_ended
 
 
 class Signs:
@@ -126,7 +123,7 @@ def describe_signs(signs: Mapping[int, Sign], run: int, silent: Collection[int] 
     """
     by_text: dict[str, list[int]] = {}
     for rank, sign in sorted(signs.items()):
-        silence = "has sent no heartbeat since it " if rank in silent and not sign.end else ""
+        silence = "has sent no heartbeat since it " if rank in silent and not sign.has_ended else ""
         by_text.setdefault(silence + _describe(sign, run), []).append(rank)
     return "; ".join(f"{name_ranks(ranks)} {text}" for text, ranks in by_text.items())
 
@@ -167,8 +164,8 @@ def _describe(sign: Sign, run: int) -> str:
     done = f"after {sign.updates} update{'' if sign.updates == 1 else 's'}"
     if sign == Sign():
         return "was started"
-    if sign.end:
-        return f"{sign.end}, {done}"
+    if sign.has_ended:
+        return f"ended its script, {done}"
     if not sign.place:
         at = f", and was in {sign.doing}" if sign.doing else ""
         return f"was in no run yet{at}" if sign.run < run else f"left the run {done}{at}"
