@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar, overload
 
 from pa_core import _accelerate
@@ -86,14 +85,8 @@ def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
     return _waited_for_by_others(lambda state: state.is_local_main_process, function)
 
 
-class BlockOrDecorator(Protocol):
+class BlockOrDecorator(AbstractContextManager[None], Protocol):
     """A context manager that is a decorator as well."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> bool | None: ...
 
     def __call__(self, function: Callable[_P, _R], /) -> Callable[_P, _R]:
         """Return the function in the block."""
@@ -211,9 +204,10 @@ def _waited_for_by_others(
 
     @functools.wraps(function)
     def on_some(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        state = _accelerate.process_state()  # connects the processes
         waits = num_processes() > 1 and not _is_apart.get()
         try:
-            result = run_if(runs_on(_accelerate.process_state()), function)(*args, **kwargs)
+            result = run_if(runs_on(state), function)(*args, **kwargs)
         except BaseException as error:
             if waits:
                 with suppress(Exception):  # the others may have ended, and this error tells more
