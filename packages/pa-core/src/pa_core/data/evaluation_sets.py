@@ -123,6 +123,7 @@ class EvaluationSets:
                 for name, one in self.given.items()
             }
         self._first: str | None = next(iter(self.data))
+        self._every: dict[str | None, int] = {name: one.every_n_epochs for name, one in self.given.items()} or {None: 1}
         self._loaders: dict[str, SizedIterable] = {}
 
     @property
@@ -191,15 +192,11 @@ class EvaluationSets:
             epoch: The number of the epoch in the run, from 1.
             is_last: Whether the run ends with it.
         """
-        if not self.given:
-            return [None]
-        return [name for name, one in self.given.items() if is_last or epoch % one.every_n_epochs == 0]
+        return [name for name, every in self._every.items() if is_last or epoch % every == 0]
 
     def within_epoch(self) -> list[str | None]:
         """Return which sets are evaluated within an epoch: those that are also evaluated after each one."""
-        if not self.given:
-            return [None]
-        return [name for name, one in self.given.items() if one.every_n_epochs == 1]
+        return [name for name, every in self._every.items() if every == 1]
 
     def chosen(self, names: Collection[str]) -> list[str | None]:
         """Return the sets of these names, in the order in which the run was given them.
