@@ -206,12 +206,3 @@ def test_the_best_value_of_the_table_is_the_one_that_was_saved(
     assert re.search(rf"custom +0.25 +{best} +{epoch}\n", printed), printed
     assert re.search(r"accuracy +0.25 +0.75 +2\n", printed), printed
     assert torch.load(tmp_path / "best.pt", weights_only=True)["best_value"] == best
-
-
-def test_what_the_table_was_told_wins(capsys: pytest.CaptureFixture[str]) -> None:
-    """A direction that was given to the callback that prints the table."""
-    model = nn.Linear(4, 1)
-    show = PrintProgressCallback(greater_is_better={"accuracy": False})
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[Scores("accuracy"), show])
-    trainer.train(make_regression(4), 3)
-    assert re.search(r"accuracy +0.25 +0.25 +3\n", capsys.readouterr().out)

@@ -31,7 +31,6 @@ from pa_core import (
     Trainer,
     TrainerCallback,
     _tqdm,
-    get_default_callbacks,
 )
 from pa_core.callbacks import CallbackLike, epoch_progress
 from pa_core.testing import make_regression
@@ -276,8 +275,14 @@ trainer.evaluate(make_regression(16))
 """
 
 
-def assert_lines_of_a_run(output: str) -> None:
-    """Every line of the script above is there, in the order of the events."""
+def test_files_get_whole_lines_in_their_order(launch: launching.Launch) -> None:
+    """Each line of the run is in standard output, without a carriage return, and none is among the errors."""
+    (launch.folder / "train.py").write_text(TRAIN_AND_EVALUATE)
+    command = f"{shlex.join(launching.forked_python())} train.py > out.txt 2> err.txt"
+    launched = launching.run_command(["sh", "-c", command], folder=launch.folder)
+    assert launched.status == 0
+    assert (launch.folder / "err.txt").read_text() == ""
+    output = (launch.folder / "out.txt").read_text()
     assert "\r" not in output
     assert_lines(
         output.splitlines(),
@@ -293,23 +298,6 @@ def assert_lines_of_a_run(output: str) -> None:
             r"  evaluation_loss [\d.e-]+",
         ],
     )
-
-
-def test_piped_output_is_plain_lines(launch: launching.Launch) -> None:
-    """In a log file every line is whole, in the order of the events, and there is no carriage return."""
-    launched = launch(TRAIN_AND_EVALUATE, env={"PYTHONUNBUFFERED": ""})
-    assert launched.status == 0
-    assert_lines_of_a_run(launched.output)
-
-
-def test_two_files_get_everything_in_one(launch: launching.Launch) -> None:
-    """With standard output in one file and errors in another, no line of the run is among the errors."""
-    (launch.folder / "train.py").write_text(TRAIN_AND_EVALUATE)
-    command = f"{shlex.join(launching.forked_python())} train.py > out.txt 2> err.txt"
-    launched = launching.run_command(["sh", "-c", command], folder=launch.folder)
-    assert launched.status == 0
-    assert (launch.folder / "err.txt").read_text() == ""
-    assert_lines_of_a_run((launch.folder / "out.txt").read_text())
 
 
 def test_a_file_has_the_rows_while_the_terminal_has_the_bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -392,14 +380,6 @@ def test_an_early_stop_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "Stopping early: good enough\n" in printed
     assert re.search(r"^Training ended: 0 epochs, 2 updates in .* samples/s in training$", printed, re.M)
-
-
-def test_the_defaults_can_be_had_without_a_bar() -> None:
-    """``get_default_callbacks`` returns the documented callbacks in order, with or without the bar."""
-    assert get_default_callbacks() == DEFAULT_CALLBACKS
-    without = [callback for callback in DEFAULT_CALLBACKS if callback is not ProgressBarCallback]
-    assert list(get_default_callbacks(progress_bar=False)) == without
-    assert len(without) == 4
 
 
 def test_a_prediction_shows_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ class RecordTensors(TrainerCallback):
 
 
 def test_metrics_are_logged_when_they_belong_to_the_phase() -> None:
-    """Metrics with train in their name come after the training epoch, all others after the evaluation."""
+    """Metrics with train in their name come after the training epoch, all others after the evaluation, as numbers."""
     logger = LogToList()
     record = RecordTensors(accuracy="train", my_train_accuracy="train", precision="eval")
     linear_trainer(record, logger).train(DATA, 2, DATA)
@@ -77,12 +77,6 @@ def test_metrics_are_logged_when_they_belong_to_the_phase() -> None:
         {"accuracy", "eval_loss_epoch", "precision"},
     ]
     assert [epoch for epoch, _ in logger.logged] == [1, 1, 2, 2]
-
-
-def test_trackers_are_given_plain_floats() -> None:
-    """Values that were recorded as tensors arrive as numbers that every tracker takes."""
-    logger = LogToList()
-    linear_trainer(RecordTensors(accuracy="eval"), logger).train(DATA, 1, DATA)
     assert all(type(value) is float for _, metrics in logger.logged for value in metrics.values())
 
 
@@ -124,22 +118,23 @@ def test_a_later_run_logs_its_own_metrics_only() -> None:
 
 
 def test_the_closing_table_names_the_best_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    """Losses are best when low, accuracies when high; a name that says nothing has a best only if told."""
+    """Losses are best when low, accuracies when high; what was told wins, and other names have a best only then."""
 
     class Record(TrainerCallback):
         @override
         def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
             value = [0.5, 0.75, 0.25][trainer.run_history.current_epoch - 1]
-            for name in ("accuracy", "my_error", "speed", "beauty"):
+            for name in ("accuracy", "my_error", "speed", "beauty", "score"):
                 trainer.run_history.update_metric(name, value)
 
-    summary = PrintProgressCallback(greater_is_better={"beauty": True})
+    summary = PrintProgressCallback(greater_is_better={"beauty": True, "score": False})
     linear_trainer(Record, summary).train(DATA, 3)
-    table = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[-6:]}
+    table = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[-7:]}
     assert table["metric"] == ["last", "best", "epoch"]
     assert table["accuracy"] == ["0.25", "0.75", "2"]
     assert table["my_error"] == ["0.25", "0.25", "3"]
     assert table["beauty"] == ["0.25", "0.75", "2"]
+    assert table["score"] == ["0.25", "0.25", "3"]
     assert table["speed"] == ["0.25", "-", "-"]
 
 

@@ -252,8 +252,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     @override
     def save_best(self, trainer: AnyTrainer) -> None:
         """Write the file; override this to save something else or in another form."""
-        best = {"watch_metric": self.watch_metric, "best_value": self.best.value, "best_epoch": self.best.epoch}
-        self._save(trainer, best)
+        self._save(trainer, self._what_identifies_the_best())
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -291,8 +291,9 @@ def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any], *data: object) -> Gene
             module.restore()
         with torch.no_grad():
             for parameter, gradient, value in gradients:
-                is_kept = gradient is not None and value is not None
-                parameter.grad = gradient.copy_(value).to(parameter.device) if is_kept else None
+                parameter.grad = None
+                if gradient is not None and value is not None:
+                    parameter.grad = gradient.copy_(value).to(parameter.device)
             for rate, value in rates:  # schedulers of torch change a rate that is a tensor in place
                 rate.copy_(value)
         for optimizer, state, groups, attributes in optimizers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, cast
 
 from typing_extensions import override
@@ -12,6 +11,7 @@ from pa_core.data.batch_limit import BATCH_LIMIT_VARIABLE, DataLoaderSlice, batc
 from pa_core.data.custom_loader import is_slice
 from pa_core.run_config import check_count
 from pa_core.types import SizedIterable
+from pa_core.user_warnings import warn_user
 
 __all__ = [
     "LimitBatchesCallback",
@@ -98,12 +98,10 @@ def apply_limit_of_environment(trainer: AnyTrainer) -> None:
     limit = batch_limit_from_environment()
     if limit is None or _limits_to(trainer.callback_handler, limit):
         return
-    warnings.warn(
+    warn_user(
         f"This run is limited to {limit} batches an epoch by LimitBatches or the environment variable "
-        f"{BATCH_LIMIT_VARIABLE}, which was set after the trainer "
-        "was made. Make the trainer within the context too, or train it outside.",
-        UserWarning,
-        stacklevel=3,
+        f"{BATCH_LIMIT_VARIABLE}, which was set after the trainer was made. Make the trainer within the context too, "
+        "or train it outside."
     )
     LimitBatchesCallback(limit).on_prepare_start(trainer)
 

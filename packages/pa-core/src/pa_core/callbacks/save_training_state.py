@@ -13,11 +13,10 @@ from typing_extensions import override
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.signal_watch import SignalWatch
-from pa_core.callbacks.uploads import Uploads, check_upload_arguments
+from pa_core.callbacks.uploads import Uploads, check_upload_arguments, warn_that_it_continues
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
-from pa_core.user_warnings import warn_user
 
 __all__ = ["SaveTrainingStateCallback"]
 
@@ -245,7 +244,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Say once in a run that something takes room; it does not end the run."""
         if not self._has_warned:
             self._has_warned = True
-            warn_user(f"{error.problem.rstrip('.')} ({error.given}); the run continues. {error.do}")
+            warn_that_it_continues(error)
 
 
 def _saves_by_time(callback: object) -> bool:

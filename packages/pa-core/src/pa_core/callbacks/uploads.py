@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -17,7 +17,7 @@ from pa_core.storage.urls import url_of
 from pa_core.training_state.state_writer import raise_on_all
 from pa_core.user_warnings import warn_user
 
-__all__ = ["Uploads", "check_upload_arguments"]
+__all__ = ["Uploads", "check_upload_arguments", "warn_that_it_continues"]
 
 _SECONDS_WITHOUT_A_WORD = 2.0
 
@@ -146,7 +146,7 @@ class Uploads:
     def tell_problems(self) -> None:
         """Warn about the states that could not be sent, unless that is raised."""
         if self._errors == "warn":
-            self._warn(self._take_problems())
+            self._warn_of_problems()
 
     def retry(self) -> None:
         """Have the newest state sent again if that failed, and none was added since."""
@@ -173,7 +173,7 @@ class Uploads:
         wait_together(self._wait)
         if exception is None and self._errors == "raise":
             raise_on_all(next(iter(self._take_problems()), None))
-        self._warn(self._take_problems())
+        self._warn_of_problems()
         self._tidy_up()
 
     def _tidy_up(self) -> None:
@@ -184,12 +184,11 @@ class Uploads:
         try:
             StateFolder(state.parent).keep(self._max_checkpoints, run)
         except CheckpointError as error:
-            self._warn([error])
+            warn_that_it_continues(error)
 
-    @staticmethod
-    def _warn(problems: Iterable[CheckpointError]) -> None:
-        for one in problems:
-            warn_user(f"{one.problem.rstrip('.')} ({one.given}); the run continues. {one.do}")
+    def _warn_of_problems(self) -> None:
+        for problem in self._take_problems():
+            warn_that_it_continues(problem)
 
     def _send_later(self, state: Path, run: str) -> None:
         with self._changed:
@@ -241,6 +240,11 @@ class Uploads:
             problem = "Training states that are no longer needed were not removed from the object store."
             return _explained(problem, self.store.url, error)
         return None
+
+
+def warn_that_it_continues(error: CheckpointError) -> None:
+    """Warn of what takes room, or is not sent, and does not end the run."""
+    warn_user(f"{error.problem.rstrip('.')} ({error.given}); the run continues. {error.do}")
 
 
 def _explained(problem: str, place: str, error: Exception) -> CheckpointError:
