@@ -307,10 +307,7 @@ _MOST_DIMENSIONS = 16
 def _shapes_of_all(tensor: Tensor) -> list[list[int]]:
     """The shapes of the tensors of all processes, which may even differ in their number of dimensions."""
     sizes = [tensor.dim(), *tensor.shape] + [0] * (_MOST_DIMENSIONS - tensor.dim())
-    mine = torch.tensor(sizes, device=tensor.device)
-    of_all = [torch.empty_like(mine) for _ in range(num_processes())]
-    _collectives.all_gather(of_all, mine)
-    of_each = cast("list[list[int]]", torch.stack(of_all).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+    of_each = cast("list[list[int]]", values_of_all(torch.tensor(sizes, device=tensor.device)).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
     return [shape[:dimensions] for dimensions, *shape in of_each]
 
 
