@@ -13,8 +13,8 @@ from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, require_watchable, watched_value
 from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
 from pa_core.checkpoint import read_checkpoint
+from pa_core.distributed.long_waits import raise_on_all
 from pa_core.errors import CheckpointError, ConfigurationError
-from pa_core.training_state.state_writer import raise_on_all
 
 __all__ = ["SaveBestModelCallback"]
 

@@ -10,11 +10,10 @@ from typing import Literal, Self
 
 from pa_checkpoint import CheckpointError, CheckpointNotFoundError, RemoteFolder
 from pa_core import distributed
-from pa_core.distributed.long_waits import wait_together
+from pa_core.distributed.long_waits import raise_on_all, wait_together
 from pa_core.errors import ConfigurationError, TrainingPreempted
 from pa_core.storage import StateFolder
 from pa_core.storage.urls import url_of
-from pa_core.training_state.state_writer import raise_on_all
 from pa_core.user_warnings import warn_user
 
 __all__ = ["Uploads", "check_upload_arguments", "warn_that_it_continues"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pa_core.distributed.collectives import gather_objects, num_processes
 
-__all__ = ["do_while_others_wait", "wait_together"]
+__all__ = ["do_while_others_wait", "raise_on_all", "wait_together"]
 
 _SECONDS_BETWEEN_SIGNS = 5.0
 """Less than any process waits for another one in one exchange."""
@@ -26,19 +26,32 @@ def wait_together(is_done: Callable[[float | None], bool]) -> None:
         continue
 
 
-def do_while_others_wait(action: Callable[[], None] | None) -> list[Exception | None]:
+def raise_on_all(problem: Exception | None) -> None:
+    """Raise what one process has met on all of them; every process must call this.
+
+    Args:
+        problem: What this process has met.
+    """
+    for error in gather_objects(problem):
+        if error is not None:
+            raise error
+
+
+def do_while_others_wait(action: Callable[[], None] | None) -> None:
     """Do something that may take long on some processes, while the others wait; every process must call this.
+
+    The first error that ends the action on a process is raised on all of them.
 
     Args:
         action: What this process does; None for one that only waits.
 
-    Returns:
-        By rank, the error that ended the action.
-
     Example:
         >>> do_while_others_wait(None)
-        [None]
     """
+    if num_processes() == 1:
+        if action is not None:
+            action()
+        return
     errors: list[Exception] = []
 
     def act() -> None:
@@ -48,9 +61,6 @@ def do_while_others_wait(action: Callable[[], None] | None) -> list[Exception | 
         except Exception as error:  # whatever it is, all processes are told
             errors.append(error)
 
-    if num_processes() == 1:
-        act()
-        return [errors[0] if errors else None]
     thread = threading.Thread(target=act, name="pa_core long action", daemon=True)
     thread.start()
 
@@ -59,4 +69,4 @@ def do_while_others_wait(action: Callable[[], None] | None) -> list[Exception | 
         return not thread.is_alive()
 
     wait_together(is_done)
-    return gather_objects(errors[0] if errors else None)
+    raise_on_all(errors[0] if errors else None)

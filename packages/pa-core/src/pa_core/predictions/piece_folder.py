@@ -58,9 +58,7 @@ class PieceFolder:
             ConfigurationError: The processes do not share the folder.
         """
         self._identity = json.dumps(dict(identity), indent=1, sort_keys=True).encode()
-        errors = do_while_others_wait(partial(self._open, identity, others, say) if rank() == 0 else None)
-        if errors[0] is not None:
-            raise errors[0]
+        do_while_others_wait(partial(self._open, identity, others, say) if rank() == 0 else None)
         if not all(gather_objects((self.folder / _IDENTITY).exists())):
             raise ConfigurationError(
                 "The processes do not share the folder in which they put the pieces of the predictions.",

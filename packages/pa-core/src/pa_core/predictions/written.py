@@ -130,9 +130,7 @@ class Writing:
         """
         if self._messages is not None:
             self._messages.wait_for_all()
-        errors = do_while_others_wait(self._join if rank() == 0 else None)
-        if errors[0] is not None:
-            raise errors[0]
+        do_while_others_wait(self._join if rank() == 0 else None)
 
     def close(self) -> None:
         """Let other runs write the same, and the others fail that wait for this process; none of it after `finish`."""

@@ -87,7 +87,7 @@ def fetched(place: str | Path, homes: Mapping[str, Path], say: Callable[[str], N
         nonlocal choice
         choice = _choose(url, folder_of(place, homes), say)
 
-    _raise_first(do_while_others_wait(choose if distributed.rank() == 0 else None))
+    do_while_others_wait(choose if distributed.rank() == 0 else None)
     choice = distributed.gather_objects(choice)[0]
     for one in choice.skipped:
         warn_user(f"The training state {one.path} in {url} is skipped: {one.reason}")
@@ -160,23 +160,17 @@ def _fetch_elsewhere(choice: _Choice, path: Path) -> None:
     def fetch() -> None:
         _fetch(path.parent, lambda: store.fetch(path.parent, digest=choice.digest))
 
-    _raise_first(do_while_others_wait(send if distributed.rank() == 0 else None))
+    do_while_others_wait(send if distributed.rank() == 0 else None)
     # One process of each machine, and then those that do not see the disk of that one.
     for is_my_turn in (_accelerate.process_state().is_local_main_process, True):
         is_missing = _digest(path) != choice.digest
-        _raise_first(do_while_others_wait(fetch if is_my_turn and is_missing else None))
+        do_while_others_wait(fetch if is_my_turn and is_missing else None)
 
 
 def _digest(path: Path) -> str:
     """The digest of the state at a path; empty where none is, or its files are not as large as they were."""
     info = CheckpointInfo.at(path)
     return "" if info is None or info.problem is not None else info.digest
-
-
-def _raise_first(errors: Iterable[Exception | None]) -> None:
-    for error in errors:
-        if error is not None:
-            raise error
 
 
 def _cache() -> Path:

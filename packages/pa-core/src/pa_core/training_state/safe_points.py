@@ -15,6 +15,7 @@ from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
 from pa_core.data.loaders import count_steps
 from pa_core.distributed.agreement import Agreement
+from pa_core.distributed.long_waits import raise_on_all
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
 from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state.extension import Extension, find_extension
@@ -23,7 +24,7 @@ from pa_core.training_state.resumption import Resumption
 from pa_core.training_state.round_trip import check_scheduler, check_state_of_optimizer, check_storable
 from pa_core.training_state.run_state import RunState, capture
 from pa_core.training_state.snapshotable import ResumableRun
-from pa_core.training_state.state_writer import StateRequest, StateWriter, raise_on_all
+from pa_core.training_state.state_writer import StateRequest, StateWriter
 from pa_core.training_state.unsaved_attributes import UnsavedAttributes
 from pa_core.types import SupportsStateDict
 from pa_data.orders import has_plain_order

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 
 from pa_checkpoint import CheckpointError, Folder, Writer
-from pa_core import distributed
 from pa_core.distributed.mailbox import Mailbox
 from pa_core.errors import OtherProcessError
 from pa_core.progress import Phase, Position
 from pa_core.training_state.reserved_folders import ReservedFolders
 
-__all__ = ["StateRequest", "StateWriter", "raise_on_all"]
+__all__ = ["StateRequest", "StateWriter"]
 
 
 @dataclass(frozen=True)
@@ -171,14 +170,3 @@ def _summary(request: StateRequest, position: Position, run: str) -> dict[str, s
         "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "torch": str(torch.__version__),
     }
-
-
-def raise_on_all(problem: Exception | None) -> None:
-    """Raise what one process has met on all of them, which all miss a state for it.
-
-    Args:
-        problem: What this process has met.
-    """
-    for error in distributed.gather_objects(problem):
-        if error is not None:
-            raise error
