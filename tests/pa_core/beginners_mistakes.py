@@ -587,7 +587,7 @@ WATCHED = {
         "",
         "ConfigurationError",
         ("watch_metric='eval_loss_epoch'", "no eval_dataset"),
-        'Pass eval_dataset to Trainer.train(), or watch_metric="train_loss_epoch".',
+        "Pass eval_dataset to Trainer.train(), or watch_metric='train_loss_epoch'.",
     ),
     "a metric that nobody records": Mistake(
         "class Mine(Trainer):\n    def eval_epoch_end(self):\n        self.run_history.update_metric('my_error', 0.5)\n"

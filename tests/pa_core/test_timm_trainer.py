@@ -221,7 +221,7 @@ def test_a_factory_that_returns_more_than_the_scheduler_is_refused() -> None:
     def factory(optimizer: Optimizer) -> Any:
         return CosineWithWarmup(optimizer), 4
 
-    with pytest.raises(TypeError, match=r"a tuple of CosineWithWarmup, int(.|\n)*\[0\]"):
+    with pytest.raises(TypeError, match=r"returned a tuple\..*\[0\]"):
         trainer.train(DATA, 1, create_scheduler_fn=factory)
 
     trainer.train(DATA, 1, create_scheduler_fn=lambda optimizer: factory(optimizer)[0])

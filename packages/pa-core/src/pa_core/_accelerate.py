@@ -141,22 +141,17 @@ class AcceleratorLike(Protocol):
 
 
 class ProcessState(Protocol):
-    """The members of ``accelerate.PartialState`` that the process decorators use."""
+    """The members of ``accelerate.PartialState`` that the process decorators use.
 
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        ...
+    Attributes:
+        device: The device of this process.
+        is_main_process: Whether this is the process of rank zero.
+        is_local_main_process: Whether this is the first process on its machine.
+    """
 
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is the process of rank zero."""
-        ...
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first process on its machine."""
-        ...
+    device: torch.device
+    is_main_process: bool
+    is_local_main_process: bool
 
     def wait_for_everyone(self) -> None:
         """Wait until each process has come here."""
@@ -583,12 +578,13 @@ def launch_in_notebook(function: Callable[..., object], args: tuple[object, ...]
 
 
 class TrackerLike(Protocol):
-    """The members of accelerate's trackers that a run uses."""
+    """The members of accelerate's trackers that a run uses.
 
-    @property
-    def tracker(self) -> Any:
-        """The run or the writer of the tracker's own package."""
-        ...
+    Attributes:
+        tracker: The run or the writer of the tracker's own package.
+    """
+
+    tracker: Any
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Record what the run was started with."""

@@ -42,8 +42,10 @@ def check_step_output(output: object, method: str, *, trained: nn.Module | None)
     if loss.numel() != 1:
         do = "Return the mean of the losses: loss.mean(), or a loss function without reduction='none'."
         raise _error(method, f"a loss of shape {tuple(loss.shape)}", "a tensor with one element, such as its mean", do)
-    if not loss.is_floating_point() or loss.layout is not torch.strided or loss.is_meta:
-        _require_real_number(loss, method, is_trained=trained is not None)
+    odd = unusable_kind(loss)
+    if odd is not None and (trained is not None or not _counts(loss)):
+        do = "Return a real number that was computed from the outputs: of a complex loss, loss.abs() for example."
+        raise _error(method, odd, "a tensor with one real element, such as one of dtype float32", do)
     if trained is not None and not loss.requires_grad:
         raise _no_gradient(method, trained)
     batch_size = fields["batch_size"]
@@ -69,8 +71,7 @@ def count_items(output: Mapping[str, Any], method: str) -> int | None:
         return None
     number = _as_count(items)
     if number is None:
-        do = "Return a whole number as num_items_in_batch, for example (labels != -100).sum(), or leave the key out."
-        raise _error(method, f"num_items_in_batch={items!r}", _EXPECTED_ITEMS, do)
+        raise BatchOutputError(f"num_items_in_batch of {method} must be a whole number >= 0, got {items!r}.")
     return number
 
 
@@ -86,12 +87,7 @@ def require_count(num_items: object, call: str) -> int:
     """
     number = num_items if num_items.__class__ is int else _as_count(num_items)
     if not isinstance(number, int) or number < 0:
-        raise BatchOutputError(
-            "This cannot be the number of items that a mean is over.",
-            given=f"num_items={num_items!r} in {call}",
-            expected=_EXPECTED_ITEMS,
-            do="Pass a whole number, for example int((labels != -100).sum()), or leave num_items out.",
-        )
+        raise BatchOutputError(f"num_items in {call} must be a whole number >= 0, got {num_items!r}.")
     return number
 
 
@@ -120,14 +116,9 @@ def no_sample_counted(metric_name: str) -> BatchOutputError:
         metric_name: What was to be recorded.
     """
     return BatchOutputError(
-        f"There is no {metric_name}: it would be the mean of nothing.",
-        given="batch_size or num_items_in_batch of 0 in each step of the epoch",
-        do="Return the number of samples of the batch as batch_size. Where num_items_in_batch is returned, look at "
-        "whether all items are masked.",
+        f"There is no {metric_name}: each step of the epoch has returned a batch_size or num_items_in_batch of 0. "
+        "Return the number of samples, and look at whether all items are masked."
     )
-
-
-_EXPECTED_ITEMS = "the number of items that the loss is the mean over, a whole number of at least 0"
 
 
 def _is_integer(value: object) -> bool:
@@ -145,14 +136,9 @@ def _as_count(value: object) -> int | None:
     return None if number < 0 else number
 
 
-def _require_real_number(loss: Tensor, method: str, *, is_trained: bool) -> None:
-    """Raise an error for a loss of an odd kind; an evaluation may count errors in whole numbers."""
-    given = unusable_kind(loss)
-    is_integer = not (loss.is_floating_point() or loss.is_complex() or loss.dtype is torch.bool)
-    if given is None or (is_integer and not is_trained):
-        return
-    do = "Return a real number that was computed from the model's outputs: of a complex loss, loss.abs() for example."
-    raise _error(method, given, "a tensor with one real element, as float32 or another floating-point type has it", do)
+def _counts(loss: Tensor) -> bool:
+    """Whether it is a whole number, as an evaluation may count errors."""
+    return not (loss.is_floating_point() or loss.is_complex() or loss.dtype is torch.bool)
 
 
 def _no_gradient(method: str, model: nn.Module) -> BatchOutputError:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pa_core.errors import ConfigurationError
 from pa_core.step_output import unusable_kind
-from pa_data.batches import describe_batch, is_mapping
+from pa_data.batches import describe_batch
 
 __all__ = [
     "graph_is_gone",
@@ -29,9 +29,13 @@ def unusable_loss(loss: object) -> ConfigurationError:
     Args:
         loss: What was passed to ``backward``.
     """
-    given = f"a loss of type {type(loss).__name__}"
     if not isinstance(loss, Tensor):
-        do = _advice_for(loss)
+        given = f"a loss of type {type(loss).__name__}"
+        do = (
+            "Pass the tensor that the loss function returned, without item() or float(). If it is held by something, "
+            "pass outputs.loss, outputs['loss'] or the element that is the loss; some models have one only if they are "
+            "given labels."
+        )
     elif loss.numel() != 1:
         given, do = f"a loss of shape {tuple(loss.shape)}", "Take its mean over the samples: loss.mean()."
     elif (odd := unusable_kind(loss)) is not None:
@@ -42,18 +46,6 @@ def unusable_loss(loss: object) -> ConfigurationError:
     return ConfigurationError(
         "There is nothing to compute gradients of: a loss is a tensor with one element.", given=given, do=do
     )
-
-
-def _advice_for(loss: object) -> str:
-    if isinstance(loss, int | float):
-        return "Pass the tensor itself: without item() or float()."
-    if isinstance(getattr(loss, "loss", None), Tensor):  # also a mapping, as models of transformers return it
-        return "Pass the loss that it holds: outputs.loss."
-    if is_mapping(loss) and "loss" in loss:
-        return "Pass the loss that it holds: outputs['loss']."
-    if isinstance(loss, tuple | list):
-        return "Pass the element that is the loss, or the sum of all of them."
-    return "Pass the tensor that the loss function returned. Some models return one only if they are given labels."
 
 
 def graph_is_gone(name: str, *, is_of_this_batch: bool) -> ConfigurationError:
@@ -70,9 +62,7 @@ def graph_is_gone(name: str, *, is_of_this_batch: bool) -> ConfigurationError:
         else "Detach what is carried over from one batch to the next: state = state.detach()."
     )
     return ConfigurationError(
-        "A backward pass goes through a graph that an earlier one has freed.",
-        given=f"backward(...) for {name!r}, through a graph of {batch}",
-        do=do,
+        f"backward(...) for {name!r} goes through a graph of {batch}, which an earlier backward pass has freed. {do}"
     )
 
 
@@ -118,12 +108,8 @@ def no_batch(number: int, call: str) -> ConfigurationError:
 
 def unclear_name(name: object, known: Iterable[str], call: str) -> ConfigurationError:
     """Return the error of a call that names none of several models, or an unknown one."""
-    return ConfigurationError(
-        "It is not clear which model is meant." if name is None else "There is no trained model of this name.",
-        given="no name" if name is None else repr(name),
-        expected=f"one of {', '.join(map(repr, known))}",
-        do=f"Write {call} with one of these names.",
-    )
+    names = ", ".join(map(repr, known))
+    return ConfigurationError(f"{call} must name one of the trained models, {names}, got {name!r}.")
 
 
 def not_batches(given: object) -> ConfigurationError:
@@ -133,7 +119,6 @@ def not_batches(given: object) -> ConfigurationError:
         given: What was passed to ``updates`` or ``batches``.
     """
     return ConfigurationError(
-        "updates(batches) and batches(batches) take several batches.",
-        given=describe_batch(given),
-        do="Write run.batches([batch]) for one batch, and run.batches(tensor.split(64)) for pieces of it.",
+        f"updates(batches) and batches(batches) take several batches, got {describe_batch(given)}. Write "
+        "run.batches([batch]) for one batch, and run.batches(tensor.split(64)) for pieces of it."
     )
