@@ -141,17 +141,22 @@ class AcceleratorLike(Protocol):
 
 
 class ProcessState(Protocol):
-    """The members of ``accelerate.PartialState`` that the process decorators use.
+    """The members of ``accelerate.PartialState`` that the process decorators use."""
 
-    Attributes:
-        device: The device of this process.
-        is_main_process: Whether this is the process of rank zero.
-        is_local_main_process: Whether this is the first process on its machine.
-    """
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        ...
 
-    device: torch.device
-    is_main_process: bool
-    is_local_main_process: bool
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the process of rank zero."""
+        ...
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process on its machine."""
+        ...
 
     def wait_for_everyone(self) -> None:
         """Wait until each process has come here."""
