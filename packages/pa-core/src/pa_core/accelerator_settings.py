@@ -12,7 +12,7 @@ __all__ = ["require_even_batches", "require_usable_settings", "warn_of_ignored_s
 
 _OWN_LOADERS = (
     "has no effect on the trainer's own loaders, whose order follows from the seed of the run. Accelerate applies it "
-    "where it splits the samples itself: those of an IterableDataset, a sampler or your DataLoader."
+    "where it splits the samples itself: with an IterableDataset, a sampler or your DataLoader."
 )
 
 

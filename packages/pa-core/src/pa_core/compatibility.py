@@ -215,6 +215,6 @@ def require_whole_model(model: nn.Module) -> None:
     require_usable_model(model)
     if is_sharded_module(model):
         raise _unsupported(
-            f"{type(model).__name__} with parameters that are split over processes (DTensor) beside the model",
+            f"{type(model).__name__} with parameters that are split over processes (DTensor), as an added module,",
             "Pass the whole module; for several sharded models, use Run.",
         )

@@ -200,7 +200,7 @@ def check_scheduler_factory(factory: object) -> None:
 def check_scheduler(scheduler: object) -> None:
     """Raise an error for what a factory returned without a return statement, or with more than the scheduler.
 
-    A run would train at a constant rate without a word; timm's ``create_scheduler_v2`` returns a tuple.
+    A run would silently train at a constant rate; timm's ``create_scheduler_v2`` returns a tuple.
 
     Args:
         scheduler: What the factory returned.

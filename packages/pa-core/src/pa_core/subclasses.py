@@ -61,7 +61,7 @@ _ADVICE = MappingProxyType({
 
 
 def check_subclass(cls: type, trainer_class: type, events: Collection[str]) -> None:
-    """Raise an error for methods of a new subclass that would break the loop, and warn of what it would not use.
+    """Raise an error for methods of a new subclass that would break the loop, and warn about what it would not use.
 
     Args:
         cls: The class that is being defined.
