@@ -89,6 +89,23 @@ WRONG_STATES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a group more": (lambda state: state["param_groups"].append({"params": []}), "it has 2 groups, not 1"),
     "a parameter less": (lambda state: state["param_groups"][0]["params"].pop(), "params has 5 entries, not 6"),
     "no rate": (lambda state: state["param_groups"][0].pop("lr"), "param_groups.0.lr is missing"),
+    "a group that is none": (lambda state: state.update(param_groups=[3]), "param_groups.0 is 3, not a dictionary"),
+    "a parameter twice": (
+        lambda state: state["param_groups"][0].update(params=[0, 0, 1, 2, 3, 4]),
+        "params is [0, 0, 1, 2, 3, 4], not the numbers from 0 on",
+    ),
+    "parameters by name": (lambda state: state["param_groups"][0].update(params=["a"] * 6), "params.0 is 'a', not a"),
+    "another rate": (lambda state: state["param_groups"][0].update(lr="high"), "lr is 'high', not a number"),
+    "other betas": (
+        lambda state: state["param_groups"][0].update(betas=[0.9, None, "x"]),
+        "betas has 3 entries, not 2",
+    ),
+    "entries that are none": (lambda state: state["state"].update({1: "x"}), "state.1 is 'x', not a dictionary"),
+    "an entry that is no tensor": (lambda state: state["state"][0].update(exp_avg=["a"]), "['a'], not a tensor"),
+    "a counter of whole numbers": (
+        lambda state: state["state"][0].update(step=torch.tensor(3)),
+        "state.0.step is of whole numbers",
+    ),
     "half of an entry": (without("exp_avg"), "state.0.exp_avg is missing"),
 }
 
@@ -158,6 +175,7 @@ def test_the_state_of_a_scheduler_fits_another_one_of_its_kind(name: str) -> Non
     assert misfit_of_scheduler(new, state) is None
     if "base_lrs" in state:
         assert "base_lrs has 0 entries" in str(misfit_of_scheduler(new, {**state, "base_lrs": []}))
+        assert misfit_of_scheduler(new, {**state, "last_epoch": "ten"}) == "last_epoch is 'ten', not a number"
 
 
 def test_states_of_schedulers_within_schedulers_are_compared_too() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of which one entry is missing or of another shape, made by a generator; their checksums are right."""
+"""Checkpoints of which one entry is missing or of another type or shape, with checksums that are right."""
 
 from __future__ import annotations
 
@@ -13,10 +13,22 @@ from typing_extensions import override
 Place = tuple[str | int, ...]
 """Where an entry stands in a checkpoint, key by key."""
 
+VALUES: dict[str, Any] = {
+    "None": None,
+    "a number": 3,
+    "a complex number": 1j,
+    "text": "ten",
+    "a list of texts": ["a"],
+    "a dictionary": {"a": "b"},
+    "a tensor": torch.ones(2, 3, 5),
+}
+
 TENSORS: dict[str, Callable[[Tensor], Any]] = {
     "with one dimension more": lambda one: one[..., None].expand(*one.shape, 2).clone(),
     "of one element": lambda one: torch.ones((1,) * max(1, one.dim()), dtype=one.dtype),
     "without elements": lambda one: torch.empty(0, dtype=one.dtype),
+    "of another kind of number": lambda one: one.long() if one.is_floating_point() else one.float(),
+    "without values": lambda one: one.to("meta"),
 }
 
 
@@ -33,13 +45,20 @@ class Misfit(NamedTuple):
 
 
 def misfits(content: dict[str, Any]) -> Iterator[Misfit]:
-    """Each entry missing, and each tensor of other shapes."""
+    """Each entry missing or of each type, and each tensor of other shapes and kinds."""
     for place, entry in entries(content):
-        changed = {name: change(entry) for name, change in TENSORS.items()} if isinstance(entry, Tensor) else {}
-        for name, value in changed.items():
-            if value.shape != entry.shape:
-                yield Misfit(place, name, with_entry(content, place, value))
+        others = {name: value for name, value in VALUES.items() if type(value) is not type(entry)}
+        if isinstance(entry, Tensor):
+            changed = {name: change(entry) for name, change in TENSORS.items()}
+            others |= {name: value for name, value in changed.items() if not is_alike(value, entry)}
+        for name, value in others.items():
+            yield Misfit(place, name, with_entry(content, place, value))
         yield Misfit(place, "missing", without_entry(content, place))
+
+
+def is_alike(value: Tensor, entry: Tensor) -> bool:
+    """Whether a change left a tensor as it was."""
+    return (value.dtype, value.shape, value.device) == (entry.dtype, entry.shape, entry.device)
 
 
 def foreign_entries(content: dict[str, Any], names: dict[Place, list[str | int]]) -> Iterator[Misfit]:

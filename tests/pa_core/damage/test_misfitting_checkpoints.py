@@ -1,4 +1,4 @@
-"""Checkpoints in which something is missing or of another shape: they load whole and go on training, or not at all."""
+"""Checkpoints with an entry missing or of another type or shape: they load whole and go on training, or not at all."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ def assert_all_or_nothing(kind: str, every: int, folder: Path) -> None:
     path, refused = folder / "checkpoint.pt", 0
     make_trainer(kind, 0).save_checkpoint(path)
     content: dict[str, Any] = torch.load(path)
-    of_training = (one for one in misfits(content) if "scheduler_state_dict" not in one.place)
-    crafted: Iterable[Misfit] = itertools.chain(of_training, foreign_entries(content, FOREIGN))
+    crafted: Iterable[Misfit] = itertools.chain(misfits(content), foreign_entries(content, FOREIGN))
     trainer = make_trainer(kind, 1)
     before = state_of(trainer)
     for misfit in itertools.islice(crafted, 0, None, every):
@@ -82,16 +81,17 @@ def assert_all_or_nothing(kind: str, every: int, folder: Path) -> None:
             assert not is_misfit_of_tensor(misfit, content), misfit
             assert_goes_on(trainer, misfit)
             trainer = make_trainer(kind, 1)
-    assert refused > 60 / every
+    assert refused > 300 / every
 
 
 def is_misfit_of_tensor(misfit: Misfit, content: dict[str, Any]) -> bool:
-    """Whether a weight or what an optimizer keeps of it is missing or of another shape.
+    """Whether a weight or what an optimizer keeps of it is no longer a tensor with numbers of that kind and shape.
 
-    A momentum is made anew where there is none.
+    A counter may be a number, and a momentum is made anew where there is none.
     """
     entry = dict(entries(content)).get(misfit.place)
-    return isinstance(entry, Tensor) and misfit.place[-1] != "momentum_buffer"
+    is_counter = misfit.place[-1] == "step" and misfit.what == "a number"
+    return isinstance(entry, Tensor) and not (is_counter or misfit.place[-1] == "momentum_buffer")
 
 
 def assert_goes_on(trainer: Trainer[Any], misfit: Misfit) -> None:
@@ -109,9 +109,7 @@ def assert_goes_on(trainer: Trainer[Any], misfit: Misfit) -> None:
 
 
 @pytest.mark.parametrize("kind", TRAINED)
-def test_a_sample_of_checkpoints_with_an_entry_missing_or_of_another_shape_loads_all_or_nothing(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_sample_of_checkpoints_with_another_type_or_shape_loads_all_or_nothing(kind: str, tmp_path: Path) -> None:
     """Weights, optimizer, scheduler: what cannot be taken over is told before anything changes."""
     assert_all_or_nothing(kind, EVERY, tmp_path)
 
@@ -119,7 +117,7 @@ def test_a_sample_of_checkpoints_with_an_entry_missing_or_of_another_shape_loads
 @pytest.mark.whole_proof
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", TRAINED)
-def test_a_checkpoint_with_an_entry_missing_or_of_another_shape_loads_all_or_nothing(kind: str, tmp_path: Path) -> None:
+def test_a_checkpoint_with_another_type_or_shape_loads_all_or_nothing(kind: str, tmp_path: Path) -> None:
     """As above, for each entry and each kind of misfit."""
     assert_all_or_nothing(kind, 1, tmp_path)
 

@@ -89,7 +89,6 @@ def _check(part: Trained, states: Mapping[str, Any], source: str | Path, *, is_p
     if part.optimizer is not None and OPTIMIZER in states:
         if part.is_sharded and has_own_form(part.optimizer):
             raise _cannot_be_split(part.optimizer, source)
-        _check_groups(part.optimizer, states[OPTIMIZER], source)
         _check_fit(part.optimizer, misfit_of_optimizer(part.optimizer, states[OPTIMIZER]), OPTIMIZER, source)
     if part.scheduler is not None and SCHEDULER in states:
         _check_fit(part.scheduler, misfit_of_scheduler(part.scheduler, states[SCHEDULER]), SCHEDULER, source)
@@ -107,21 +106,6 @@ def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | P
             expected=f"the keys and shapes of {'what the model trains' if is_partial else 'the model'}",
             do="Build the model as it was when the checkpoint was saved"
             + (", with the same parameters frozen." if is_partial else "."),
-        )
-
-
-def _check_groups(optimizer: Optimizer, state: Mapping[str, Any], source: str | Path) -> None:
-    groups: object = state.get("param_groups")
-    entries = cast("list[object]", groups) if isinstance(groups, list) else []
-    params: list[object] = [cast("dict[str, object]", one).get("params") for one in entries if isinstance(one, dict)]
-    saved = [len(cast("list[object]", one)) for one in params if isinstance(one, list)]
-    own = [len(group["params"]) for group in optimizer.param_groups]
-    if saved != own:
-        raise CheckpointError(
-            "The optimizer of the checkpoint has other parameter groups; nothing was loaded.",
-            given=f"{source} with {saved} parameters in its groups",
-            expected=f"{own} parameters",
-            do="Build the optimizer as it was, or pass load_optimizer=False.",
         )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any
 
 from pa_core.tracking import RunClock
 
@@ -55,13 +54,6 @@ class Position:
     samples: int = 0
     steps: int = 0
     eval_sets: tuple[str, ...] = ()
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Read what ``to_dict`` returned."""
-        values: dict[str, Any] = {**saved, "eval_sets": tuple(saved.get("eval_sets", ()))}
-        values["phase"] = Phase(saved["phase"])
-        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -8,12 +8,14 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import TypeIs
 
+from pa_checkpoint import StoredTensor
 from pa_core.errors import ConfigurationError
 from pa_core.types import SupportsStateDict
 
 __all__ = [
     "differences_of_weights",
     "frozen_names",
+    "kind_of_tensor",
     "list_differences",
     "missing_methods",
     "supports_state_dict",
@@ -38,7 +40,7 @@ def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source:
 
     Args:
         model: The model without wrappers.
-        weights: The saved state dict.
+        weights: The saved state dict, with tensors in memory or on disk.
         source: Where it was saved, in a word.
 
     Example:
@@ -49,8 +51,9 @@ def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source:
     differences = {name: f"missing: {name}" for name in own if name not in weights}
     differences |= {name: f"unexpected: {name}" for name in weights if name not in own}
     for name in (name for name in own if name in weights and not _is_extra_state(name)):
-        for property_of in (_shape, _kind):
-            saved, present = property_of(weights[name]), property_of(own[name])
+        value = weights[name].example() if isinstance(weights[name], StoredTensor) else weights[name]
+        for property_of in (_shape, kind_of_tensor):
+            saved, present = property_of(value), property_of(own[name])
             if saved != present:
                 differences[name] = f"{name}: {saved} in the {source}, {present} in the model"
                 break
@@ -93,8 +96,8 @@ def _is_extra_state(name: str) -> bool:
     return name.rpartition(".")[2] == "_extra_state"
 
 
-def _kind(value: object) -> str | None:
-    """What a tensor of another kind cannot take, with any shape; precision can change."""
+def kind_of_tensor(value: object) -> str | None:
+    """Return what a tensor of another kind cannot take, with any shape; precision can change."""
     if not isinstance(value, Tensor):
         return None
     numbers = "complex numbers" if value.is_complex() else "numbers" if value.is_floating_point() else "whole numbers"

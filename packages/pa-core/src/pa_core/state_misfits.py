@@ -5,7 +5,9 @@ Optimizers and schedulers of torch accept nearly everything that they are given,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -13,9 +15,20 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pa_checkpoint import StoredTensor
 from pa_core._torch import NESTED_SCHEDULERS
+from pa_core.state_dicts import kind_of_tensor
 
 __all__ = ["has_own_form", "misfit_of_optimizer", "misfit_of_scheduler", "without_foreign_entries"]
+
+_KINDS: tuple[tuple[Any, Any, str], ...] = (
+    (bool, bool | None, "True or False"),
+    (Real | Tensor, Real | Tensor, "a number"),
+    (str, str, "a text"),
+    (list | tuple, list | tuple, "a list"),
+    (Mapping, Mapping | None, "a dictionary"),
+)
+"""What a value is, what may stand in its place, and what that is called."""
 
 _NOT_OF_OPTIMIZER = "it is not what an optimizer's state_dict() returns"
 
@@ -50,38 +63,91 @@ def misfit_of_optimizer(
     if has_own_form(optimizer):
         return None
     parameters = [group["params"] for group in optimizer.param_groups] if groups is None else groups
-    try:
-        saved, by_number = [(group["params"], group) for group in state["param_groups"]], dict(state["state"])
-    except (KeyError, TypeError, ValueError):
+    saved: Any = state.get("param_groups")
+    by_number: Any = state.get("state")
+    if not (isinstance(saved, list) and isinstance(by_number, Mapping)):
         return _NOT_OF_OPTIMIZER
     if len(saved) != len(parameters):
         return f"it has {len(saved)} groups, not {len(parameters)}"
-    # Flags have come with releases of torch, which adds those that are missing.
-    needed = [name for name, value in optimizer.defaults.items() if type(value) in (float, int, tuple)]
-    made: dict[tuple[int, torch.Size, torch.dtype], dict[str, Any]] = {}
-    for index, ((numbers, group), of_group) in enumerate(zip(saved, parameters, strict=True)):
-        missing = [f"{name} is missing" for name in needed if name not in group]
-        if len(numbers) != len(of_group):
-            missing = [f"params has {len(numbers)} entries, not {len(of_group)}"]
-        if missing:
-            return f"param_groups.{index}.{missing[0]}"
+    first, made = 0, dict[tuple[int, torch.Size, torch.dtype], dict[str, Any]]()
+    for index, (group, of_group) in enumerate(zip(saved, parameters, strict=True)):
+        numbers = range(first, first + len(of_group))
+        first += len(of_group)
+        own = optimizer.param_groups[index] if index < len(optimizer.param_groups) else {}
+        if misfit := _misfit_of_group(group, numbers, optimizer.defaults, own):
+            return f"param_groups.{index}{misfit}"
         for number, parameter in zip(numbers, of_group, strict=True):
             key = index, parameter.shape, parameter.dtype
             if number in by_number and key not in made:
                 made[key] = _entries_of_first_step(type(optimizer), group, parameter)
             if misfit := _misfit_of_entries(optimizer, made.get(key, {}), by_number.get(number, {})):
-                return f"state.{number}.{misfit}"
+                return f"state.{number}{misfit}"
     return None
 
 
-def _misfit_of_entries(optimizer: Optimizer, made: Mapping[str, Any], entries: Mapping[str, Any]) -> str | None:
+def _misfit_of_group(group: Any, numbers: range, defaults: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+    if not isinstance(group, Mapping):
+        return f" is {reprlib.repr(group)}, not a dictionary"
+    params: Any = group.get("params")
+    if misfit := _misfit_of_value((*numbers,), params):
+        return f".params{misfit}"
+    if [one for one in params if type(one) is int] != [*numbers]:
+        return f".params is {reprlib.repr(params)}, not the numbers from {numbers.start} on"
+    for name, default in defaults.items():
+        # Flags have come with releases of torch, which adds those that are missing.
+        if name not in group and type(default) in (float, int, tuple):
+            return f".{name} is missing"
+    for name, value in {**defaults, **own, "params": params}.items():
+        if name in group and (misfit := _misfit_of_value(value, group[name])):
+            return f".{name}{misfit}"
+    return None
+
+
+def _misfit_of_entries(optimizer: Optimizer, made: Mapping[str, Any], entries: Any) -> str | None:
+    if not isinstance(entries, Mapping):
+        return f" is {reprlib.repr(entries)}, not a dictionary"
     for name, example in made.items() if entries else ():
-        entry = entries.get(name)
-        if entry is None and not isinstance(optimizer, SGD):  # which makes its momentum when it is missing
-            return f"{name} is missing"
-        if isinstance(example, Tensor) and isinstance(entry, Tensor) and entry.shape != example.shape:
-            return f"{name} is of shape {tuple(entry.shape)}, not {tuple(example.shape)}"
+        entry: Any = entries.get(name)
+        if entry is None:
+            if not isinstance(optimizer, SGD):  # which makes its momentum when it is missing
+                return f".{name} is missing"
+        elif misfit := _misfit_of_entry(name, example, entry):
+            return f".{name}{misfit}"
     return None
+
+
+def _misfit_of_entry(name: str, example: object, entry: Any) -> str | None:
+    if not isinstance(example, Tensor) or (name == "step" and isinstance(entry, Real)):  # as earlier releases had it
+        return _misfit_of_value(example, entry)
+    found = entry.example() if isinstance(entry, StoredTensor) else entry
+    if not isinstance(found, Tensor):
+        return f" is {reprlib.repr(found)}, not a tensor"
+    if found.shape != example.shape:
+        return f" is of shape {tuple(found.shape)}, not {tuple(example.shape)}"
+    kinds = kind_of_tensor(found), kind_of_tensor(torch.empty(0, dtype=example.dtype))
+    return None if kinds[0] == kinds[1] else f" is of {kinds[0]}, not {kinds[1]}"
+
+
+def _misfit_of_value(own: Any, saved: Any) -> str | None:
+    """What a value, or something in it, cannot stand for; None where nobody can tell."""
+    for kind, accepted, words in _KINDS:
+        if isinstance(own, kind):
+            if not isinstance(saved, accepted):
+                return f" is {reprlib.repr(saved)}, not {words}"
+            if isinstance(saved, Tensor) and saved.numel() != 1:
+                return f" is a tensor of shape {tuple(saved.shape)}, not {words}"
+            break
+    pairs: Iterable[tuple[object, Any, Any]] = ()
+    if isinstance(own, list | tuple):
+        # Of the rates of more groups, a scheduler takes the first.
+        if len(saved) < len(own) or (isinstance(own, tuple) and len(saved) > len(own)):
+            return f" has {len(saved)} entries, not {len(own)}"
+        pairs = ((index, one, saved[index]) for index, one in enumerate(own))
+    elif isinstance(own, Mapping) and saved is not None:
+        if missing := [name for name in own if isinstance(name, str) and name not in saved]:
+            return f".{missing[0]} is missing"
+        pairs = ((name, one, saved[name]) for name, one in own.items() if name in saved)
+    return next((f".{name}{found}" for name, *both in pairs if (found := _misfit_of_value(*both))), None)
 
 
 def _entries_of_first_step(kind: type[Optimizer], group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
@@ -121,12 +187,12 @@ def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
     if not isinstance(scheduler, LRScheduler) or not _is_of_torch(type(scheduler)):
         return None
     saved, own = cast("Mapping[str, Any]", state), scheduler.state_dict()
-    for name in ("last_epoch", "base_lrs", NESTED_SCHEDULERS):
-        if name in own and name not in saved:
+    for name, value in own.items():
+        if name in saved:
+            if misfit := _misfit_of_value(value, saved[name]):
+                return f"{name}{misfit}"
+        elif name in ("last_epoch", "base_lrs", NESTED_SCHEDULERS):
             return f"{name} is missing"
-        # Of the rates of more groups, a scheduler takes the first.
-        if isinstance(own.get(name), list) and len(saved[name]) < len(own[name]):
-            return f"{name} has {len(saved[name])} entries, not {len(own[name])}"
     nested: Sequence[object] = getattr(scheduler, NESTED_SCHEDULERS, ())
     for index, (one, of_one) in enumerate(zip(nested, saved.get(NESTED_SCHEDULERS, ()), strict=False)):
         if misfit := misfit_of_scheduler(one, of_one):

@@ -136,6 +136,13 @@ class CustomLoaderState:
         Raises:
             CheckpointError: The loader has fewer batches.
         """
+        if saved is not None and saved["epoch_start"] is None:
+            raise CheckpointError(
+                "The training state does not tell where the epoch of the loader began.",
+                given=describe_loader(self.loader),
+                expected="what a run saves within an epoch",
+                do="Use another state, such as the one before it.",
+            )
         if saved is None or not self._takes_over(saved):
             self._replay(saved, steps, report)
         else:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from pa_core.progress import Phase, Position, Progress
 
@@ -22,11 +21,6 @@ class Extension:
 
     position: Position
     number_in_history: int
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Read what ``to_dict`` returned."""
-        return cls(Position.from_dict(saved["position"]), saved["number_in_history"])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -36,13 +36,8 @@ class SavedModel:
     """
 
     weights: dict[str, Any]
-    other_buffers: dict[str, Tensor]
+    other_buffers: Mapping[str, Tensor | StoredTensor]
     trainable: dict[str, bool]
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Read what ``capture_model`` returned."""
-        return cls(saved["weights"], StoredTensor.resolve(saved["other_buffers"]), saved["trainable"])
 
 
 def capture_model(model: nn.Module) -> dict[str, Any]:
@@ -66,7 +61,7 @@ def capture_model(model: nn.Module) -> dict[str, Any]:
 
 def model_differs(model: nn.Module, saved: SavedModel) -> bool:
     """Whether some weights of a model are not in what was saved, or the other way round."""
-    return bool(_misfits(model, saved))
+    return bool(differences_of_weights(model, saved.weights, "state"))
 
 
 def require_same_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> None:
@@ -82,7 +77,7 @@ def require_same_models(models: Mapping[str, nn.Module], saved: Mapping[str, Sav
     if models.keys() != saved.keys():
         raise _other_model(f"the models {', '.join(models)}", f"the models {', '.join(saved)}")
     for name, model in models.items():
-        misfits = _misfits(model, saved[name])
+        misfits = differences_of_weights(model, saved[name].weights, "state")
         if misfits:
             kind = type(model).__name__ if len(models) == 1 else f"{name}, of type {type(model).__name__}"
             raise _other_model(f"{kind}: {list_differences(misfits.values())}", "the model of the run that was saved")
@@ -100,7 +95,11 @@ def restore_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedMod
     Raises:
         CheckpointError: A module does not take its extra state.
     """
-    restored = [(model, saved[name], _misfits(model, saved[name])) for name, model in models.items() if name in saved]
+    restored = [
+        (model, saved[name], differences_of_weights(model, saved[name].weights, "state"))
+        for name, model in models.items()
+        if name in saved
+    ]
     weights = [{name: value for name, value in one.weights.items() if name not in other} for _, one, other in restored]
     _load_extra_states([model for model, _, _ in restored], weights)
     for (model, one, misfits), matching in zip(restored, weights, strict=True):
@@ -167,13 +166,6 @@ def _other_model(given: str, expected: str) -> CheckpointError:
         expected=expected,
         do='Make the model as that run did. Or carry over what fits: resume_allow=("model",).',
     )
-
-
-def _misfits(model: nn.Module, saved: SavedModel) -> dict[str, str]:
-    weights = {
-        name: value.example() if isinstance(value, StoredTensor) else value for name, value in saved.weights.items()
-    }
-    return differences_of_weights(model, weights, "state")
 
 
 _EXTRA_STATE = "_extra_state"  # the last part of the name that torch gives it

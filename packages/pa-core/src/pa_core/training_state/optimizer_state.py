@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -37,17 +37,12 @@ class SavedOptimizer:
     Attributes:
         state: What its ``state_dict`` returned.
         parameters: The names of its parameters, group by group; None for one that no model holds.
-        others: Those that no model holds, in their order.
+        parameters_beside_the_model: Those that no model holds, in their order.
     """
 
     state: dict[str, Any]
     parameters: list[list[str | None]]
-    others: list[Tensor | StoredTensor]
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Read what ``capture_optimizer`` returned."""
-        return cls(saved["state"], saved["parameters"], saved["parameters_beside_the_model"])
+    parameters_beside_the_model: list[Tensor | StoredTensor]
 
 
 def capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -102,10 +97,10 @@ def _require_fitting_state(
         if unknown:
             raise _other_parameters(_list(list(parameters)), f"a group with {_list(unknown)}")
         groups.append([parameters[one] for one in names if one is not None])
-    misfit = misfit_of_optimizer(optimizer, _with_examples(saved.state), groups)
+    misfit = misfit_of_optimizer(optimizer, saved.state, groups)
     known = _names(parameters)
     others = [tuple(one.shape) for one in parameters_of(optimizer) if id(one) not in known]
-    if misfit is None and [tuple(one.shape) for one in saved.others] != others:
+    if misfit is None and [tuple(one.shape) for one in saved.parameters_beside_the_model] != others:
         misfit = f"its parameters outside of the model have other shapes than {', '.join(map(str, others)) or 'none'}"
     if misfit is not None:
         raise CheckpointError(
@@ -154,7 +149,7 @@ def restore_parameters_beside_the_model(
     """
     known = _names(parameters)
     others = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
-    for parameter, one in zip(others, saved.others, strict=True):
+    for parameter, one in zip(others, saved.parameters_beside_the_model, strict=True):
         StoredTensor.of(one).read_into(parameter)
 
 
@@ -298,23 +293,6 @@ def _names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
 def _group_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str | None]]:
     names = _names(parameters)
     return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
-
-
-def _with_examples(state: dict[str, Any]) -> dict[str, Any]:
-    """A state with tensors of the same shapes in the place of those that stay on disk."""
-    entries = state.get("state")
-    if not isinstance(entries, Mapping):
-        return state
-    examples = {
-        number: {
-            name: value.example() if isinstance(value, StoredTensor) else value
-            for name, value in cast("Mapping[str, object]", of_parameter).items()
-        }
-        if isinstance(of_parameter, Mapping)
-        else of_parameter
-        for number, of_parameter in cast("Mapping[object, object]", entries).items()
-    }
-    return {**state, "state": examples}
 
 
 def _is_setting(value: object) -> bool:

@@ -42,7 +42,7 @@ from pa_core.training_state.run_settings import (
     compare_settings,
     refuse_differences,
 )
-from pa_core.training_state.saved_parts import OPTIMIZER, read_parts
+from pa_core.training_state.saved_parts import OPTIMIZER, SavedSettings, by_optimizer, read_parts
 from pa_core.training_state.snapshotable import ResumableRun, Snapshotable
 from pa_core.training_state.taking_over import refusals_explained, taken_over
 from pa_core.types import StatefulScheduler, SupportsStateDict
@@ -55,36 +55,20 @@ _LOSS_FUNC, _SCHEDULER = "loss_func", "scheduler"
 
 
 @dataclass(frozen=True)
-class RunState:
+class RunState(SavedSettings):
     """What a training state holds besides the objects of the run.
 
     Attributes:
-        position: Where it stands.
-        seed: The number that the order of the data and the augmentation follow from.
-        algorithm: The name of the permutation of ``Shuffled`` or ``Sequential``; None for other orders and
-            for a custom data loader.
-        settings: The requested settings of the run, as plain values.
-        hyperparameters: What was set on each optimizer when the run began, by name.
-        nominal_items: The nominal number of items of an update of each optimizer, by name; None where samples are
-            counted.
         loaders: What is saved of the custom data loaders of this process, by what they are for.
         scaler: The gradient scaler of fp16.
         objects: What was registered to be saved with the run.
         rng_state: The RNG state to save; None for the current one.
-        extension: Where the run continues if more is requested; None where it continues at its position.
     """
 
-    position: Position
-    seed: int
-    algorithm: str | None
-    settings: Mapping[str, Any]
-    hyperparameters: Mapping[str, Sequence[Mapping[str, Any]]]
-    nominal_items: Mapping[str, float | None]
     loaders: Mapping[str, Any] = field(default_factory=dict[str, Any])
     scaler: SupportsStateDict | None = None
     objects: Sequence[SupportsStateDict] = ()
     rng_state: Mapping[str, Any] | None = None
-    extension: Extension | None = None
 
 
 def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
@@ -114,9 +98,7 @@ def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
             "seed": state.seed,
             "algorithm": state.algorithm,
             "settings": dict(state.settings),
-            "hyperparameters": _pack(
-                {name: [dict(group) for group in groups] for name, groups in state.hyperparameters.items()}
-            ),
+            "hyperparameters": _pack(state.hyperparameters),
             "nominal_items": _pack(state.nominal_items),
             "extension": None if state.extension is None else state.extension.to_dict(),
         },
@@ -131,9 +113,9 @@ def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
     }
 
 
-def _pack(by_optimizer: Mapping[str, Any]) -> Any:
+def _pack(saved: Any) -> Any:
     """Leave out the name of an optimizer that is the only one."""
-    return by_optimizer[OPTIMIZER] if list(by_optimizer) == [OPTIMIZER] else dict(by_optimizer)
+    return saved[OPTIMIZER] if [*saved] == [OPTIMIZER] else dict(saved)
 
 
 class SavedRun:
@@ -151,15 +133,15 @@ class SavedRun:
         run = self._parts.run
         self.path: Path = state.path
         self.digest: str = state.digest
-        self.name: str = self._parts.name
+        self.name: str = str(state.summary["run"])
         self.position: Position = run.position
         self.seed: int = run.seed
         self.algorithm: str | None = run.algorithm
         self.settings: Mapping[str, Any] = run.settings
-        self.nominal_items: Mapping[str, float | None] = run.nominal_items
+        self.nominal_items: Mapping[str, float | None] = by_optimizer(run.nominal_items)
         self.extension: Extension | None = run.extension
         self.is_extended: bool = False
-        self.extras: dict[str, Any] = self._parts.extras
+        self.extras: dict[str, Any] = StoredTensor.resolve(self._parts.extras)
 
     @property
     def current_epoch(self) -> int:
@@ -243,7 +225,7 @@ class SavedRun:
         Raises:
             CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
         """
-        before = self._parts.run.hyperparameters
+        before = by_optimizer(self._parts.run.hyperparameters)
         with ExitStack() as undo:
             self._restore_objects(objects, undo)
             self._take_over(run.run_history, self._parts.history, "the run history", undo)
@@ -284,8 +266,8 @@ class SavedRun:
             optimizers.update(run.named_optimizers())
             require_same_optimizers(optimizers, parameters, self._parts.optimizers)
         schedulers = {} if "scheduler" in allowed else self._fitting_schedulers(run)
-        if scaler is not None and self._parts.scaler is not None:
-            self._take_over(scaler, self._parts.scaler, "the gradient scaler", undo)
+        if scaler is not None and "scaler" in self._parts.scalers:
+            self._take_over(scaler, self._parts.scalers["scaler"], "the gradient scaler", undo)
         for name, optimizer in optimizers.items():
             with refusals_explained(f"the optimizer {name}, {type(optimizer).__name__}", self.path):
                 undo.enter_context(restore_optimizer(optimizer, parameters, self._parts.optimizers[name]))
@@ -334,19 +316,19 @@ class SavedRun:
         """Restore the RNG state of this process; seed another where there were more or fewer processes."""
         rank = distributed.rank()
         if self._is_split_as_before():
-            restore_rng_state(self._parts.processes[rank].rng_state, run.device)
+            restore_rng_state(self._parts.ranks[rank].streams, run.device)
         else:
             seed_rng_of_rank(self.seed, self.position.updates, rank, run.device)
 
     def restore_losses(self, run: Snapshotable) -> None:
         """Restore the means of the epoch: each process its own, or the first one all of them."""
         rank = distributed.rank()
-        losses = [one.losses for one in self._parts.processes]
+        losses = [one.losses for one in self._parts.ranks]
         if self._is_split_as_before():
             run.loss_tracker.load_totals(losses[rank].to(run.device))
         elif rank == 0:
             run.loss_tracker.load_totals(torch.stack(losses).sum(0).to(run.device))
-        means = [one.step_means for one in self._parts.processes]
+        means = [one.step_means for one in self._parts.ranks]
         run.step_means.load_totals([means[rank]] if self._is_split_as_before() else means if rank == 0 else [])
 
     def state_of_loader(self, name: str, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -358,7 +340,7 @@ class SavedRun:
         """
         if not self._is_split_as_before() or settings["loader"] != self.settings["loader"]:
             return None
-        return self._parts.processes[distributed.rank()].loaders.get(name)
+        return self._parts.ranks[distributed.rank()].loaders.get(name)
 
     def steps_in_epoch(self, settings: Mapping[str, Any]) -> int:
         """Return how many batches of each process were trained on, in batches of the current run.
@@ -372,10 +354,10 @@ class SavedRun:
         return math.ceil(self.position.samples / global_batch)
 
     def _is_split_as_before(self) -> bool:
-        return len(self._parts.processes) == distributed.num_processes()
+        return len(self._parts.ranks) == distributed.num_processes()
 
     def _restore_objects(self, objects: Sequence[SupportsStateDict], undo: ExitStack) -> None:
-        given, expected = [_name(one) for one in objects], [kind for kind, _ in self._parts.objects]
+        given, expected = [_name(one) for one in objects], [one["class"] for one in self._parts.objects]
         if given != expected:
             raise CheckpointError(
                 "Other objects are registered than when the state was saved.",
@@ -383,8 +365,8 @@ class SavedRun:
                 expected=", ".join(expected) or "none",
                 do="Call register_for_checkpointing with the same kinds of objects in the same order.",
             )
-        for one, (_, state) in zip(objects, self._parts.objects, strict=True):
-            self._take_over(one, state, "a registered object", undo)
+        for one, saved in zip(objects, self._parts.objects, strict=True):
+            self._take_over(one, saved["state"], "a registered object", undo)
 
 
 def _with(processes: int) -> str:

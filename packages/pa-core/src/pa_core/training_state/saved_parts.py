@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self, cast
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NotRequired, TypedDict
 
+import torch
 from torch import Tensor
 
-from pa_checkpoint import StoredTensor
 from pa_core.errors import CheckpointError
-from pa_core.progress import Position
+from pa_core.progress import Phase, Position
 from pa_core.storage import State
 from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import SavedModel
 from pa_core.training_state.optimizer_state import SavedOptimizer
+from pa_core.training_state.records import read_record
 from pa_data.orders import epoch_order
+from pa_data.rng import preserve_rng_state, restore_rng_state
 
-__all__ = ["OPTIMIZER", "SavedParts", "SavedProcess", "SavedSettings", "read_parts"]
+__all__ = ["OPTIMIZER", "SavedParts", "SavedProcess", "SavedSettings", "by_optimizer", "read_parts"]
 
 OPTIMIZER = "optimizer"
 """The name of the only optimizer of a run, which what is saved by optimizer does without."""
 
+# Of the settings, those that are compared as numbers; others are only compared with what the script has.
+_Settings = TypedDict(
+    "_Settings",
+    {
+        "num_epochs": int,
+        "max_num_train_steps": int,
+        "num_processes": int,
+        "train_per_device_batch_size": int,
+        "gradient_accumulation_steps": int,
+        "samples_per_update": int | str,
+        "shuffle": bool | None,
+        "loader": str,
+        "length of the schedule": NotRequired[int | None],
+    },
+)
+_Object = TypedDict("_Object", {"class": str, "state": Any})
 
-@dataclass(frozen=True, slots=True)
+
+class _Group(TypedDict):
+    lr: NotRequired[float]
+
+
+class _EpochStart(TypedDict):
+    generators: dict[str, Any]
+    has_workers: bool
+    streams: dict[str, Any]
+
+
+class _Loader(TypedDict):
+    generators: dict[str, Any]
+    has_workers: bool
+    epoch_start: NotRequired[_EpochStart | None]
+
+
+@dataclass(frozen=True)
 class SavedSettings:
     """What a run was requested.
 
@@ -33,8 +69,9 @@ class SavedSettings:
         algorithm: The name of the permutation of ``Shuffled`` or ``Sequential``; None for other orders and
             for a custom data loader.
         settings: Its settings, as plain values.
-        hyperparameters: What was set on each optimizer when the run began, by name.
-        nominal_items: The nominal number of items of an update of each optimizer, by name.
+        hyperparameters: What was set on each optimizer when the run began, by name, as ``by_optimizer`` reads it.
+        nominal_items: The nominal number of items of an update of each optimizer, by name, as ``by_optimizer`` reads
+            it; None where samples are counted.
         extension: Where the run continues if more is requested; None where it continues at its position.
     """
 
@@ -42,25 +79,9 @@ class SavedSettings:
     seed: int
     algorithm: str | None
     settings: dict[str, Any]
-    hyperparameters: dict[str, list[dict[str, Any]]]
-    nominal_items: dict[str, float | None]
-    extension: Extension | None
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Read what ``capture`` returned."""
-        algorithm, extension = saved["algorithm"], saved.get("extension")
-        if algorithm is not None:
-            epoch_order(0, seed=0, epoch=0, algorithm=algorithm)  # raises an error for one that is not known
-        return cls(
-            position=Position.from_dict(saved["position"]),
-            seed=saved["seed"],
-            algorithm=algorithm,
-            settings=saved["settings"],
-            hyperparameters=_by_optimizer(saved["hyperparameters"]),
-            nominal_items=_by_optimizer(saved["nominal_items"]),
-            extension=None if extension is None else Extension.from_dict(extension),
-        )
+    hyperparameters: list[dict[str, Any]] | dict[str, list[dict[str, Any]]]
+    nominal_items: float | dict[str, float | None] | None
+    extension: Extension | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +89,16 @@ class SavedProcess:
     """What differs between processes.
 
     Attributes:
-        rng_state: What ``capture_rng_state`` returned.
+        streams: What ``capture_rng_state`` returned.
         losses: The totals of the losses of the epoch.
-        step_means: The totals of what steps logged, by name.
         loaders: What is saved of custom data loaders, by what they are for.
+        step_means: The totals of what steps logged, by name.
     """
 
-    rng_state: dict[str, Any]
+    streams: dict[str, Any]
     losses: Tensor
-    step_means: dict[str, tuple[float, int]]
-    loaders: dict[str, dict[str, Any] | None]
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Read what ``capture`` returned."""
-        return cls(saved["streams"], saved["losses"], saved.get("step_means", {}), saved["loaders"])
+    loaders: dict[str, _Loader | None]
+    step_means: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,29 +106,27 @@ class SavedParts:
     """Everything that a training state holds.
 
     Attributes:
-        name: The name of the run.
         models: By name.
         optimizers: By name.
         schedulers: Their states, by name.
-        scaler: The state of the gradient scaler of fp16, if there was one.
+        scalers: The state of the gradient scaler of fp16, if there was one.
         history: The state of the run history.
         callbacks: The states of callbacks, by the names of their classes.
         objects: The classes and the states of the objects that were registered, in order.
         run: The requested settings of the run.
-        processes: What differs between processes, in the order of the ranks.
-        extras: Further entries of the script, with whole tensors.
+        ranks: What differs between processes, in the order of the ranks.
+        extras: Further entries of the script.
     """
 
-    name: str
     models: dict[str, SavedModel]
     optimizers: dict[str, SavedOptimizer]
     schedulers: dict[str, dict[str, Any]]
-    scaler: dict[str, Any] | None
+    scalers: dict[str, dict[str, Any]]
     history: dict[str, Any]
     callbacks: dict[str, Any]
-    objects: list[tuple[str, Any]]
+    objects: list[_Object]
     run: SavedSettings
-    processes: list[SavedProcess]
+    ranks: list[SavedProcess]
     extras: dict[str, Any]
 
 
@@ -125,30 +139,60 @@ def read_parts(state: State) -> SavedParts:
     Raises:
         CheckpointError: It is not what a run saves.
     """
-    parts: Mapping[str, Any] = state.parts
     try:
-        return SavedParts(
-            name=str(state.summary["run"]),
-            models={name: SavedModel.from_dict(one) for name, one in parts["models"].items()},
-            optimizers={name: SavedOptimizer.from_dict(one) for name, one in parts["optimizers"].items()},
-            schedulers=parts["schedulers"],
-            scaler=parts["scalers"].get("scaler"),
-            history=parts["history"],
-            callbacks=parts["callbacks"],
-            objects=[(one["class"], one["state"]) for one in parts["objects"]],
-            run=SavedSettings.from_dict(parts["run"]),
-            processes=[SavedProcess.from_dict(one) for one in parts["ranks"]],
-            extras=StoredTensor.resolve(parts["extras"]),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        parts: SavedParts = read_record(SavedParts, state.parts)
+        for found in _contradictions(parts, state.summary):
+            raise ValueError(found)
+    except ValueError as error:
         raise CheckpointError(
             "The training state has another form than this version of pa-core reads.",
-            given=f"{state.path}/state.json: {type(error).__name__}: {error}",
+            given=f"{state.path}/state.json: {error}",
             expected="what a run of this version or of an earlier one saved",
             do="Use another state, such as the one before it, or the version of pa-core that saved this one.",
         ) from error
+    return parts
 
 
-def _by_optimizer(saved: Any) -> dict[str, Any]:
-    """What is saved by the name of an optimizer, without the name if it is the only one."""
-    return cast("dict[str, Any]", saved) if isinstance(saved, dict) else {OPTIMIZER: saved}
+def by_optimizer(saved: Any) -> dict[str, Any]:
+    """Return what is saved by the name of an optimizer, which lacks the name if it is the only one.
+
+    Example:
+        >>> by_optimizer(32.0)
+        {'optimizer': 32.0}
+    """
+    read: dict[str, Any] = saved if isinstance(saved, dict) else {OPTIMIZER: saved}
+    return read
+
+
+def _contradictions(parts: SavedParts, summary: Mapping[str, object]) -> Iterator[str]:
+    """Entries that say two things of one run, or that restoring it would refuse."""
+    run, settings = parts.run, read_record(_Settings, parts.run.settings, "run.settings")
+    read_record(dict[str, list[_Group]], by_optimizer(run.hyperparameters), "run.hyperparameters")
+    if run.algorithm is not None:
+        epoch_order(0, seed=0, epoch=0, algorithm=run.algorithm)  # raises an error for one that is not known
+    if len(parts.ranks) != settings["num_processes"]:
+        yield f"ranks has {len(parts.ranks)} entries instead of {settings['num_processes']}, as run.settings says"
+    if run.settings.get("scheduler") is not None and not parts.schedulers:
+        yield f"schedulers is empty instead of the state of {run.settings['scheduler']}, as run.settings says"
+    told = summary.get("update"), summary.get("complete")
+    if (run.position.updates, run.position.phase is Phase.COMPLETE) != told:
+        yield f"run.position is {run.position} instead of update {told[0]}, complete: {told[1]}, as the manifest says"
+    for number, process in enumerate(parts.ranks):
+        yield from _refusals(process, f"ranks.{number}")
+
+
+def _refusals(process: SavedProcess, path: str) -> Iterator[str]:
+    losses = process.losses
+    if losses.shape != (2,) or not losses.is_floating_point() or not (losses[1].isfinite() and losses[1] >= 0):
+        yield f"{path}.losses is {losses!r} instead of a total and a number of samples"
+    streams = {f"{path}.streams": process.streams}
+    for name, loader in process.loaders.items():
+        if loader is not None and (start := loader.get("epoch_start")) is not None:
+            streams[f"{path}.loaders.{name}.epoch_start.streams"] = start["streams"]
+    for inside, state in streams.items():
+        try:
+            with preserve_rng_state():
+                restore_rng_state(state, torch.device("cpu"))
+                random.gauss()  # may have been drawn before, as a second number of a pair
+        except Exception as error:  # generators refuse states by errors of many kinds
+            yield f"{inside} is not the state of all generators: {type(error).__name__}: {error}"
