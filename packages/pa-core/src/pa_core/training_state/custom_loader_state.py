@@ -16,21 +16,17 @@ from torch.utils.data import IterableDataset
 from pa_core import _accelerate
 from pa_core._torch import has_ended, has_iterator
 from pa_core.data import move_to_device
-from pa_core.data.custom_loader import describe_loader, is_dataloader, loader_parts
+from pa_core.data.custom_loader import describe_loader, innermost, is_dataloader, is_keyed, loader_parts
 from pa_core.data.streams import has_exact_state
 from pa_core.errors import CheckpointError
 from pa_core.state_dicts import supports_state_dict
+from pa_core.training_state.run_state import SavedRun
+from pa_core.training_state.snapshotable import Snapshotable
 from pa_core.training_state.taking_over import refusals_explained
 from pa_core.types import SizedIterable, SupportsStateDict
 from pa_data.rng import capture_rng_state, numpy_random, restore_rng_state
 
-__all__ = [
-    "CustomLoaderState",
-    "capture_between_epochs",
-    "capture_generators",
-    "restore_between_epochs",
-    "restore_generators",
-]
+__all__ = ["CustomLoaderState", "RunLoaders", "capture_generators", "restore_generators"]
 
 
 class CustomLoaderState:
@@ -77,7 +73,7 @@ class CustomLoaderState:
             mid_epoch: Whether training steps of the epoch may follow.
         """
         return {
-            **capture_between_epochs(self.loader),
+            **_capture_between_epochs(self.loader),
             "state": self._state(),
             "epoch_start": self._epoch_start if mid_epoch else None,
             # Of a dataset that was read to its end for the last batch: its state may belong to the next epoch.
@@ -123,7 +119,7 @@ class CustomLoaderState:
             if self._iterates_to_load:
                 # It takes over its state only then, and begins the next epoch when it is iterated again.
                 iter(_accelerate.fetching_loader(self.loader))
-        restore_between_epochs(self.loader, saved)
+        _restore_between_epochs(self.loader, saved)
 
     def resume_mid_epoch(self, saved: Mapping[str, Any] | None, steps: int, report: Callable[[int], object]) -> None:
         """Restore the loader to its position within an epoch; this may draw random numbers.
@@ -199,7 +195,7 @@ class CustomLoaderState:
         restore_rng_state(start["streams"], self._device)
 
     def _open(self) -> Iterator[Any]:
-        self._epoch_start = {**capture_between_epochs(self.loader), "streams": capture_rng_state(self._device)}
+        self._epoch_start = {**_capture_between_epochs(self.loader), "streams": capture_rng_state(self._device)}
         self._was_iterated = True
         batches: Iterator[Any] = iter(_accelerate.without_read_ahead(self.loader))
         self._reading = None if self._stateful is None or self._iterates_to_load else batches
@@ -218,7 +214,101 @@ class CustomLoaderState:
         return self._stateful.state_dict()
 
 
-def capture_between_epochs(loader: object) -> dict[str, Any]:
+class RunLoaders:
+    """The custom data loaders of a run; the position of a keyed one follows from the number of samples.
+
+    Args:
+        device: Where batches are moved.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._in_training: CustomLoaderState | None = None
+
+    def custom_state(self, train_dl: object) -> CustomLoaderState | None:
+        """Return the state of a custom training loader; None for a keyed one.
+
+        Args:
+            train_dl: The loader, perhaps with slices around it.
+        """
+        loader = innermost(train_dl)
+        if is_keyed(loader):
+            return None
+        if self._in_training is None or self._in_training.loader is not loader:
+            self._in_training = CustomLoaderState(cast("SizedIterable", loader), self._device)
+        return self._in_training
+
+    def capture(self, run: Snapshotable, *, mid_epoch: bool) -> dict[str, Any]:
+        """Return what a training state holds of the loaders of this process.
+
+        Args:
+            run: The run.
+            mid_epoch: Whether training steps of the epoch may follow.
+        """
+        in_training = self.custom_state(run.train_dataloader)
+        captured = {"training": None if in_training is None else in_training.capture(mid_epoch=mid_epoch)}
+        for name, loader in _of_evaluation(run).items():
+            if not is_keyed(innermost(loader)):
+                captured[name] = _capture_between_epochs(innermost(loader))
+        return captured
+
+    def resume_between_epochs(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
+        """Restore the loaders to where they were between two epochs; this may draw random numbers.
+
+        Args:
+            run: The run.
+            saved: The saved run.
+            settings: The settings of the current run.
+        """
+        in_training, state = self.custom_state(run.train_dataloader), saved.state_of_loader("training", settings)
+        if in_training is not None and state is not None:
+            in_training.resume_between_epochs(state)
+        self._resume_evaluation(run, saved, settings)
+
+    def resume_mid_epoch(
+        self,
+        run: Snapshotable,
+        train_dl: object,
+        saved: SavedRun,
+        settings: Mapping[str, Any],
+        *,
+        steps: int,
+        is_at_end: bool,
+        report: Callable[[int], object],
+    ) -> None:
+        """Restore the loaders to their position within an epoch; this may draw random numbers.
+
+        Args:
+            run: The run.
+            train_dl: The training loader of the epoch.
+            saved: The saved run.
+            settings: The settings of the current run.
+            steps: The number of batches of the epoch that were trained on.
+            is_at_end: Whether none is left to be trained on.
+            report: Called with the number of batches skipped so far.
+
+        Raises:
+            CheckpointError: The training loader has fewer batches.
+        """
+        self._resume_evaluation(run, saved, settings)
+        in_training, state = self.custom_state(train_dl), saved.state_of_loader("training", settings)
+        if in_training is None:
+            report(steps)
+        elif is_at_end:
+            in_training.resume_at_epoch_end(state)
+            report(steps)
+        else:
+            run.print(f"Resuming mid-epoch. {in_training.describe_resumption(state, steps)}")
+            in_training.resume_mid_epoch(state, steps, report)
+
+    def _resume_evaluation(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
+        for name, loader in _of_evaluation(run).items():
+            state = saved.state_of_loader(name, settings)
+            if state is not None:
+                _restore_between_epochs(innermost(loader), state)
+
+
+def _capture_between_epochs(loader: object) -> dict[str, Any]:
     """Return what outlives an epoch of a custom data loader, for training or evaluation.
 
     Args:
@@ -232,8 +322,8 @@ def capture_between_epochs(loader: object) -> dict[str, Any]:
     }
 
 
-def restore_between_epochs(loader: object, saved: Mapping[str, Any]) -> None:
-    """Restore what ``capture_between_epochs`` returned; this may draw random numbers.
+def _restore_between_epochs(loader: object, saved: Mapping[str, Any]) -> None:
+    """Restore what ``_capture_between_epochs`` returned; this may draw random numbers.
 
     Args:
         loader: The loader.
@@ -338,6 +428,13 @@ def _generators(loader: object) -> Iterator[tuple[str, Callable[[], Any], Callab
                 yield named, value.getstate, value.setstate
             elif isinstance(value, of_numpy.Generator):
                 yield named, partial(getattr, one.bit_generator, "state"), partial(setattr, one.bit_generator, "state")
+
+
+def _of_evaluation(run: Snapshotable) -> dict[str, SizedIterable]:
+    """The evaluation loaders of a run, under their names in a state."""
+    if run.eval_dataloaders:
+        return {f"evaluation of {name}": loader for name, loader in run.eval_dataloaders.items()}
+    return {} if run.eval_dataloader is None else {"evaluation": run.eval_dataloader}
 
 
 _END = object()

@@ -5,33 +5,27 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal
 
 import torch
 
-from pa_checkpoint import Folder, RemoteFolder, load
+from pa_checkpoint import RemoteFolder
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, length_of, set_epoch
-from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
-from pa_core.progress import Phase, Progress
-from pa_core.storage import Skipped
-from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
+from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state import asked_settings
+from pa_core.training_state.custom_loader_state import RunLoaders
 from pa_core.training_state.fetched_states import fetched, homes_of
 from pa_core.training_state.lengthened_schedule import with_schedule_lengths
-from pa_core.training_state.reserved_folders import continues_run
-from pa_core.training_state.resume_messages import describe_missing, describe_neighbours, describe_start
-from pa_core.training_state.run_loaders import RunLoaders
 from pa_core.training_state.run_settings import Difference, describe_differences, describe_settings
 from pa_core.training_state.run_state import SavedRun, schedules
-from pa_core.training_state.shared_verification import StateElsewhereError, help_to_verify, verify_together
+from pa_core.training_state.saved_runs import continues_run, describe_neighbours, find_saved_run
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
-from pa_core.user_warnings import warn_user
 from pa_data import BatchSplit, Split
 from pa_data.orders import has_plain_order
 
-__all__ = ["Resumption", "find_saved_run"]
+__all__ = ["Resumption"]
 
 
 class Resumption:
@@ -91,7 +85,8 @@ class Resumption:
         place = fetched(resume_from, homes_of(run.callback_handler.callbacks), run.print)
         self.saved = find_saved_run(place, resume_missing)
         if self.saved is None:
-            run.print(describe_missing(resume_from))
+            near = describe_neighbours(resume_from)
+            run.print(f"There is no training state in {resume_from}{near}: a new run begins.")
         else:
             self.seed = self.saved.seed
             self.choose_name([self.saved.path.parent])
@@ -314,127 +309,22 @@ def _nearest_position(samples: int, split: Split) -> int:
 
 def _print(run: ResumableRun, saved: SavedRun, differences: Sequence[Difference]) -> None:
     has_other_data = any(one.name == "dataset_length" for one in differences)
-    run.print(describe_start(saved.path, saved.position, has_other_data=has_other_data))
+    run.print(_describe_start(saved.path, saved.position, has_other_data=has_other_data))
     if differences:
         run.print(describe_differences(differences))
 
 
-@overload
-def find_saved_run(resume_from: str | Path, resume_missing: Literal["error"] = ...) -> SavedRun: ...
-@overload
-def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "start"]) -> SavedRun | None: ...
-def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "start"] = "error") -> SavedRun | None:
-    """Return the run of the state at a path, or of the newest valid one of a folder; every process must call this.
-
-    The first process chooses the state. Each process reads and verifies it, and all of them read the same one. What
-    several processes have saved in pieces is verified by all of them together.
-
-    Args:
-        resume_from: One state, or a folder of states.
-        resume_missing: ``"start"`` returns None where there is no state at all.
-
-    Raises:
-        ConfigurationError: ``resume_missing`` is neither ``"error"`` nor ``"start"``.
-        StateNotFoundError: There is no state, and ``resume_missing`` is ``"error"``.
-        CheckpointError: There are states, but none is valid; or a process finds another state at the path, or a damaged
-            one.
-    """
-    if resume_missing not in ("error", "start"):
-        raise ConfigurationError(
-            f'resume_missing must be "error", or "start" for a new run where there is no state, got {resume_missing!r}.'
+def _describe_start(path: Path, position: Position, *, has_other_data: bool) -> str:
+    """Return which state a run resumes from, and where."""
+    epochs, updates = position.epochs, position.updates
+    if position.phase is Phase.COMPLETE:
+        to_train_on_other_data = (
+            f" num_epochs includes the epochs before: pass num_epochs={epochs + 1} to train one more on this dataset."
         )
-    chosen, saved = _choose_on_rank_zero(Path(resume_from)) if distributed.rank() == 0 else help_to_verify()
-    for one in chosen.skipped:
-        warn_user(f"The training state {one.path} is skipped: {one.reason}")
-    if chosen.problem is not None:
-        raise chosen.problem
-    if chosen.path is None and resume_missing == "start":
-        return None
-    if chosen.path is None:
-        raise StateNotFoundError(
-            "There is no training state to resume from.",
-            given=f"resume_from={str(resume_from)!r}{describe_neighbours(resume_from)}",
-            expected="a training state, or a folder with at least one",
-            do='Check the path, or pass resume_missing="start" to begin a new run where there is none yet.',
+        return (
+            f"Resuming from {path}: this run was complete after update {updates}, and nothing is left to "
+            "train. Raise num_epochs or max_num_train_steps to train for longer."
+            f"{to_train_on_other_data if has_other_data else ''}"
         )
-    if saved is None or saved.digest != chosen.digest:
-        return _read_on_all(chosen.path, chosen.digest)
-    _raise_if_one_differs(None)
-    return saved
-
-
-class _Choice(NamedTuple):
-    """What the first process tells the others; not the state itself, which all of them can read."""
-
-    path: Path | None
-    digest: str
-    skipped: list[Skipped]
-    problem: CheckpointError | None
-
-
-class _Found(NamedTuple):
-    saved: SavedRun | None = None
-    skipped: Sequence[Skipped] = ()
-    problem: CheckpointError | None = None
-
-
-def _choose_on_rank_zero(path: Path) -> tuple[_Choice, SavedRun | None]:
-    """Choose a state and tell the others, which are in ``help_to_verify``."""
-    saved, skipped, problem = _newest_of_rank_zero(path)
-    chosen, digest = (None, "") if saved is None else (saved.path, saved.digest)
-    choice = _Choice(chosen, digest, list(skipped), problem)
-    distributed.gather_objects(choice)
-    return choice, saved
-
-
-def _newest_of_rank_zero(path: Path) -> _Found:
-    try:
-        saved, skipped = Folder(path).newest_readable(verify_together)
-    except StateElsewhereError as error:
-        return _Found(problem=_not_on_all(str(error)))
-    except CheckpointError as error:
-        return _Found(problem=error)
-    if saved is None and (foreign := find_accelerate_state(path)) is not None:
-        return _Found(problem=refusal_of_accelerate_state(foreign))
-    if saved is not None or not skipped:
-        return _Found(saved, skipped)
-    reasons = "; ".join(f"{one.path.name}: {one.reason}" for one in skipped)
-    none_is_valid = CheckpointError(
-        "None of the training states is valid.",
-        given=f"{path} with {reasons}",
-        expected="at least one whole state",
-        do="Restore one from a backup, or remove them to begin a new run.",
-    )
-    return _Found(problem=none_is_valid)
-
-
-def _read_on_all(path: Path, digest: str) -> SavedRun:
-    """Read, on a process other than the first one, the state that this one has chosen."""
-    try:
-        saved = SavedRun(load(path, lazy=True))
-    except (OSError, CheckpointError) as error:
-        reason = f"{error.problem} {error.given}" if isinstance(error, CheckpointError) else str(error)
-        _raise_if_one_differs(reason)
-        raise
-    is_same = saved.digest == digest
-    _raise_if_one_differs(None if is_same else f"{path} is another state, after update {saved.position.updates}")
-    return saved
-
-
-def _raise_if_one_differs(problem: str | None) -> None:
-    """Raise an error for a state on all processes if one of them cannot read it, or finds another one.
-
-    A state that one process has whole is not given up for an older one: copies can be repaired, lost work cannot.
-    """
-    problems = distributed.gather_objects(problem)
-    if any(problems):
-        raise _not_on_all("; ".join(f"{one} (rank {rank})" for rank, one in enumerate(problems) if one))
-
-
-def _not_on_all(given: str) -> CheckpointError:
-    return CheckpointError(
-        "The processes do not all have the training state that the first one resumes from; nothing was loaded.",
-        given=given,
-        expected="the same whole state for every process",
-        do="Copy it from the machine of rank 0 to the others, or keep states in a folder that all machines share.",
-    )
+    places = {Phase.EPOCH: "at the start of epoch", Phase.EVALUATION: "in the evaluation of epoch"}
+    return f"Resuming from {path}: {places.get(position.phase, 'in epoch')} {epochs + 1}, after update {updates}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from pa_core.sharded_tensors import is_sharded_module
 from pa_core.state_dicts import supports_state_dict
 from pa_core.state_misfits import misfit_of_scheduler, without_foreign_entries
 from pa_core.storage import State
-from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import (
     SavedModel,
     capture_model,
@@ -42,7 +41,7 @@ from pa_core.training_state.run_settings import (
     compare_settings,
     refuse_differences,
 )
-from pa_core.training_state.saved_parts import OPTIMIZER, SavedSettings, by_optimizer, read_parts
+from pa_core.training_state.saved_parts import OPTIMIZER, Extension, SavedSettings, by_optimizer, read_parts
 from pa_core.training_state.snapshotable import ResumableRun, Snapshotable
 from pa_core.training_state.taking_over import refusals_explained, taken_over
 from pa_core.types import StatefulScheduler, SupportsStateDict
@@ -82,6 +81,7 @@ def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
     for model in models.values():
         distributed.broadcast_buffers(model)
     captured = {name: capture_model(model) for name, model in models.items()}
+    extension = state.extension
     parameters = named_parameters(models)  # the state dicts have split again what fully_shard had put together
     if isinstance(run.loss_func, nn.Module):
         captured[_LOSS_FUNC] = capture_model(run.loss_func)
@@ -100,7 +100,7 @@ def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
             "settings": dict(state.settings),
             "hyperparameters": _pack(state.hyperparameters),
             "nominal_items": _pack(state.nominal_items),
-            "extension": None if state.extension is None else state.extension.to_dict(),
+            "extension": None if extension is None else {**asdict(extension), "position": extension.position.to_dict()},
         },
         "ranks": distributed.gather_objects(
             {

@@ -15,16 +15,20 @@ from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
 from pa_core.data.loaders import count_steps
 from pa_core.distributed.agreement import Agreement
-from pa_core.distributed.long_waits import raise_on_all
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
 from pa_core.progress import Phase, Position, Progress
-from pa_core.training_state.extension import Extension, find_extension
-from pa_core.training_state.reserved_folders import ReservedFolders, newest_state
 from pa_core.training_state.resumption import Resumption
-from pa_core.training_state.round_trip import check_scheduler, check_state_of_optimizer, check_storable
 from pa_core.training_state.run_state import RunState, capture
+from pa_core.training_state.saved_parts import Extension, find_extension
+from pa_core.training_state.saved_runs import newest_state
 from pa_core.training_state.snapshotable import ResumableRun
-from pa_core.training_state.state_writer import StateRequest, StateWriter
+from pa_core.training_state.state_writer import (
+    StateRequest,
+    StateWriter,
+    check_scheduler,
+    check_state_of_optimizer,
+    raising_on_all,
+)
 from pa_core.training_state.unsaved_attributes import UnsavedAttributes
 from pa_core.types import SupportsStateDict
 from pa_data.orders import has_plain_order
@@ -112,8 +116,7 @@ class SafePoints:
         self.ended_by: type[BaseException] | None = None
         self.unchecked_optimizers: set[str] = set()
         self._unsaved: UnsavedAttributes | None = None
-        self._folders = ReservedFolders()
-        self._writer = StateWriter(self._folders)
+        self._writer = StateWriter()
         self._run = parts
         self._has_trained = False
         self._phase: Phase | None = None
@@ -207,8 +210,6 @@ class SafePoints:
             OSError: It could not be written.
         """
         self._writer.settle()
-        if self._folders.paths:
-            self._on_all(self._folders.check)
 
     def abandon(self, failure: BaseException) -> None:
         """Let the writing in the background finish when the run fails, without telling other processes.
@@ -301,29 +302,16 @@ class SafePoints:
             OSError: It cannot be made or written to.
         """
         resumption = self._run.resumption
-
-        def reserve() -> None:
-            self._folders.reserve(folder, say, upload_to)
-            resumption.choose_name(self._folders.paths, self._folders.stores)
-
-        self._on_all(reserve)
+        with raising_on_all():
+            self._writer.reserve(folder, say, upload_to)
+            resumption.choose_name(self._writer.folders, self._writer.stores)
         state, newest = resumption.continued_state, newest_state(folder, resumption.name)
         is_continued = state is not None and newest is not None and os.path.realpath(state) == os.path.realpath(newest)
         return newest if is_continued else None
 
     def release_folders(self) -> None:
         """Let other runs use the folders, when everything is written."""
-        self._folders.release()
-
-    @staticmethod
-    def _on_all(action: Callable[[], None]) -> None:
-        """Do something that may fail on the first process, and raise its error on all of them."""
-        problem: Exception | None = None
-        try:
-            action()
-        except (CheckpointError, OSError) as error:
-            problem = error
-        raise_on_all(problem)
+        self._writer.release()
 
     def request(self, request: StateRequest) -> None:
         """Have a state saved at the next safe point.
@@ -369,9 +357,8 @@ class SafePoints:
             check_scheduler(scheduler)
         parts = capture(run, self._describe(run, self._run.progress.position(Phase.EPOCH)))
         optimizers = run.named_optimizers()
-        check_storable(parts, optimizers)
         self._unsaved = UnsavedAttributes(run)
-        self._writer.note_start(parts)
+        self._writer.note_start(parts, optimizers)
         self.unchecked_optimizers = set(optimizers)
 
     def check_optimizer(self, name: str, run: ResumableRun) -> None:
@@ -386,7 +373,8 @@ class SafePoints:
         """
         if name in self.unchecked_optimizers:
             self.unchecked_optimizers.remove(name)
-            check_state_of_optimizer(run.named_optimizers()[name])
+            optimizer = run.named_optimizers()[name]
+            check_state_of_optimizer(optimizer, optimizer.state_dict())
 
     def _require_training(self) -> None:
         if not self._has_trained and self._run.resumption.settings is None:

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
 
 from pa_core.errors import CheckpointError
-from pa_core.progress import Phase, Position
+from pa_core.progress import Phase, Position, Progress
 from pa_core.storage import State
-from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import SavedModel
 from pa_core.training_state.optimizer_state import SavedOptimizer
 from pa_core.training_state.records import read_record
 from pa_data.orders import epoch_order
 from pa_data.rng import preserve_rng_state, restore_rng_state
 
-__all__ = ["OPTIMIZER", "SavedParts", "SavedProcess", "SavedSettings", "by_optimizer", "read_parts"]
+__all__ = [
+    "OPTIMIZER",
+    "Extension",
+    "SavedParts",
+    "SavedProcess",
+    "SavedSettings",
+    "by_optimizer",
+    "find_extension",
+    "read_parts",
+]
 
 OPTIMIZER = "optimizer"
 """The name of the only optimizer of a run, which what is saved by optimizer does without."""
@@ -32,8 +40,7 @@ _Settings = TypedDict(
         "num_epochs": int,
         "max_num_train_steps": int,
         "num_processes": int,
-        "train_per_device_batch_size": int,
-        "gradient_accumulation_steps": int,
+        "gradient_accumulation_steps": NotRequired[int],
         "samples_per_update": int | str,
         "shuffle": bool | None,
         "loader": str,
@@ -57,6 +64,19 @@ class _Loader(TypedDict):
     generators: dict[str, Any]
     has_workers: bool
     epoch_start: NotRequired[_EpochStart | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Where a run continues if more is requested.
+
+    Attributes:
+        position: What comes then.
+        number_in_history: The number of that epoch in the run history.
+    """
+
+    position: Position
+    number_in_history: int
 
 
 @dataclass(frozen=True)
@@ -196,3 +216,55 @@ def _refusals(process: SavedProcess, path: str) -> Iterator[str]:
                 random.gauss()  # may have been drawn before, as a second number of a pair
         except Exception as error:  # generators refuse states by errors of many kinds
             yield f"{inside} is not the state of all generators: {type(error).__name__}: {error}"
+
+
+def find_extension(
+    position: Position,
+    progress: Progress,
+    *,
+    num_steps: int | None,
+    number_in_history: int,
+    is_at_last_update: bool,
+) -> Extension | None:
+    """Return where a run that has ended within an epoch continues; None where it continues at its position.
+
+    Args:
+        position: Where the run stands.
+        progress: How far it has come in its last epoch.
+        num_steps: Training steps of a whole epoch; None of a stream, whose end alone tells.
+        number_in_history: The number of the current epoch in the run history.
+        is_at_last_update: Whether all updates were made, so that the run left the epoch early.
+
+    Example:
+        >>> ended = Position(Phase.COMPLETE, epochs=2, updates=12)
+        >>> progress = Progress(updates=12, epochs=2, samples_in_epoch=16, steps_in_epoch=2)
+        >>> extension = find_extension(ended, progress, num_steps=10, number_in_history=3, is_at_last_update=True)
+        >>> extension.position
+        Position(phase=<Phase.STEP: 'step'>, epochs=1, updates=12, samples=16, steps=2, eval_sets=())
+    """
+    is_unfinished = progress.steps_in_epoch > 0 and (num_steps is None or progress.steps_in_epoch < num_steps)
+    if progress.epoch_under_way is not None:
+        return _of_stopped_epoch(position, progress, number_in_history, is_unfinished=is_unfinished)
+    if position.phase.is_mid_epoch or not (is_at_last_update and is_unfinished):
+        return None
+    rest = replace(_mid_epoch(position, progress), epochs=position.epochs - 1)
+    return Extension(rest, number_in_history - 1)
+
+
+def _of_stopped_epoch(
+    position: Position, progress: Progress, number_in_history: int, *, is_unfinished: bool
+) -> Extension | None:
+    """As above, where the run was stopped at one of the steps or events of an epoch, or preempted there."""
+    if is_unfinished and position.phase in (Phase.COMPLETE, Phase.EVALUATION):
+        return Extension(_mid_epoch(position, progress), number_in_history)
+    if position.phase is not Phase.COMPLETE:
+        return None
+    if position.epochs > (progress.epoch_under_way or 0):
+        return Extension(replace(position, phase=Phase.EPOCH), number_in_history + 1)
+    phase = Phase.EVALUATION if progress.steps_in_epoch else Phase.EPOCH
+    return Extension(replace(position, phase=phase), number_in_history)
+
+
+def _mid_epoch(position: Position, progress: Progress) -> Position:
+    steps, samples = progress.steps_in_epoch, progress.samples_in_epoch
+    return replace(position, phase=Phase.STEP, samples=samples, steps=steps, eval_sets=())

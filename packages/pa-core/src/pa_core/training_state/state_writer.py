@@ -1,27 +1,37 @@
 """Writing training states: requested at any time, written by the first process, errors raised on all.
 
-Of sharded tensors, each process writes its pieces.
+Of sharded tensors, each process writes its pieces. The folders belong to the run alone until it is over.
 """
 
 from __future__ import annotations
 
 import copy
+import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
-from pa_checkpoint import CheckpointError, Folder, Writer
+from pa_checkpoint import CheckpointError, Folder, FolderLock, RemoteFolder, Writer
+from pa_core import distributed
+from pa_core.distributed.long_waits import raise_on_all
 from pa_core.distributed.mailbox import Mailbox
 from pa_core.errors import OtherProcessError
 from pa_core.progress import Phase, Position
-from pa_core.training_state.reserved_folders import ReservedFolders
+from pa_core.state_dicts import missing_methods
 
-__all__ = ["StateRequest", "StateWriter"]
+__all__ = [
+    "StateRequest",
+    "StateWriter",
+    "check_scheduler",
+    "check_state_of_optimizer",
+    "raising_on_all",
+]
 
 
 @dataclass(frozen=True)
@@ -46,16 +56,62 @@ class StateRequest:
 
 
 class StateWriter:
-    """Writes the states that were requested; every process calls each method.
+    """Writes the states that were requested to folders of the run; every process calls each method.
 
-    Args:
-        folders: The folders that the run has for itself, at which each write looks first.
+    Attributes:
+        folders: The folders that the run has for itself until it releases them.
+        stores: The object stores to which their states are sent.
     """
 
-    def __init__(self, folders: ReservedFolders) -> None:
-        self._folders = folders
+    def __init__(self) -> None:
+        self.folders: list[Path] = []
+        self.stores: list[RemoteFolder] = []
+        self._locks: dict[Path, FolderLock] = {}
         self._requests: list[tuple[StateRequest, dict[str, Any]]] = []
         self._writer = Writer(connect=Mailbox)
+
+    def reserve(self, folder: Path, say: Callable[[str], object], upload_to: str | None = None) -> None:
+        """Make a folder, see that it can be written to, and acquire it for this run.
+
+        Args:
+            folder: Its path without symbolic links. A folder that the run has already is not an error.
+            say: Told why it takes time, where it does.
+            upload_to: The URL of an object store to which its states are sent.
+
+        Raises:
+            FolderInUseError: Another run uses it.
+            CheckpointError: Its lock cannot be written, or the object store cannot be used.
+            OSError: It cannot be made or written to.
+        """
+        if folder in self.folders:
+            return
+        if distributed.rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            self._locks[folder] = FolderLock(folder, say)
+            if upload_to is not None:
+                store = RemoteFolder(upload_to)
+                store.check()
+                self.stores.append(store)
+        self.folders.append(folder)
+
+    def check_folders(self, folders: Collection[Path]) -> None:
+        """Raise a ``CheckpointError`` if one of the folders was moved, replaced, removed or taken by another run.
+
+        Args:
+            folders: Others than the reserved ones do not matter.
+        """
+        for folder in folders:
+            if (lock := self._locks.get(folder)) is not None:
+                lock.check()
+
+    def release(self) -> None:
+        """Let other runs use the folders."""
+        for lock in self._locks.values():
+            lock.release()
+        self._locks.clear()
+        self.stores.clear()
+        self.folders.clear()
 
     @property
     def has_requests(self) -> bool:
@@ -71,15 +127,18 @@ class StateWriter:
         self._writer.check({"extras": request.extras})
         self._requests.append((request, copy.deepcopy(dict(request.extras))))
 
-    def note_start(self, parts: Mapping[str, Any]) -> None:
+    def note_start(self, parts: Mapping[str, Any], optimizers: Mapping[str, Optimizer]) -> None:
         """Note the tensors as they are before training, to find in the first state those that have not changed.
 
         Args:
             parts: What a state would hold.
+            optimizers: The optimizers, by name.
 
         Raises:
             CheckpointError: An entry cannot be stored.
         """
+        for name, optimizer in optimizers.items():
+            check_state_of_optimizer(optimizer, parts["optimizers"][name]["state"])
         self._writer.note(parts)
 
     def write(self, parts: Mapping[str, Any], position: Position, run: str) -> None:
@@ -105,13 +164,16 @@ class StateWriter:
             )
 
     def settle(self) -> None:
-        """Wait for what is being written in the background.
+        """Wait for what is being written in the background, and see that the folders are still this run's.
 
         Raises:
-            CheckpointError: It could not be written.
-            OSError: As above.
+            CheckpointError: It could not be written, or a folder was moved, replaced or removed.
+            OSError: It could not be written.
         """
         self._writer.wait()
+        if self.folders:
+            with raising_on_all():
+                self.check_folders(self.folders)
 
     def abandon(self, failure: BaseException) -> None:
         """Let the writing in the background finish when the run fails, telling other processes nothing.
@@ -147,14 +209,14 @@ class StateWriter:
         def around(directory: Path) -> Generator[Path]:
             folder = directory.parent
             try:
-                self._folders.check([folder])
+                self.check_folders([folder])
                 if request.keeps_other_runs:
                     directory = Folder(folder).path_for(directory.name, run)
                 yield directory
                 if request.on_saved is not None:
                     request.on_saved(directory)
             except (CheckpointError, OSError):
-                self._folders.check([folder])  # if it has gone meanwhile, that is the reason to tell
+                self.check_folders([folder])  # if it has gone meanwhile, that is the reason to tell
                 raise
 
         return around
@@ -170,3 +232,51 @@ def _summary(request: StateRequest, position: Position, run: str) -> dict[str, s
         "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "torch": str(torch.__version__),
     }
+
+
+@contextmanager
+def raising_on_all() -> Generator[None]:
+    """Raise what one process meets within the context on all of them, which all miss a state for it."""
+    problem: Exception | None = None
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        problem = error
+    raise_on_all(problem)
+
+
+def check_scheduler(scheduler: object) -> None:
+    """Raise an error for a scheduler that has no state to save, or none that could be loaded.
+
+    Raises:
+        CheckpointError: It lacks ``state_dict`` or ``load_state_dict``.
+    """
+    if lacking := missing_methods(scheduler):
+        raise CheckpointError(
+            "The scheduler cannot be part of a training state.",
+            given=f"{type(scheduler).__name__} without {' and '.join(lacking)}",
+            expected="a scheduler with state_dict() and load_state_dict()",
+            do=f"Give {type(scheduler).__name__} these methods.",
+        )
+
+
+def check_state_of_optimizer(optimizer: Optimizer, state: object) -> None:
+    """Raise an error for an optimizer whose present state could not be stored.
+
+    Args:
+        optimizer: The optimizer. Most make their state with the first update.
+        state: The state.
+
+    Raises:
+        CheckpointError: Something in the state is neither a tensor nor plain.
+    """
+    try:
+        Writer.check({"optimizer": state})
+    except CheckpointError as error:
+        raise CheckpointError(
+            "The state of the optimizer cannot be stored in a training state.",
+            given=f"{type(optimizer).__name__} with {error.given}",
+            expected=error.expected,
+            do="Use an optimizer whose state is of plain tensors, such as torch.optim.AdamW, or save no training "
+            "states: trainer.save_model() saves the weights.",
+        ) from error
