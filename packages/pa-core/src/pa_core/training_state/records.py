@@ -93,7 +93,7 @@ def _is_empty(field: Field[Any]) -> bool:
 
 
 def _is_of(kind: Any, value: object) -> bool:
-    """Whether a value is of a kind, whatever is in it."""
+    """Whether a value is of a kind; what is in it is looked at later."""
     outer, inner = get_origin(kind) or kind, get_args(kind)
     if outer is int:
         return type(value) is int and 0 <= value < _LIMIT

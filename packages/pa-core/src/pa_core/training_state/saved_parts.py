@@ -185,7 +185,7 @@ def by_optimizer(saved: Any) -> dict[str, Any]:
 
 
 def _contradictions(parts: SavedParts, summary: Mapping[str, object]) -> Iterator[str]:
-    """Entries that say two things of one run, or that restoring it would refuse."""
+    """Yield what contradicts itself, and what could not be restored."""
     run, settings = parts.run, read_record(_Settings, parts.run.settings, "run.settings")
     read_record(dict[str, list[_Group]], by_optimizer(run.hyperparameters), "run.hyperparameters")
     if run.algorithm is not None:
@@ -198,10 +198,10 @@ def _contradictions(parts: SavedParts, summary: Mapping[str, object]) -> Iterato
     if (run.position.updates, run.position.phase is Phase.COMPLETE) != told:
         yield f"run.position is {run.position} instead of update {told[0]}, complete: {told[1]}, as the manifest says"
     for number, process in enumerate(parts.ranks):
-        yield from _refusals(process, f"ranks.{number}")
+        yield from _unrestorable(process, f"ranks.{number}")
 
 
-def _refusals(process: SavedProcess, path: str) -> Iterator[str]:
+def _unrestorable(process: SavedProcess, path: str) -> Iterator[str]:
     losses = process.losses
     if losses.shape != (2,) or not losses.is_floating_point() or not (losses[1].isfinite() and losses[1] >= 0):
         yield f"{path}.losses is {losses!r} instead of a total and a number of samples"
@@ -214,7 +214,7 @@ def _refusals(process: SavedProcess, path: str) -> Iterator[str]:
             with preserve_rng_state():
                 restore_rng_state(state, torch.device("cpu"))
                 random.gauss()  # may have been drawn before, as a second number of a pair
-        except Exception as error:  # generators refuse states by errors of many kinds
+        except Exception as error:  # generators raise errors of many kinds
             yield f"{inside} is not the state of all generators: {type(error).__name__}: {error}"
 
 

@@ -68,7 +68,7 @@ class _Candidate(NamedTuple):
 
 
 class _Finding(NamedTuple):
-    """What a process has found of a candidate; the digest is that of the manifest where it is damaged."""
+    """What a process has found of a candidate; of a damaged one, the manifest has told the digest."""
 
     digest: str
     updates: int = 0
@@ -91,7 +91,7 @@ def _choose(path: Path) -> tuple[_Choice, SavedRun | None]:
     saved, choice = None, _Choice()
     try:
         saved, skipped = Folder(path).newest_readable(_verify)
-        choice = _Choice(skipped, None if saved is not None else _why_none(path, skipped))
+        choice = _Choice(problem=_why_none(path, skipped)) if saved is None else _Choice(skipped)
     except _StateElsewhereError as error:
         problem = CheckpointError(
             "The processes do not all have the training state that the first one resumes from; nothing was loaded.",
