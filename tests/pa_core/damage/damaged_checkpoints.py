@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 EVERY = 97  # bytes between two lengths to which a file is cut
-HUGE = 10**10  # elements or bytes
+HUGE = 10**9  # elements
 
 
 class Damage(NamedTuple):
@@ -55,46 +55,27 @@ def flipped_bits_of_tensors(whole: bytes) -> Iterator[Damage]:
             yield Damage(f"the first bit of {name} flipped", bytes(changed))
 
 
-class Call:
-    """What a function returns that is called when the file is read."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self._call = function, arguments
-
-    @override
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self._call
-
-
 def growing(states: dict[str, Any]) -> Iterator[Damage]:
-    """Files of a few kilobytes, with right checksums, that ask for gigabytes of memory."""
-    functions: Any = importlib.import_module("torch._utils")
-    view, quantized = functions._rebuild_tensor_v2, functions._rebuild_qtensor
-    storage, whole_numbers = (torch.zeros(1, dtype=dtype).untyped_storage() for dtype in (torch.float32, torch.int8))
-    typed_storage: Any = torch.TypedStorage
-    of_whole_numbers = typed_storage(wrap_storage=whole_numbers, dtype=torch.qint8, _internal=True)
-    scale = (torch.per_tensor_affine, 1.0, 0)
-    calls = {
-        "a bytearray of a length": Call(bytearray, HUGE),
-        "a tensor of a length": Call(torch.FloatTensor, HUGE),
-        "a tensor larger than its storage": Call(view, storage, 0, (HUGE,), (1,), False, OrderedDict()),
-        "a tensor with a stride of its own": Call(view, storage, 0, (2,), (HUGE,), False, OrderedDict()),
-        "a tensor far behind its storage": Call(view, storage, HUGE, (1,), (1,), False, OrderedDict()),
-        "a quantized tensor of one element": Call(
-            quantized, of_whole_numbers, 0, (HUGE,), (0,), scale, False, OrderedDict()
-        ),
-    }
-    for what, call in calls.items():
-        yield Damage(what, saved({**states, "entry": call}))
-    text = "a" * 100_000
-    yield Damage("a copied text", saved({**states, "entry": [Call(bytearray, text, "latin-1") for _ in range(50_000)]}))
-    many = list(range(1000))
-    yield Damage("a copied list", saved({**states, "entry": [Call(set, many) for _ in range(100_000)]}))
+    """Files of a few kilobytes, with right checksums, that ask for more memory than they have bytes."""
+    storage = torch.zeros(1).untyped_storage()
     whole = saved({**states, "entry": torch.ones(3)})
-    yield Damage("a storage larger than its record", rewritten(whole, lambda one: enlarged(one, 3, HUGE // 10)))
+    yield Damage("a tensor larger than its storage", saved({**states, "entry": Larger(storage)}))
+    yield Damage("a storage larger than its record", rewritten(whole, lambda one: enlarged(one, 3, HUGE)))
     yield Damage(
         "compressed zeros", rewritten(saved({**states, "entry": bytes(10**8)}), compression=zipfile.ZIP_DEFLATED)
     )
+
+
+class Larger:
+    """A tensor that is said to be larger than its storage."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        functions: Any = importlib.import_module("torch._utils")
+        return functions._rebuild_tensor_v2, (self._storage, 0, (HUGE,), (1,), False, OrderedDict())
 
 
 def saved(content: object) -> bytes:

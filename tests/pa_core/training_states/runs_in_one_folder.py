@@ -30,13 +30,13 @@ from typing_extensions import override
 
 from pa_checkpoint import _folder as state_folder
 from pa_checkpoint import _folder_lock as folder_lock
+from pa_checkpoint import _writer as checkpoint_writer
 from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._manifest import read_manifest
 from pa_checkpoint._staging import discard
 from pa_core import AnyTrainer, CheckpointError, FolderInUseError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.storage import StateFolder, newest_valid
 from pa_core.testing import TinyClassifier, make_classification
-from pa_core.training_state import state_writer
 
 UPDATES = 12
 SECONDS_OF_UPDATE = 0.02
@@ -95,7 +95,7 @@ def keep_diary(diary: Diary) -> None:
             diary.note("removed", directory, run)
         discard(directory, run)
 
-    setattr(state_writer, "write_state", write)  # noqa: B010  # it is not to be replaced, but for this
+    setattr(checkpoint_writer, "write_checkpoint", write)  # noqa: B010  # it is not to be replaced, but for this
     setattr(state_folder, "discard", remove)  # noqa: B010  # as above
 
 

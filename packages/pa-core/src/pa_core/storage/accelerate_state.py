@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+
+from safetensors import SafetensorError, safe_open
 
 from pa_checkpoint import CheckpointInfo
 from pa_core.errors import CheckpointError
@@ -55,11 +55,9 @@ def _is_accelerate_state(directory: Path) -> bool:
 
 
 def _code_that_loads(state: Path) -> str:
-    lines = [_code_for_weights(state)]
-    if (state / _OPTIMIZER).is_file():
-        path = str(state / _OPTIMIZER)
-        lines.append(f"trainer.optimizer.load_state_dict(torch.load({path!r}, weights_only=True))")
-    return "; ".join(lines)
+    optimizer = state / _OPTIMIZER
+    of_optimizer = f"; trainer.optimizer.load_state_dict(torch.load({str(optimizer)!r}, weights_only=True))"
+    return f"{_code_for_weights(state)}{of_optimizer if optimizer.is_file() else ''}"
 
 
 def _code_for_weights(state: Path) -> str:
@@ -78,12 +76,8 @@ def _code_without_prefix(weights: str) -> str:
 
 
 def _names_in_safetensors(path: Path) -> list[str]:
-    """The names of the tensors, which are in a JSON document at the beginning of the file."""
     try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if size > path.stat().st_size:
-                return []
-            return list(cast("dict[str, Any]", json.loads(file.read(size))))
-    except (OSError, ValueError):
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (OSError, SafetensorError):
         return []
