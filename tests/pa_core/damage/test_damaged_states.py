@@ -1,15 +1,9 @@
-"""Damaged training states: an older one is resumed instead, or an error says why; none is restored in part.
-
-The small versions of these tests take every so many of the cases; those that are marked ``whole_proof`` take all.
-"""
+"""Damaged training states: an older one is resumed instead, or an error says why; none is restored in part."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,20 +14,11 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from pa_core import CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
-from pa_core.storage import StateFolder, newest_valid
+from pa_core.storage import StateFolder
 from tests.launching import Launch
-from tests.pa_core.damage.damaged_states import (
-    DOCUMENTS,
-    MANIFEST,
-    crafted,
-    fit_digests,
-    flipped_bits,
-    sample_of,
-    truncations,
-)
+from tests.pa_core.damage.damaged_states import change_document
 from tests.pa_core.training_states.small_runs import DrawingDataset, InterruptAt, Interrupted, make_trainer, train
 
-FLIPPED_BITS = 250
 EPOCHS = 2
 
 
@@ -88,111 +73,6 @@ def restored(trainer: Trainer) -> tuple[object, ...]:
     """What a resumed run restores before its first event; a scheduler changes the groups when it is made."""
     model = {name: str(value) for name, value in trainer.model.state_dict().items()}
     return model, str(trainer.optimizer.state_dict()["state"]), list(trainer.run_history.get_metric_names())
-
-
-def resume(folder: Path, expected: dict[str, Any]) -> str:
-    """Resume from a folder whose newest state is damaged, and return what came of it."""
-    trainer = make()
-    before = restored(trainer)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            result = train(trainer, EPOCHS, resume_from=folder)
-        except CheckpointError as error:
-            is_of_callback = "of the callback" in error.given  # which is restored when the run has begun
-            return "error" if is_of_callback or restored(trainer) == before else "restored in part"
-    if not any("is skipped" in str(one.message) for one in caught):
-        return "taken"
-    assert result == expected
-    return "older"
-
-
-class Case(NamedTuple):
-    """A way to damage a state."""
-
-    name: str
-    damage: Callable[[Path], object]
-
-
-def outcomes(saved: SavedRuns, folder: Path, cases: Iterable[Case], may_be_taken: tuple[str, ...] = ()) -> Counter[str]:
-    """Resume after each kind of damage, and count what came of it; name the cases that went wrong."""
-    counted: Counter[str] = Counter()
-    wrong: list[str] = []
-    for name, damage in cases:
-        try:
-            outcome = resume(saved.damaged(folder, damage), saved.expected)
-        except Exception as error:
-            outcome = f"{type(error).__name__}: {error}"
-        if outcome not in ("older", "error") and not (outcome == "taken" and name.startswith(may_be_taken)):
-            wrong.append(f"{name}: {outcome}")
-        counted[outcome] += 1
-    assert not wrong, "\n".join(wrong)
-    return counted
-
-
-def every_so_many(cases: Iterable[Case], number: int) -> list[Case]:
-    """Some of the cases, evenly spread."""
-    every_case = list(cases)
-    return every_case[:: max(1, len(every_case) // number)]
-
-
-def crafted_manifests(state: Path, number: int) -> list[Case]:
-    """Manifests with right digests."""
-    crafts = sample_of(crafted(json.loads((state / MANIFEST).read_bytes())), number)
-    return [Case(one.name, one.apply_to_manifest) for one in crafts]
-
-
-def cut_or_changed(state: Path) -> list[Case]:
-    """Files that a disk has cut or changed."""
-    damages = [*truncations(state), *flipped_bits(state, FLIPPED_BITS)]
-    return [Case(one.what, one.apply) for one in damages]
-
-
-def check_files(saved: SavedRuns, folder: Path, cases: Iterable[Case]) -> None:
-    """The older state is found, and the file that is damaged is named."""
-    for name, damage in cases:
-        state, skipped = newest_valid(saved.damaged(folder, damage))
-        assert state is not None, name
-        assert state.summary["update"] == 5, name
-        assert [one.path.name for one in skipped] == [saved.newest.name], name
-        assert name.split(" cut ")[0].split(" of ")[-1].split(" flipped")[0] in skipped[0].reason, name
-
-
-MAY_BE_TAKEN_OF_MANIFEST = ("summary.", "manifest_sha256", "files")
-
-
-def test_manifests_written_wrong_are_passed_over_or_refused(saved: SavedRuns, tmp_path: Path) -> None:
-    """However one is wrong, the older state is resumed, or nothing is restored at all."""
-    counted = outcomes(saved, tmp_path / "states", crafted_manifests(saved.newest, 20), MAY_BE_TAKEN_OF_MANIFEST)
-    assert counted["older"] + counted["error"] > 10
-
-
-def test_files_that_were_cut_or_changed_are_named(saved: SavedRuns, tmp_path: Path) -> None:
-    """Wherever a file ends too early, and whichever bit of it is another one."""
-    check_files(saved, tmp_path / "states", every_so_many(cut_or_changed(saved.newest), 30))
-
-
-@pytest.mark.whole_proof
-@pytest.mark.timeout(600)
-def test_all_manifests_written_wrong_are_passed_over_or_refused(saved: SavedRuns, tmp_path: Path) -> None:
-    """As the small version, for each entry of the manifest."""
-    manifests = crafted_manifests(saved.newest, 10_000)
-    outcomes(saved, tmp_path / "states", manifests, MAY_BE_TAKEN_OF_MANIFEST)
-
-
-@pytest.mark.whole_proof
-@pytest.mark.timeout(600)
-def test_all_files_that_were_cut_or_changed_are_named(saved: SavedRuns, tmp_path: Path) -> None:
-    """Every file at every 97th byte, and 250 bits."""
-    check_files(saved, tmp_path / "states", cut_or_changed(saved.newest))
-
-
-def change_document(state: Path, change: Callable[[Any], object]) -> None:
-    """Change the document of a state, with digests that fit."""
-    document = json.loads((state / DOCUMENTS).read_bytes())
-    change(document)
-    (state / DOCUMENTS).write_text(json.dumps(document))
-    fit_digests(state)
 
 
 def test_a_state_of_another_form_is_passed_over_with_a_warning(saved: SavedRuns, tmp_path: Path) -> None:

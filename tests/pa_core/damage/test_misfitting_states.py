@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from pa_core import CheckpointError
 from pa_core.training_state import find_saved_run
-from tests.pa_core.damage.damaged_states import DOCUMENTS, fit_digests
+from tests.pa_core.damage.damaged_states import change_document, fit_digests
 from tests.pa_core.damage.test_damaged_states import EPOCHS, SavedRuns, make, restored, saved
 from tests.pa_core.training_states.small_runs import train
 
@@ -27,20 +26,16 @@ WHOLE_NUMBER = "instead of a whole number"
 def with_entry(path: str, value: Any) -> Callable[[Path], None]:
     """What replaces an entry of the document of a state, or leaves it out."""
 
-    def change(state: Path) -> None:
-        document = json.loads((state / DOCUMENTS).read_bytes())
+    def change(document: Any) -> None:
         *outer, last = (int(name) if name.isdigit() else name for name in path.split("/"))
-        place = document
         for name in outer:
-            place = place[name]
+            document = document[name]
         if value is MISSING:
-            del place[last]
+            del document[last]
         else:
-            place[last] = value
-        (state / DOCUMENTS).write_text(json.dumps(document))
-        fit_digests(state)
+            document[last] = value
 
-    return change
+    return lambda state: change_document(state, change)
 
 
 def with_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from pa_checkpoint import CheckpointInfo
 from pa_core.errors import CheckpointError
 
@@ -76,6 +74,8 @@ def _code_without_prefix(weights: str) -> str:
 
 
 def _names_in_safetensors(path: Path) -> list[str]:
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt") as file:
             return list(file.keys())
