@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -84,7 +84,7 @@ def require_same_optimizers(
             do="Create the optimizers as the saved run did, under the same names, or begin a new run.",
         )
     for name, optimizer in optimizers.items():
-        _require_same_parameters(_group_names(optimizer, parameters), saved[name].parameters)
+        _require_same_parameters(_group_names(optimizer, parameters), saved[name].parameters, parameters)
         _require_fitting_state(name, optimizer, parameters, saved[name])
 
 
@@ -92,11 +92,7 @@ def _require_fitting_state(
     name: str, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], saved: SavedOptimizer
 ) -> None:
     groups: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
-    for names in saved.parameters[len(groups) :]:
-        unknown = [one for one in names if one not in parameters]
-        if unknown:
-            raise _other_parameters(_list(list(parameters)), f"a group with {_list(unknown)}")
-        groups.append([parameters[one] for one in names if one is not None])
+    groups += _added_groups(saved, parameters, len(groups))
     misfit = misfit_of_optimizer(optimizer, saved.state, groups)
     known = _names(parameters)
     others = [tuple(one.shape) for one in parameters_of(optimizer) if id(one) not in known]
@@ -109,6 +105,11 @@ def _require_fitting_state(
             expected=f"the state of a {type(optimizer).__name__} of these parameters",
             do="Use another state, or create the optimizer as the saved run did.",
         )
+
+
+def _added_groups(saved: SavedOptimizer, parameters: Mapping[str, Tensor], number: int) -> list[list[Tensor]]:
+    """The groups that the saved run has added to those with which the optimizer was made, of layers it unfroze."""
+    return [[parameters[name] for name in names if name is not None] for names in saved.parameters[number:]]
 
 
 @contextmanager
@@ -127,8 +128,8 @@ def restore_optimizer(
     groups, state = optimizer.param_groups, optimizer.state
     num_groups = len(groups)
     try:
-        for names in saved.parameters[num_groups:]:
-            optimizer.add_param_group({"params": [parameters[name] for name in names if name is not None]})
+        for group in _added_groups(saved, parameters, num_groups):
+            optimizer.add_param_group({"params": group})
         load_state(optimizer, split_like_parameters(saved.state, optimizer))
         yield
     except BaseException:
@@ -242,17 +243,18 @@ def _scale_base_rate(scheduler: object, index: int, factor: float) -> None:
         _scale_base_rate(one, index, factor)
 
 
-def _require_same_parameters(given: list[list[str | None]], saved: list[list[str | None]]) -> None:
+def _require_same_parameters(
+    given: list[list[str | None]], saved: list[list[str | None]], known: Container[object]
+) -> None:
+    """Compare the groups; those that the saved run has added must be of parameters that a model has."""
     for number, (names, expected) in enumerate(zip(given, saved, strict=False)):
         if names != expected:
             raise _other_parameters(f"group {number} with {_list(names)}", f"group {number} with {_list(expected)}")
     if len(given) > len(saved):
         raise _other_parameters(f"{len(given)} groups", f"{len(saved)} groups")
     for number, names in enumerate(saved[len(given) :], start=len(given)):
-        if None in names:
-            raise _other_parameters(
-                f"{len(given)} groups", f"{len(saved)} groups, and group {number} with parameters outside of the model"
-            )
+        if unknown := [one for one in names if one not in known]:
+            raise _other_parameters(f"{len(given)} groups", f"group {number} with {_list(unknown)}")
 
 
 def _other_parameters(given: str, expected: str) -> CheckpointError:
