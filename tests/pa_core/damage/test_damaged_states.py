@@ -152,8 +152,16 @@ def test_a_callback_that_refuses_its_state_is_named(saved: SavedRuns, tmp_path: 
         train(make(), EPOCHS, resume_from=folder)
 
 
-def test_a_generator_of_a_custom_loader_that_refuses_its_state_is_named(tmp_path: Path) -> None:
-    """The error tells which one it is, and what it has raised."""
+LOADERS: dict[str, Callable[[Any], object]] = {
+    "the generator .* raised": lambda loader: loader["generators"].update(dict.fromkeys(loader["generators"], "x")),
+    "where the epoch of the loader began": lambda loader: loader.update(epoch_start=None),
+    r"epoch_start\.streams is not the state of all generators": lambda loader: loader["epoch_start"].update(streams={}),
+}
+
+
+@pytest.mark.parametrize("told", LOADERS)
+def test_what_a_custom_loader_cannot_resume_from_is_named(told: str, tmp_path: Path) -> None:
+    """The error tells what it is, and what it has raised."""
 
     def run(*callbacks: TrainerCallback) -> None:
         loader = DataLoader(DrawingDataset(16), batch_size=4, shuffle=True, generator=torch.Generator())
@@ -163,13 +171,8 @@ def test_a_generator_of_a_custom_loader_that_refuses_its_state_is_named(tmp_path
     with pytest.raises(Interrupted):
         run(saving, InterruptAt("on_train_step_end", 3))
     state = StateFolder(tmp_path / "states").records()[-1].path
-
-    def change(document: Any) -> None:
-        generators = document["ranks"][0]["loaders"]["training"]["generators"]
-        generators.update(dict.fromkeys(generators, "x"))
-
-    change_document(state, change)
-    with pytest.raises(CheckpointError, match=r"the generator .* raised"):
+    change_document(state, lambda document: LOADERS[told](document["ranks"][0]["loaders"]["training"]))
+    with pytest.raises(CheckpointError, match=told):
         run()
 
 

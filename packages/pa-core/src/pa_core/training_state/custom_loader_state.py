@@ -132,7 +132,7 @@ class CustomLoaderState:
         Raises:
             CheckpointError: The loader has fewer batches.
         """
-        if saved is not None and saved["epoch_start"] is None:
+        if saved is not None and saved.get("epoch_start") is None:
             raise CheckpointError(
                 "The training state does not tell where the epoch of the loader began.",
                 given=describe_loader(self.loader),
@@ -159,11 +159,11 @@ class CustomLoaderState:
         """
         if saved is not None:
             self.resume_between_epochs(saved)
-            self._epoch_start = saved["epoch_start"]
+            self._epoch_start = saved.get("epoch_start")
         self._at_position = iter(())
 
     def _takes_over(self, saved: Mapping[str, Any] | None) -> bool:
-        return saved is not None and saved["state"] is not None and self._stateful is not None
+        return saved is not None and saved.get("state") is not None and self._stateful is not None
 
     def _open_from_state(self, saved: Mapping[str, Any]) -> None:
         start = saved["epoch_start"]
