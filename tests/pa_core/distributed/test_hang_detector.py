@@ -23,7 +23,7 @@ from tests.launching import Launch
 
 SCRIPT = Path(__file__).with_name("waiting_in_vain.py")
 SLOW = ["sleeps", "gathers", "is_frozen", "trains_once_more", "is_busy_between_runs"]
-APART = ["breaks", "stops", "evaluates", "goes backward"]
+APART = ["breaks", "stops", "evaluates"]
 BETWEEN = ["breaks after an epoch", "stops after an epoch", "evaluates after an epoch"]
 TOGETHER = ["all stop", "all break"]
 
@@ -74,7 +74,7 @@ def test_processes_that_wait_in_vain_end_with_a_report(ends: Ends) -> None:
 
 
 def test_ranks_that_part_in_a_loop_of_ones_own_end_with_an_error(ends: Ends) -> None:
-    """One that breaks, stops, evaluates or goes backward alone is named; where all do the same, nothing is wrong."""
+    """One that breaks, stops or evaluates alone is named; where all do the same, nothing is wrong."""
     names = [*APART, *BETWEEN]
     assert statuses(ends, names) == {name: [1, 1] for name in names}
     assert statuses(ends, TOGETHER) == {name: [0, 0] for name in TOGETHER}

@@ -104,9 +104,7 @@ def loop(rank: int, only_on_rank_1: str, on_all: str = "") -> None:
             for update in run.updates():
                 for inputs, targets in update:
                     loss = nn.functional.cross_entropy(model(inputs), targets)
-                    update.backward(loss, retain_graph=True)
-                    if (do, update.number) == ("goes backward", 3):
-                        update.backward(loss)
+                    update.backward(loss)
                 update.step()
                 if update.number == 3 and leaves(run, do):
                     break
@@ -129,7 +127,6 @@ IN_A_LOOP = [
     "breaks",
     "stops",
     "evaluates",
-    "goes backward",
     "breaks after an epoch",
     "stops after an epoch",
     "evaluates after an epoch",

@@ -15,10 +15,11 @@ import torch
 __all__ = ["BACKWARD", "Activity", "activity_of", "stack_of"]
 
 BACKWARD: Final = "the exchange of gradients"
-"""Where a thread is in a backward pass: it computes, and at the end waits for the gradients of the others."""
+"""Where a thread is in a backward pass or behind it: it computes, and waits for the gradients of the others."""
 
 _TORCH = str(Path(torch.__file__).parent)
 _COLLECTIVES = (str(Path(_TORCH, "distributed")), str(Path(_TORCH, "nn", "parallel", "distributed.py")))
+_GRADIENTS = str(Path(__file__).with_name("gradient_exchange.py"))
 _OURS = str(Path(__file__).parents[1])
 _LIBRARIES = (_OURS, _TORCH, str(Path(_TORCH).with_name("accelerate")), str(Path(os.__file__).parent), "<")
 
@@ -53,7 +54,7 @@ def activity_of(thread: int) -> Activity:
         code = frame.f_code
         if number == 0 and code.co_filename.startswith(_COLLECTIVES):
             exchange = code.co_name
-        elif number == 0 and code.co_name == "_engine_run_backward":
+        elif number == 0 and (code.co_name == "_engine_run_backward" or code.co_filename == _GRADIENTS):
             exchange = BACKWARD
         if not line and not code.co_filename.startswith(_LIBRARIES):
             line = f"{Path(code.co_filename).name}:{frame.f_lineno}"
