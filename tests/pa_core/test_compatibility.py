@@ -336,7 +336,8 @@ def test_counts_are_not_compressed(hook: str) -> None:
     losses = [nn.functional.mse_loss(by_hand(data.inputs[part]), data.targets[part]) for part in torch.split(order, 4)]
     torch.autograd.backward(0.25 * losses[0] + 0.75 * losses[1])
     SGD(by_hand.parameters(), lr=0.1).step()
-    torch.testing.assert_close(weights_of(model), weights_of(by_hand), rtol=0, atol=1e-4)
+    tolerance = 1e-3 if "BF16" in hook else 1e-4
+    torch.testing.assert_close(weights_of(model), weights_of(by_hand), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("variable", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM"])

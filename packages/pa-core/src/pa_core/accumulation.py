@@ -89,7 +89,7 @@ class Accumulation:
         ...     part = MicroBatch(step, weight=0.5, ends_group=step == 2)
         ...     _ = accumulation.take_counts(batch_size=1, items=tokens)
         ...     accumulation.weigh(parameter * mean_loss, part).backward()
-        >>> accumulation.normalise([parameter], accumulation.items)
+        >>> accumulation.normalise(lambda: [parameter], accumulation.items)
         >>> parameter.grad
         tensor(2.)
     """
@@ -160,12 +160,12 @@ class Accumulation:
         """
         return part.global_samples or self._last_batch_size * self._num_processes
 
-    def normalise(self, parameters: Iterable[Tensor], total: float | Tensor) -> None:
+    def normalise(self, parameters: Callable[[], Iterable[Tensor]], total: float | Tensor) -> None:
         """Turn the gradients of an update into the gradients of the mean over its items, if it counts items.
 
         Args:
-            parameters: The parameters whose gradients were accumulated, and averaged over the processes; not looked at
-                in an update that counts no items.
+            parameters: Returns the parameters whose gradients were accumulated, and averaged over the processes; not
+                called in an update that counts no items.
             total: The items of the update on all processes. A tensor on the device is not waited for, except after the
                 first update.
         """
@@ -174,7 +174,7 @@ class Accumulation:
         nominal = self.nominal or 1.0
         if self.nominal is None:
             self.nominal = _power_of_two(float(total) / self._num_processes)
-        gradients = local_pieces(parameter.grad for parameter in parameters if parameter.grad is not None)
+        gradients = local_pieces(parameter.grad for parameter in parameters() if parameter.grad is not None)
         if gradients:
             # Without any item all gradients are zero, and stay so.
             at_least_one = total.clamp(min=1) if isinstance(total, Tensor) else max(total, 1)

@@ -40,7 +40,6 @@ from pa_core.distributed.hang_detector import HangDetector, Place
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
-from pa_core.optimizer_parameters import parameters_of
 from pa_core.placeholders import placeholder_values
 from pa_core.placement import place
 from pa_core.progress import Phase, Progress
@@ -637,21 +636,78 @@ class Engine(AnyTrainer):
             for source, share in loader.order.shares(self._progress.samples_in_epoch).items():
                 self.run_history.update_metric(f"train_share_{source}_epoch", share)
 
-    def _updated_parameters(self) -> Iterator[Tensor]:
-        """Others of the model may have gradients too, which nobody clears and which must not count."""
-        for optimizer in self.named_optimizers().values():
-            yield from parameters_of(optimizer)
+    def _make_step(self, trained: Trained, part: MicroBatch, *, at_once: bool, is_first: bool = True) -> bool:
+        """Update the weights by the gradients of one accumulation group; return False if they overflowed in fp16.
 
-    def _clip(self, parameters: Iterable[Tensor]) -> None:
+        Args:
+            trained: What is updated.
+            part: The part of the last batch in the update.
+            at_once: Whether to wait for the flags of the other processes, where they are read late.
+            is_first: Whether no other optimizer of the update has been stepped.
+
+        Raises:
+            StopTrainingError: A process requested a stop.
+        """
+        self._progress.steps_in_epoch = part.step
+
+        # agree: every process stops, saves or is preempted at the same update
+        items = self._agreement.before_update(
+            trained.finish_exchange, trained.accumulation.items, at_once=at_once, may_stop=is_first
+        )
+        trained.accumulation.normalise(trained.parameters, items)
+
+        # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
+        overflowed = _accelerate.unscale(self._accelerator, *trained.optimizers.values())
+        try:
+            self._update_weights(trained, overflowed=overflowed)
+        except StopTrainingError as error:
+            self._agreement.ask_to_stop(error)
+        self._clear_gradients(trained)
+        trained.end_update()
+
+        # count
+        if is_first:
+            self._progress.finish_group(self.run_history.clock)
+            if not overflowed:
+                self._progress.finish_update(self.run_history.clock)
+        if not overflowed and self._safe_points.unchecked_optimizers:
+            for name in self._safe_points.unchecked_optimizers & trained.optimizers.keys():
+                self._safe_points.check_optimizer(name, self)
+        return not overflowed
+
+    def _finish_update(self) -> None:
+        """Call the event of an update, between two steps, where an evaluation may be interrupted."""
+        self._safe_points.is_between_steps = True
+        try:
+            self._call_event(TrainerCallback.on_optimizer_step_end, update=self._progress.updates)
+        finally:
+            self._safe_points.is_between_steps = False
+        self._step_means.end_step()
+
+    def _update_weights(self, trained: Trained, *, overflowed: bool) -> None:
+        """Clip the gradients; step optimizers and schedulers, unless the gradients overflowed."""
+        self._clip(trained.parameters)
+        if not overflowed:
+            trained.step()
+            if self._stepping.after == "update":
+                self._step_schedules(trained)
+
+    def _step_schedules(self, trained: Trained) -> None:
+        for scheduler in trained.schedulers.values():
+            self._stepping.step(scheduler, self)
+
+    def _clear_gradients(self, trained: Trained) -> None:
+        """Clear the gradients after an update."""
+        for optimizer in trained.optimizers.values():
+            optimizer.zero_grad()
+
+    def _clip(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
         """Clip the gradients of an update as the run was told to."""
         value, norm = self.run_config.gradient_clip_value, self.run_config.gradient_clip_norm
-        if value is None and norm is None:
-            return
-        parameters = list(parameters)
         if value is not None:
-            clip_gradient_values(parameters, value)
+            clip_gradient_values(parameters(), value)
         if norm is not None:
-            self.gradient_norm = clip_gradient_norm(parameters, norm)
+            self.gradient_norm = clip_gradient_norm(parameters(), norm)
 
     @contextmanager
     def _evaluating(self, place: Place = Place.EVALUATION) -> Generator[None]:
@@ -696,11 +752,13 @@ class Engine(AnyTrainer):
             report=lambda steps: self._call_event(TrainerCallback.on_train_steps_passed_over, steps=steps),
         )
         if phase is Phase.INTERMEDIATE_EVALUATION:
-            with self._safe_points.between_steps():
-                try:
-                    self.run_evaluation_epoch(is_intermediate=True, eval_names=self._resumption.interrupted_sets(self))
-                except EvaluationInterrupted:
-                    self._reach_safe_point(Phase.STEP)
+            self._safe_points.is_between_steps = True
+            try:
+                self.run_evaluation_epoch(is_intermediate=True, eval_names=self._resumption.interrupted_sets(self))
+            except EvaluationInterrupted:
+                self._reach_safe_point(Phase.STEP)
+            finally:
+                self._safe_points.is_between_steps = False
 
     @contextmanager
     def _interruptible_evaluation(self, names: Sequence[str | None]) -> Generator[None]:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pa_core import _accelerate
 from pa_core._torch import ignored_by_ddp
@@ -16,8 +17,10 @@ from pa_core.distributed.agreement import NUM_FLAGS
 from pa_core.distributed.collectives import values_of_all
 from pa_core.distributed.gradient_exchange import ExchangedParameters, GradientExchange
 from pa_core.errors import StopTrainingError, UnsupportedConfigurationError
+from pa_core.optimizer_parameters import parameters_of
 from pa_core.sharded_tensors import is_sharded_module
 from pa_core.sharding.sharded_modules import ShardedModules
+from pa_core.types import StatefulScheduler
 from pa_core.unwrapping import unwrap_model
 
 __all__ = ["Trained", "zero_loss_of_stand_in"]
@@ -35,12 +38,16 @@ class Trained:
         counted_by: What the script gives the number of items as, for messages.
 
     Attributes:
+        optimizers: The optimizers that are stepped together, by name.
+        schedulers: Their schedulers, by name.
         accumulation: What the batches weigh in the updates.
         is_sharded: Whether some of the weights are split over the processes, so that all of them call the modules
             equally often.
     """
 
     def __init__(self, accelerator: _accelerate.AcceleratorLike, *, counted_by: str = "num_items_in_batch") -> None:
+        self.optimizers: dict[str, Optimizer] = {}
+        self.schedulers: dict[str, StatefulScheduler] = {}
         self.accumulation: Accumulation = Accumulation(accelerator.num_processes, counted_by=counted_by)
         self.is_sharded: bool = False
         self._accelerator = accelerator
@@ -156,6 +163,19 @@ class Trained:
             parameters: Parameters of the modules.
         """
         return parameters if self._sharded is None else self._sharded.unsharded(parameters)
+
+    def step(self) -> None:
+        """Step the optimizers."""
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Iterate over what the optimizers update.
+
+        Others of the modules may have gradients too, which nobody clears and which must not count.
+        """
+        for optimizer in self.optimizers.values():
+            yield from parameters_of(optimizer)
 
     @property
     def has_local_gradients(self) -> bool:

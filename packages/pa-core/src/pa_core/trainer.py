@@ -769,18 +769,9 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             if loss is not None:
                 self.backward_step(trained.accumulation.weigh(loss, part))
         self._progress.count_samples(trained.accumulation.samples_of(part))
-        if not part.ends_group:
-            return
-        self._progress.steps_in_epoch = part.step
-
-        # agree: every process stops, saves or is preempted at the same update
-        items = self._agreement.before_update(
-            trained.finish_exchange, trained.accumulation.items, at_once=self._progress.starts_epoch
-        )
-        trained.accumulation.normalise(self._updated_parameters(), items)
-
-        # update
-        self._update()
+        if part.ends_group and self._make_step(trained, part, at_once=self._progress.starts_epoch):
+            self._finish_update()
+            self._reach_safe_point(Phase.STEP)
 
     def _forward(self, batch: BatchT, part: MicroBatch) -> Tensor | None:
         """Calculate the loss of one batch and report it; None where there is nothing to go backward through."""
@@ -820,36 +811,23 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """
         _accelerate.backward(self._accelerator, loss)
 
-    def _update(self) -> None:
-        """Change the weights by the gradients of one accumulation group."""
-        # Not in the methods that follow: those of a user may know nothing of a scaler.
-        overflowed = _accelerate.unscale(self._accelerator, self.optimizer, *self._added.optimizers.values())
-        try:
-            self._clip_gradients()
-            if not overflowed:
-                self.optimizer_step()
-                self._added.step()
-                if self._stepping.after == "update":
-                    self._step_schedulers()
-        except StopTrainingError as error:
-            self._agreement.ask_to_stop(error)
+    @override
+    def _update_weights(self, trained: Trained, *, overflowed: bool) -> None:
+        self._clip_gradients()
+        if not overflowed:
+            self.optimizer_step()
+            self._added.step()
+            if self._stepping.after == "update":
+                self._step_schedulers()
+
+    @override
+    def _clear_gradients(self, trained: Trained) -> None:
         self.optimizer_zero_grad()
         self._added.zero_grad()
-        self._trained_together.end_update()
-        clock = self.run_history.clock
-        self._progress.finish_group(clock)
-        if not overflowed:
-            self._progress.finish_update(clock)
-            for name in tuple(self._safe_points.unchecked_optimizers):
-                self._safe_points.check_optimizer(name, self)
-            with self._safe_points.between_steps():
-                self._call_event(TrainerCallback.on_optimizer_step_end, update=self.num_updates_completed)
-            self._step_means.end_step()
-            self._reach_safe_point(Phase.STEP)
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
-        self._clip(self._updated_parameters())
+        self._clip(self._trained_together.parameters)
 
     def optimizer_step(self) -> None:
         """Update the parameters by their gradients; not called if gradients overflowed in fp16."""
@@ -1001,6 +979,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Let one exchange have the gradients of the model and of what is trained with it."""
         model = self.get_model()  # a script that prepares the model itself may have wrapped it
         self.model = model
+        self._trained_together.optimizers = self.named_optimizers()
         self._trained_together.start({"model": model, **self._added.trained(self.optimizer)})
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
             self._trained_together.exchange_each_pass()

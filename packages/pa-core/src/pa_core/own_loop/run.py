@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate
 from pa_core.accumulation import MicroBatch, forget_gradients
 from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
@@ -489,7 +488,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._stepping.after == "epoch" and not self._ends_within_epoch:
             with self._agreement.together():
                 for trained in self._trained_models.by_name.values():
-                    self._step_schedule(trained)
+                    self._step_schedules(trained)
         self._call_event_together(TrainerCallback.on_training_run_epoch_end)
         self.run_history.increment_epoch()
         self._progress.epoch_under_way = None
@@ -735,10 +734,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         without_rows = self._gathered_without_rows
         trained.backward(loss, part, without_rows=without_rows, retain_graph=retain_graph)
 
-    def _make_step(self, trained: TrainedModel, part: MicroBatch, is_first: bool) -> None:
-        """Agree, clip, step and clear the gradients; the first step of an update counts it."""
+    def _step(self, trained: TrainedModel, part: MicroBatch, is_first: bool) -> None:
+        """Make the step of an optimizer; the first step of an update counts it."""
         self._require_training("step()")
-        self._progress.steps_in_epoch = part.step
         if is_first:
             if self._updates_of_batch == (self._max_updates_per_batch or 1):
                 raise ConfigurationError(
@@ -746,39 +744,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                     f"Run(..., max_updates_per_batch={self._updates_of_batch + 1}) or more."
                 )
             self._agreement.stop_if_alone()
-        is_first_of_epoch = self._progress.starts_epoch and self._updates_of_batch == 0
-        items = self._agreement.before_update(
-            trained.finish_exchange, trained.accumulation.items, at_once=is_first_of_epoch, may_stop=is_first
-        )
-        trained.accumulation.normalise(trained.parameters(), items)
-        overflowed = _accelerate.unscale(self._accelerator, trained.optimizer)
-        self._clip(trained.parameters())
-        if not overflowed:
-            trained.step()
-            if self._stepping.after == "update":
-                self._step_schedule(trained)
-        trained.optimizer.zero_grad()
-        trained.end_update()
-        if is_first:
-            self._updates_of_batch += 1
-            self._progress.finish_group(self.run_history.clock)
-        if not overflowed:
-            if is_first:
-                self._progress.finish_update(self.run_history.clock)
-            if trained.name in self._safe_points.unchecked_optimizers:
-                self._safe_points.check_optimizer(trained.name, self)
-            if self._trained_models.has_one_optimizer:
-                self._finish_update()
-
-    def _step_schedule(self, trained: TrainedModel) -> None:
-        if trained.scheduler is not None:
-            self._stepping.step(trained.scheduler, self)
-
-    def _finish_update(self) -> None:
-        """Call the event of an update: with its step, or with several optimizers at the end of its body."""
-        with self._safe_points.between_steps():
-            self._call_event(TrainerCallback.on_optimizer_step_end, update=self.num_updates_completed)
-        self._step_means.end_step()
+        at_once = self._progress.starts_epoch and self._updates_of_batch == 0
+        is_made = self._make_step(trained, part, at_once=at_once, is_first=is_first)
+        self._updates_of_batch += is_first
+        if is_made and self._trained_models.has_one_optimizer:  # of several, at the end of the body of the update
+            self._finish_update()
 
     # Metrics and evaluations
 
@@ -1024,7 +994,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             None if self._trained_models.has_one_optimizer else self._training_batches.report_loss,
             self._training_batches.finish,
             self._backward,
-            self._make_step,
+            self._step,
         )
 
     def _start_batch(self, part: MicroBatch, batch: BatchT) -> BatchT:

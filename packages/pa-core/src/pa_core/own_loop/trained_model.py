@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +16,10 @@ from pa_core.accumulation import MicroBatch
 from pa_core.distributed.collectives import tensors_in_graph
 from pa_core.errors import ConfigurationError
 from pa_core.module_tensors import parameters_of_module
-from pa_core.optimizer_parameters import parameters_of
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.full_precision import is_in_full_precision
 from pa_core.step_output import unusable_kind
 from pa_core.trained import Trained, zero_loss_of_stand_in
-from pa_core.types import StatefulScheduler
 from pa_core.user_warnings import warn_user
 
 __all__ = ["TrainedModel"]
@@ -41,8 +38,6 @@ class TrainedModel(Trained):
     Attributes:
         name: As passed.
         module: As passed.
-        optimizer: As passed, or as it was made.
-        scheduler: The scheduler of the optimizer, None without one.
     """
 
     def __init__(
@@ -57,8 +52,7 @@ class TrainedModel(Trained):
         super().__init__(accelerator, counted_by="num_items")
         self.name = name
         self.module = module
-        self.optimizer: Optimizer = cast("Optimizer", optimizer)
-        self.scheduler: StatefulScheduler | None = None
+        self.optimizers = {} if optimizer is None else {name: optimizer}
         self._is_only_model = is_only_model
         self._precision = _accelerate.computed_precision(accelerator)
         self._has_checked_precision = self._precision == "no"
@@ -75,8 +69,9 @@ class TrainedModel(Trained):
 
         Optimizers that do not call the constructor of their base class cannot be watched.
         """
-        if calls_step_hooks(self.optimizer):
-            self._watch = self.optimizer.register_step_pre_hook(self._require_own_step)
+        optimizer = self.optimizers[self.name]
+        if calls_step_hooks(optimizer):
+            self._watch = optimizer.register_step_pre_hook(self._require_own_step)
 
     def stop_watching(self) -> None:
         """Let the script step the optimizer again."""
@@ -91,11 +86,11 @@ class TrainedModel(Trained):
                 "optimizer.step() from the loop: update.step() or run.step() agrees, clips, steps and clears."
             )
 
+    @override
     def step(self) -> None:
-        """Step the optimizer."""
         self._steps = True
         try:
-            self.optimizer.step()
+            super().step()
         finally:
             self._steps = False
 
@@ -169,9 +164,5 @@ class TrainedModel(Trained):
 
     def has_gradients(self) -> bool:
         """Whether any parameter that the optimizer updates has a gradient; mostly the first one tells."""
-        is_seen = any(parameter.grad is not None for parameter in parameters_of(self.optimizer))
+        is_seen = any(parameter.grad is not None for parameter in self.parameters())
         return is_seen or self.has_local_gradients
-
-    def parameters(self) -> Iterator[Tensor]:
-        """Iterate over the parameters that the optimizer updates."""
-        return parameters_of(self.optimizer)

@@ -41,7 +41,7 @@ class TrainedModels:
 
     def schedulers(self) -> dict[str, StatefulScheduler]:
         """Return the schedulers by the names of their optimizers; none before they are created."""
-        return {name: one.scheduler for name, one in self.by_name.items() if one.scheduler is not None}
+        return {name: scheduler for one in self.by_name.values() for name, scheduler in one.schedulers.items()}
 
     def start(self, place: Callable[[nn.Module, bool], nn.Module]) -> None:
         """Place all models, with the same weights on all processes, and begin to train.
@@ -65,7 +65,7 @@ class TrainedModels:
         """Make the optimizers that factories are for, once what they train is placed."""
         self._given.make_optimizers()
         for name, one in self.by_name.items():
-            one.optimizer = self._given.optimizers[name]
+            one.optimizers = {name: self._given.optimizers[name]}
 
     def watch_steps(self) -> None:
         """From here on, raise an error for steps of the optimizers that the run does not make."""
@@ -79,7 +79,7 @@ class TrainedModels:
             values: What ``TrainerPlaceholderValues`` stand for in this run.
         """
         for name, factory in self._given.factories.items():
-            self.by_name[name].scheduler = create_scheduler(factory, self._given.optimizers[name], values)
+            self.by_name[name].schedulers = {name: create_scheduler(factory, self._given.optimizers[name], values)}
 
     def start_epoch(self) -> None:
         """Forget updates that were not finished."""

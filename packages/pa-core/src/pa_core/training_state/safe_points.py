@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -73,19 +73,6 @@ class _Evaluation:
     eval_sets: tuple[str, ...]
 
 
-class _BetweenSteps:
-    """A context that is entered once in each update; a generator would take several times as long."""
-
-    def __init__(self) -> None:
-        self.is_entered = False
-
-    def __enter__(self) -> None:
-        self.is_entered = True
-
-    def __exit__(self, *_: object) -> None:
-        self.is_entered = False
-
-
 class EvaluationInterrupted(BaseException):
     """Aborts an evaluation. A ``BaseException``, so that a user's ``except Exception`` does not swallow it.
 
@@ -108,6 +95,8 @@ class SafePoints:
         registered: Further objects that are part of each state, in this order.
         ended_by: The class of the exception that ended the run; None while it runs and after a regular end. Not the
             exception, whose traceback would keep the batch and the graph of the last step in memory.
+        is_between_steps: Whether an update is complete with all that belongs to it, and its last event is being called:
+            an evaluation may be interrupted here.
         unchecked_optimizers: The names of the optimizers to check after their first update.
     """
 
@@ -121,7 +110,7 @@ class SafePoints:
         self._has_trained = False
         self._phase: Phase | None = None
         self._rng_state: Mapping[str, Any] | None = None
-        self._between_steps = _BetweenSteps()
+        self.is_between_steps: bool = False
         self._num_evaluations = 0
         self._evaluation: _Evaluation | None = None
         self._interrupted: _Evaluation | None = None
@@ -138,20 +127,11 @@ class SafePoints:
         self._run = parts
         self._writer.drop_requests()
         self.ended_by = self._phase = self._rng_state = None
-        self._between_steps = _BetweenSteps()
+        self.is_between_steps = False
         self._num_evaluations = 0
         self._evaluation = self._interrupted = None
         self.unchecked_optimizers.clear()
         self._unsaved = None
-
-    @property
-    def is_between_steps(self) -> bool:
-        """Whether an update is complete with all that belongs to it, and its last event is being called."""
-        return self._between_steps.is_entered
-
-    def between_steps(self) -> AbstractContextManager[None]:
-        """Return the context of what runs between two updates, where an evaluation may be interrupted."""
-        return self._between_steps
 
     def leave(self) -> None:
         """Note that something begins that changes a part of the run before the others."""
