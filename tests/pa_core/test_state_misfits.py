@@ -95,6 +95,7 @@ WRONG_STATES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "params is [0, 0, 1, 2, 3, 4], not the numbers from 0 on",
     ),
     "parameters by name": (lambda state: state["param_groups"][0].update(params=["a"] * 6), "params.0 is 'a', not a"),
+    "another flag": (lambda state: state["param_groups"][0].update(fused=torch.ones(2)), "not True or False"),
     "another rate": (lambda state: state["param_groups"][0].update(lr="high"), "lr is 'high', not a number"),
     "other betas": (
         lambda state: state["param_groups"][0].update(betas=[0.9, None, "x"]),

@@ -26,7 +26,7 @@ _KINDS: tuple[tuple[Any, Any, str], ...] = (
     (Real | Tensor, Real | Tensor, "a number"),
     (str, str, "a text"),
     (list | tuple, list | tuple, "a list"),
-    (Mapping, Mapping | None, "a dictionary"),
+    (Mapping, Mapping, "a dictionary"),
 )
 """What a value is, what may stand in its place, and what that is called."""
 
@@ -74,7 +74,7 @@ def misfit_of_optimizer(
         numbers = range(first, first + len(of_group))
         first += len(of_group)
         own = optimizer.param_groups[index] if index < len(optimizer.param_groups) else {}
-        if misfit := _misfit_of_group(group, numbers, optimizer.defaults, own):
+        if misfit := _misfit_of_group(optimizer, group, numbers, own):
             return f"param_groups.{index}{misfit}"
         for number, parameter in zip(numbers, of_group, strict=True):
             key = index, parameter.shape, parameter.dtype
@@ -85,10 +85,11 @@ def misfit_of_optimizer(
     return None
 
 
-def _misfit_of_group(group: Any, numbers: range, defaults: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+def _misfit_of_group(optimizer: Optimizer, group: Any, numbers: range, own: Mapping[str, Any]) -> str | None:
     if not isinstance(group, Mapping):
         return f" is {reprlib.repr(group)}, not a dictionary"
     params: Any = group.get("params")
+    defaults, is_of_torch = optimizer.defaults, _is_of_torch(type(optimizer))
     if misfit := _misfit_of_value((*numbers,), params):
         return f".params{misfit}"
     if [one for one in params if type(one) is int] != [*numbers]:
@@ -98,7 +99,8 @@ def _misfit_of_group(group: Any, numbers: range, defaults: Mapping[str, Any], ow
         if name not in group and type(default) in (float, int, tuple):
             return f".{name} is missing"
     for name, value in {**defaults, **own, "params": params}.items():
-        if name in group and (misfit := _misfit_of_value(value, group[name])):
+        is_flag = value is None and name in defaults and is_of_torch
+        if name in group and (misfit := _misfit_of_value(is_flag or value, group[name])):
             return f".{name}{misfit}"
     return None
 
@@ -143,7 +145,7 @@ def _misfit_of_value(own: Any, saved: Any) -> str | None:
         if len(saved) < len(own) or (isinstance(own, tuple) and len(saved) > len(own)):
             return f" has {len(saved)} entries, not {len(own)}"
         pairs = ((index, one, saved[index]) for index, one in enumerate(own))
-    elif isinstance(own, Mapping) and saved is not None:
+    elif isinstance(own, Mapping):
         if missing := [name for name in own if isinstance(name, str) and name not in saved]:
             return f".{missing[0]} is missing"
         pairs = ((name, one, saved[name]) for name, one in own.items() if name in saved)
@@ -188,6 +190,8 @@ def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
         return None
     saved, own = cast("Mapping[str, Any]", state), scheduler.state_dict()
     for name, value in own.items():
+        if name == "lr_lambdas":  # of which functions have no state
+            continue
         if name in saved:
             if misfit := _misfit_of_value(value, saved[name]):
                 return f"{name}{misfit}"
