@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from pa_core import CheckpointError
 from pa_trial import (
     Batch,
     CheckpointNotFound,
-    DataLoader,
     InvalidCheckpointException,
     LRScheduler,
     PyTorchCallback,
@@ -26,7 +26,7 @@ from pa_trial import (
     Trainer,
 )
 from pa_trial.saved_trial import read_metadata
-from tests.support.trials import TinyTrial, fit
+from tests.support.trials import TinyTrial, callback, fit, raising
 
 
 def saved(trial_class: type[TinyTrial], folder: Path, length: int = 3, **asked: Any) -> Path:
@@ -103,91 +103,13 @@ def test_hyperparameters_that_json_has_no_form_for_are_left_out(tmp_path: Path) 
 # The callbacks
 
 
-class Noting(PyTorchCallback):
-    """Notes down what is called, and adds an entry to the checkpoint."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        self.calls.append("state_dict")
-        return {"number": 3}
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.calls.append(("load_state_dict", state_dict))
-
-    @override
-    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        self.calls.append("on_checkpoint_save_start")
-        checkpoint["added"] = {"by": "a callback"}
-
-    @override
-    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        self.calls.append(("on_checkpoint_load_start", checkpoint["added"]))
-
-    @override
-    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        self.calls.append(
-            ("on_checkpoint_write_end", checkpoint_dir, (Path(checkpoint_dir) / "metadata.json").exists())
-        )
-
-    @override
-    def on_checkpoint_upload_end(self, uuid: str) -> None:
-        self.calls.append(("on_checkpoint_upload_end", uuid))
-
-    @override
-    def on_training_start(self) -> None:
-        self.calls.append("on_training_start")
-
-
-class WithNotes(TinyTrial):
-    """A tiny trial whose callback notes down what is called."""
-
-    def __init__(self, context: PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.noting = Noting()
-        self.callbacks = {"noting": self.noting}
-
-
-def test_callbacks_are_called_around_a_checkpoint_in_order(tmp_path: Path) -> None:
-    """What they add to a checkpoint comes back; the folder is complete when they are told of it."""
-    begun = fit(WithNotes, tmp_path, max_length=Batch(2))
-    (checkpoint,) = tmp_path.iterdir()
-    assert isinstance(begun, WithNotes)
-    assert begun.noting.calls == [
-        "on_training_start",
-        "state_dict",
-        "on_checkpoint_save_start",
-        ("on_checkpoint_write_end", str(checkpoint), True),
-        ("on_checkpoint_upload_end", checkpoint.name),
-    ]
-    resumed = fit(WithNotes, tmp_path, max_length=Batch(3), latest_checkpoint=checkpoint.name)
-    assert isinstance(resumed, WithNotes)
-    assert resumed.noting.calls[:3] == [
-        ("on_checkpoint_load_start", {"by": "a callback"}),
-        ("load_state_dict", {"number": 3}),
-        "on_training_start",
-    ]
-
-
 def test_a_callback_without_a_saved_state_begins_anew_with_a_warning(tmp_path: Path) -> None:
     """One that has no state to load is not warned of."""
     checkpoint = saved(TinyTrial, tmp_path)
 
-    class AddedLater(WithNotes):
-        def __init__(self, context: PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.callbacks = {"later": LoadsOnly(), "plain": PyTorchCallback()}
-
-    class LoadsOnly(PyTorchCallback):
-        @override
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            raise AssertionError("there is nothing to load")
-
+    added = {"later": callback(load_state_dict=raising(LookupError("nothing to load"))), "plain": PyTorchCallback()}
     with pytest.warns(UserWarning, match="no state of the callback 'later'") as warnings:
-        fit(AddedLater, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
+        fit(TinyTrial, tmp_path, added, max_length=Batch(4), latest_checkpoint=checkpoint.name)
     assert len(warnings) == 1
 
 
@@ -198,19 +120,8 @@ def test_a_callback_without_a_saved_state_begins_anew_with_a_warning(tmp_path: P
 )
 def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path, state: dict[str, Any], named: str) -> None:
     """The error names the entry, and nothing is left of the checkpoint."""
-
-    class Holding(PyTorchCallback):
-        @override
-        def state_dict(self) -> dict[str, Any]:
-            return state
-
-    class Careless(TinyTrial):
-        def __init__(self, context: PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.callbacks = {"holding": Holding()}
-
     with pytest.raises(CheckpointError) as error:
-        fit(Careless, tmp_path, max_length=Batch(1))
+        fit(TinyTrial, tmp_path, {"holding": callback(state_dict=lambda: state)}, max_length=Batch(1))
     assert f"['callbacks']['holding'][{named}]" in error.value.given
     assert list(tmp_path.iterdir()) == []
 
@@ -241,35 +152,6 @@ def test_the_folder_of_all_checkpoints_is_none_itself(tmp_path: Path) -> None:
     saved(TinyTrial, tmp_path)
     with pytest.raises(CheckpointNotFound, match="but is not one"):
         fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint=tmp_path)
-
-
-def test_counters_go_on(tmp_path: Path) -> None:
-    """Batches and epochs are numbered from where the checkpoint was taken, when loaders are built already."""
-    checkpoint = saved(TinyTrial, tmp_path)
-    seen: list[Any] = []
-
-    class Startup(PyTorchCallback):
-        @override
-        def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-            seen.append((first_batch_idx, checkpoint_uuid))
-
-        @override
-        def on_training_epoch_start(self, epoch_idx: int) -> None:
-            seen.append(epoch_idx)
-
-    class Resuming(TinyTrial):
-        def __init__(self, context: PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.callbacks = {"startup": Startup()}
-
-        @override
-        def build_training_data_loader(self) -> DataLoader:
-            seen.append(("initial batch", self.context.get_initial_batch()))
-            return super().build_training_data_loader()
-
-    resumed = fit(Resuming, tmp_path, max_length=Batch(6), latest_checkpoint=checkpoint.name)
-    assert resumed.trained == [(0, 3), (1, 4), (1, 5)]
-    assert seen == [(3, checkpoint.name), ("initial batch", 3), 1]
 
 
 # What does not fit
@@ -341,51 +223,25 @@ def test_what_does_not_fit_is_refused_before_anything_changes(
 
 def test_a_callback_saves_objects_of_any_kind_if_pickle_is_trusted(tmp_path: Path) -> None:
     """Both when they are saved and when they are loaded."""
-
-    class HoldsPath(PyTorchCallback):
-        held: object = Path("somewhere")
-
-        @override
-        def state_dict(self) -> dict[str, Any]:
-            return {"path": self.held}
-
-        @override
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            loaded.append(state_dict["path"])
-
-    class WithPath(TinyTrial):
-        @override
-        def build_callbacks(self) -> dict[str, PyTorchCallback]:
-            return {"holds": HoldsPath()}
-
+    state = {"path": Path("somewhere")}
     loaded: list[object] = []
+    holds = {"holds": callback(state_dict=lambda: state, load_state_dict=loaded.append)}
     with pytest.raises(CheckpointError, match="not safely loaded again"):
-        fit(WithPath, tmp_path / "refused", max_length=Batch(2))
-    fit(WithPath, tmp_path, max_length=Batch(2), trust_pickle=True)
-    (checkpoint,) = tmp_path.glob("*/metadata.json")
-    name = checkpoint.parent.name
+        fit(TinyTrial, tmp_path / "refused", holds, max_length=Batch(2))
+    name = saved(TinyTrial, tmp_path / "saved", callbacks=holds, trust_pickle=True)
     with pytest.raises(InvalidCheckpointException, match="trust_pickle=True"):
-        fit(WithPath, tmp_path, max_length=Batch(4), latest_checkpoint=name)
-    fit(WithPath, tmp_path, max_length=Batch(4), latest_checkpoint=name, trust_pickle=True)
-    assert loaded == [Path("somewhere")]
+        fit(TinyTrial, tmp_path, holds, max_length=Batch(4), latest_checkpoint=name)
+    fit(TinyTrial, tmp_path, holds, max_length=Batch(4), latest_checkpoint=name, trust_pickle=True)
+    assert loaded == [state]
 
 
 def test_a_callback_that_refuses_its_state_leaves_everything_as_it_was(tmp_path: Path) -> None:
     """It is the last to be asked; models and optimizers are brought back."""
-    checkpoint = saved(WithNotes, tmp_path)
-
-    class Refusing(WithNotes):
-        def __init__(self, context: PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.callbacks = {"noting": Refuses()}
-
-    class Refuses(PyTorchCallback):
-        @override
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            raise LookupError("not mine")
-
+    refuses = callback(state_dict=lambda: {"number": 3}, load_state_dict=raising(LookupError("not mine")))
+    checkpoint = saved(TinyTrial, tmp_path, callbacks={"refuses": refuses})
     with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        trial = Refusing(context)
+        trial = TinyTrial(context)
+        trial.callbacks["refuses"] = refuses
         before = [weight.clone() for weight in trial.model.parameters()]
         with pytest.raises(LookupError, match="not mine"):
             Trainer(trial, context).fit(
@@ -423,20 +279,10 @@ def test_the_scaler_of_a_training_without_one_that_was_enabled(tmp_path: Path) -
 
 def test_a_checkpoint_without_rng_states_is_warned_of(tmp_path: Path) -> None:
     """A callback may take them out, or Determined may not have saved them; training goes on."""
-
-    class Forgets(PyTorchCallback):
-        @override
-        def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-            del checkpoint["rng_state"]
-
-    class Forgetful(TinyTrial):
-        def __init__(self, context: PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.callbacks = {"forgets": Forgets()}
-
     checkpoint = saved(TinyTrial, tmp_path)
+    forgets = {"forgets": callback(on_checkpoint_load_start=methodcaller("pop", "rng_state"))}
     with pytest.warns(UserWarning, match="no RNG state"):
-        trial = fit(Forgetful, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
+        trial = fit(TinyTrial, tmp_path, forgets, max_length=Batch(4), latest_checkpoint=checkpoint.name)
     assert trial.trained == [(0, 3)]
 
 
@@ -491,9 +337,9 @@ def test_the_newest_checkpoint_is_the_newest_intact_one(tmp_path: Path) -> None:
     (tmp_path / ".staging.0123456789ab.cd").mkdir()
     with pa_trial.init(checkpoint_dir=tmp_path, seed=0) as context:
         assert context.get_latest_checkpoint() is None
-        trial = WithNotes(context)
+        trial = TinyTrial(context)
         Trainer(trial, context).fit(max_length=Batch(3), checkpoint_period=Batch(1), checkpoint_policy="none")
-        names = [call[1] for call in trial.noting.calls if call[0] == "on_checkpoint_upload_end"]
+        names = [Path(folder).name for folder in trial.heard.folders]
         assert context.get_latest_checkpoint() == names[-1]
         (tmp_path / names[-1] / "state_dict.pth").write_bytes(b"")
         with pytest.warns(UserWarning, match=f"{names[-1]} is skipped"):

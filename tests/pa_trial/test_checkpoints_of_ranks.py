@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from typing_extensions import override
 
 import pa_trial
 from pa_core import CheckpointError, OtherProcessError, RanksDifferError
 from pa_core.distributed import gather_objects, rank
-from pa_trial import Batch, InvalidCheckpointException, PyTorchCallback, PyTorchTrialContext, Trainer
-from tests.support.trials import TinyTrial, fit
+from pa_trial import Batch, InvalidCheckpointException, PyTorchCallback, Trainer
+from tests.support.trials import TinyTrial, callback, fit, raising
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -81,47 +79,21 @@ def test_the_same_checkpoint_may_be_in_another_place(shared_tmp_path: Path) -> N
     assert resume((checkpoint, shared_tmp_path / "second" / checkpoint.name)[rank()]).trained == [(0, 1), (1, 2)]
 
 
-class Failing(PyTorchCallback):
-    """Fails on the chief when a checkpoint is saved, or holds what cannot be loaded again."""
-
-    def __init__(self, state: dict[str, Any], error: Exception | None) -> None:
-        self._state = state
-        self._error = error
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return self._state
-
-    @override
-    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        if self._error is not None:
-            raise self._error
-
-
 @pytest.mark.parametrize(
-    ("state", "error", "on_chief", "on_others"),
+    ("failing", "on_chief", "on_others"),
     [
-        ({"layer": nn.ReLU()}, None, CheckpointError, CheckpointError),
-        ({}, LookupError("mine"), LookupError, OtherProcessError),
+        (callback(state_dict=lambda: {"layer": nn.ReLU()}), CheckpointError, CheckpointError),
+        (callback(on_checkpoint_save_start=raising(LookupError("mine"))), LookupError, OtherProcessError),
     ],
     ids=["what cannot be loaded again", "a failing callback"],
 )
 def test_a_checkpoint_that_the_chief_cannot_save_is_an_error_on_all(
-    state: dict[str, Any],
-    error: Exception | None,
-    on_chief: type[Exception],
-    on_others: type[Exception],
-    shared_tmp_path: Path,
+    failing: PyTorchCallback, on_chief: type[Exception], on_others: type[Exception], shared_tmp_path: Path
 ) -> None:
     """And nothing is left of it."""
-
-    class Careless(TinyTrial):
-        def __init__(self, context: PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.callbacks = {"failing": Failing(state, error)}
-
     with pa_trial.init(checkpoint_dir=shared_tmp_path) as context:
-        trial = Careless(context)
+        trial = TinyTrial(context)
+        trial.callbacks["failing"] = failing
         with pytest.raises((on_chief, on_others)[rank()]):
             Trainer(trial, context).fit(max_length=Batch(1), checkpoint_policy="none")
     gather_objects(None)

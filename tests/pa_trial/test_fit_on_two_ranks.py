@@ -15,7 +15,7 @@ import pa_trial
 from pa_core import RanksDifferError, gather_objects
 from pa_core.distributed import rank
 from pa_trial import Batch, DataLoader, Epoch, InvalidHP, PyTorchCallback, PyTorchTrialContext
-from tests.support.trials import TinyTrial, fit, samples, without_policy
+from tests.support.trials import TinyTrial, callback, fit, raising, samples, without_policy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,36 +56,8 @@ def test_events(asked: dict[str, Any], expected: str, shared_tmp_path: Path) -> 
     require_same([parameter.tolist() for parameter in trial.model.parameters()])
 
 
-class Metrics(PyTorchCallback):
-    """Keeps the metrics that it is told of."""
-
-    def __init__(self) -> None:
-        self.averages: list[dict[str, Any]] = []
-        self.batches: list[float] = []
-        self.validations: list[dict[str, Any]] = []
-        self.folders: list[str] = []
-
-    @override
-    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        self.averages.append(dict(avg_metrics))
-        self.batches += [float(metrics["rank"]) for metrics in batch_metrics]
-
-    @override
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.validations.append({name: float(value) for name, value in metrics.items()})
-
-    @override
-    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        self.folders.append(checkpoint_dir)
-
-
 class TellsRank(OnTwoRanks):
     """Its metrics tell the rank."""
-
-    def __init__(self, context: PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.metrics = Metrics()
-        self.callbacks["metrics"] = self.metrics
 
     @override
     def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
@@ -98,12 +70,13 @@ class TellsRank(OnTwoRanks):
 
 def test_callbacks_on_both_ranks_hear_of_the_same_metrics(shared_tmp_path: Path) -> None:
     """They are those of all processes; the chief alone hears of the files of a checkpoint."""
-    metrics = fit(TellsRank, shared_tmp_path, max_length=Batch(3)).metrics
-    assert metrics.averages[0]["rank"] == 0.5
-    assert metrics.batches == [0.5] * 3
-    assert metrics.validations == [{"rank": 0.5}]
-    assert len(metrics.folders) == (1 if rank() == 0 else 0)
-    require_same(metrics.averages)
+    heard = fit(TellsRank, shared_tmp_path, max_length=Batch(3)).heard
+    ((averages, batches),) = heard.training
+    assert averages["rank"] == 0.5
+    assert [metrics["rank"] for metrics in batches] == [0.5] * 3
+    assert heard.validation == [{"rank": 0.5}]
+    assert len(heard.folders) == (1 if rank() == 0 else 0)
+    require_same(averages)
 
 
 class ByDataset(TellsRank):
@@ -119,7 +92,7 @@ class ByDataset(TellsRank):
 
 def test_the_chief_validates_on_the_whole_dataset(shared_tmp_path: Path) -> None:
     """Both hear of what it found."""
-    assert fit(ByDataset, shared_tmp_path, max_length=Batch(1)).metrics.validations == [{"records": 8}]
+    assert fit(ByDataset, shared_tmp_path, max_length=Batch(1)).heard.validation == [{"records": 8}]
 
 
 class Shuffled(OnTwoRanks):
@@ -262,19 +235,9 @@ def test_hyperparameters_that_cannot_work_on_both_ranks(shared_tmp_path: Path) -
 
 def test_hyperparameters_that_cannot_work_found_by_the_chief_when_it_saves(shared_tmp_path: Path) -> None:
     """Both ranks end in order, though only the chief calls what found it."""
-
-    class Finds(PyTorchCallback):
-        @override
-        def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-            raise InvalidHP("the checkpoints are too large")
-
-    class WithCallback(OnTwoRanks):
-        @override
-        def build_callbacks(self) -> dict[str, PyTorchCallback]:
-            return {"finds": Finds()}
-
+    finds = callback(on_checkpoint_save_start=raising(InvalidHP("the checkpoints are too large")))
     with pytest.raises(SystemExit) as ended:
-        fit(WithCallback, shared_tmp_path, max_length=Batch(2))
+        fit(OnTwoRanks, shared_tmp_path, {"finds": finds}, max_length=Batch(2))
     assert ended.value.code == 0
 
 

@@ -19,10 +19,9 @@ from pa_trial import (
     CheckFailedError,
     DataLoader,
     MetricReducer,
-    PyTorchCallback,
     Reducer,
 )
-from tests.support.trials import TinyTrial, fit
+from tests.support.trials import Heard, TinyTrial, fit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,34 +33,8 @@ pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 NUMBERS = torch.arange(12.0)
 
 
-class Heard(PyTorchCallback):
-    """Keeps what it is told of metrics."""
-
-    def __init__(self) -> None:
-        self.training: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
-        self.validation: list[dict[str, Any]] = []
-        self.outputs: list[list[Any]] = []
-
-    @override
-    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        self.training.append((avg_metrics, batch_metrics))
-
-    @override
-    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        self.outputs.append(outputs)
-
-    @override
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.validation.append(dict(metrics))
-
-
 class Numbers(TinyTrial):
     """Trains and validates on the numbers from 0 to 11, two in a batch of all processes together."""
-
-    def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.heard = Heard()
-        self.callbacks["heard"] = self.heard
 
     @override
     def build_training_data_loader(self) -> DataLoader:
@@ -267,8 +240,6 @@ class FullDataset(TinyTrial):
 
     def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
         super().__init__(context)
-        self.heard = Heard()
-        self.callbacks["heard"] = self.heard
         context.wrap_reducer(len, "updates", for_training=False).update(1)
         self.batches = 0
 

@@ -172,7 +172,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("asked", "error", "text"), REFUSED, ids=[str(asked) for asked, _, _ in REFUSED])
+@pytest.mark.parametrize(("asked", "error", "text"), REFUSED)
 def test_what_cannot_work_is_refused_by_init(asked: dict[str, Any], error: type[Exception], text: str) -> None:
     """The error names the argument, or the entry of the configuration."""
     with pytest.raises(error, match=text), pa_trial.init(**asked):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,11 +12,9 @@ from typing_extensions import override
 import pa_trial
 from pa_trial import Batch, Epoch, PyTorchCallback, PyTorchTrialContext
 from pa_trial.trainer import Trainer
-from tests.support.trials import TinyTrial, fit
+from tests.support.trials import TinyTrial, callback, fit, raising
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pa_trial import DataLoader
 
 
@@ -90,11 +89,11 @@ class Listener(PyTorchCallback):
 
     @override
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        self.note("write end")
+        self.note(f"write end, complete: {(Path(checkpoint_dir) / 'metadata.json').exists()}")
 
     @override
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        self.note("upload end")
+        self.note(f"upload end {uuid}")
 
 
 class Noting(TinyTrial):
@@ -138,13 +137,14 @@ VALIDATION = [
     "validation epoch end 2",
     "validation end",
 ]
-CHECKPOINT = ["state_dict", "save start", "write end", "upload end"]
+CHECKPOINT = ["state_dict", "save start", "write end, complete: True"]
 LOADERS = ["validation loader"]
 
 
 def test_the_order_inside_fit(tmp_path: Path) -> None:
     """Of a training that begins, and of one that resumes from its checkpoint in the middle of an epoch."""
     trial = fit(Noting, tmp_path, max_length=Batch(3), step_zero_validation=True, validation_period=Batch(2))
+    (uuid,) = (path.name for path in tmp_path.iterdir())
     assert trial.calls == [
         "build_callbacks",
         "startup 0 None",
@@ -161,9 +161,9 @@ def test_the_order_inside_fit(tmp_path: Path) -> None:
         "workload of 1 ends at 3",
         *VALIDATION,
         *CHECKPOINT,
+        f"upload end {uuid}",
         "shutdown",
     ]
-    (uuid,) = (path.name for path in tmp_path.iterdir())
     resumed = fit(Noting, tmp_path, max_length=Batch(5), latest_checkpoint=uuid, step_zero_validation=True)
     assert resumed.calls == [
         "build_callbacks",
@@ -180,6 +180,7 @@ def test_the_order_inside_fit(tmp_path: Path) -> None:
         "workload of 2 ends at 5",
         *VALIDATION,
         *CHECKPOINT,
+        f"upload end {next(path.name for path in tmp_path.iterdir() if path.name != uuid)}",
         "shutdown",
     ]
 
@@ -236,11 +237,7 @@ class FailsAtStartup(Several):
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
-
-        def fail(first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-            raise OSError("no data")
-
-        self.callbacks["b"].on_trial_startup = fail  # type: ignore[method-assign]  # shorter than a class
+        self.callbacks["b"] = callback(on_trial_startup=raising(OSError("no data")))
 
 
 @pytest.mark.parametrize(
@@ -272,22 +269,22 @@ class Deprecated(PyTorchCallback):
 
 def test_the_deprecated_event_of_a_checkpoint(tmp_path: Path) -> None:
     """It is still called, just before the one that takes its place, and warned of once."""
-    callbacks = [Deprecated(), Deprecated()]
-
-    class WithDeprecated(TinyTrial):
-        @override
-        def build_callbacks(self) -> dict[str, PyTorchCallback]:
-            return {"a": callbacks[0], "b": callbacks[1]}
-
+    callbacks = {"a": Deprecated(), "b": Deprecated()}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(WithDeprecated, tmp_path, max_length=Batch(2), checkpoint_period=Batch(1))
+        fit(
+            TinyTrial,
+            tmp_path,
+            callbacks,
+            max_length=Batch(2),
+            checkpoint_period=Batch(1),
+        )
     deprecations = [one for one in caught if issubclass(one.category, DeprecationWarning)]
     assert len(deprecations) == 1
     assert "Deprecated.on_checkpoint_end" in str(deprecations[0].message)
     assert deprecations[0].filename.endswith("trials.py")
-    assert len(set(callbacks[0].folders)) == 2
-    assert callbacks[0].folders[::2] == callbacks[0].folders[1::2] == callbacks[1].folders[::2]
+    assert len(set(callbacks["a"].folders)) == 2
+    assert callbacks["a"].folders[::2] == callbacks["a"].folders[1::2] == callbacks["b"].folders[::2]
 
 
 @pytest.mark.parametrize("returned", [[PyTorchCallback()], {"a": PyTorchCallback}, {1: PyTorchCallback()}, None])
@@ -308,11 +305,7 @@ class FailsTwice(FailsInTraining):
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
-
-        def fail() -> None:
-            raise ValueError("no end")
-
-        self.callbacks["c"].on_trial_shutdown = fail  # type: ignore[method-assign]  # shorter than a class
+        self.callbacks["c"] = callback(on_trial_shutdown=raising(ValueError("no end")))
 
 
 def test_a_callback_that_fails_at_the_end_does_not_hide_why_it_came(tmp_path: Path) -> None:
@@ -338,13 +331,7 @@ class Older(PyTorchCallback):
 
 def test_a_callback_without_the_number_of_the_epoch_is_called_with_a_warning(tmp_path: Path) -> None:
     """Callbacks for older versions of Determined work, and their authors learn what to add."""
-    callback = Older()
-
-    class Trial(TinyTrial):
-        @override
-        def build_callbacks(self) -> dict[str, PyTorchCallback]:
-            return {"older": callback}
-
+    older = Older()
     with pytest.warns(DeprecationWarning, match="Older.on_training_epoch_start.*epoch_idx"):
-        fit(Trial, tmp_path, max_length=Epoch(2))
-    assert callback.starts == 2
+        fit(TinyTrial, tmp_path, {"older": older}, max_length=Epoch(2))
+    assert older.starts == 2

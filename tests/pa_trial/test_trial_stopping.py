@@ -12,9 +12,9 @@ import pytest
 from typing_extensions import override
 
 import pa_trial
-from pa_trial import Batch, DataLoader, InvalidHP, PyTorchCallback, PyTorchTrialContext
+from pa_trial import Batch, DataLoader, InvalidHP
 from pa_trial.trainer import Trainer
-from tests.support.trials import TinyTrial, samples, without_policy
+from tests.support.trials import TinyTrial, callback, fit, raising, samples, without_policy
 
 if TYPE_CHECKING:
     from tests.launching import Launch
@@ -34,16 +34,6 @@ class Asks(TinyTrial):
     def ask(self) -> None:
         """Ask to stop."""
         self.context.set_stop_requested(True)
-
-
-class AsksInCallback(PyTorchCallback):
-    """Asks to stop in one of its methods."""
-
-    def __init__(self, context: PyTorchTrialContext, method: str) -> None:
-        def ask(*_args: object, **_kwargs: object) -> None:
-            context.set_stop_requested(True)
-
-        setattr(self, method, ask)
 
 
 STOPS: dict[str, tuple[dict[str, Any], str]] = {
@@ -92,7 +82,11 @@ def test_a_request_of_a_callback(method: str, expected: str, tmp_path: Path) -> 
     """It is seen at the boundary whose work the callback is called in."""
     with pa_trial.init(checkpoint_dir=tmp_path) as context:
         trial = TinyTrial(context)
-        trial.callbacks["asks"] = AsksInCallback(context, method)
+
+        def ask(*_args: object, **_kwargs: object) -> None:
+            context.set_stop_requested(True)
+
+        trial.callbacks["asks"] = callback(**{method: ask})
         validation = Batch(3) if "validation" in method else None
         Trainer(trial, context).fit(
             max_length=Batch(100),
@@ -240,21 +234,9 @@ def test_hyperparameters_that_cannot_work(asked: dict[str, Any], expected: list[
 @pytest.mark.parametrize("method", ["on_checkpoint_write_end", "on_checkpoint_upload_end"])
 def test_hyperparameters_that_cannot_work_found_when_a_checkpoint_was_saved(method: str, tmp_path: Path) -> None:
     """No second checkpoint of the same batch is saved."""
-
-    class Finds(PyTorchCallback):
-        def __init__(self) -> None:
-            setattr(self, method, self.find)
-
-        def find(self, *_args: object, **_kwargs: object) -> None:
-            raise InvalidHP("the checkpoints are too large")
-
-    class WithCallback(TinyTrial):
-        @override
-        def build_callbacks(self) -> dict[str, PyTorchCallback]:
-            return {"finds": Finds()}
-
+    finds = callback(**{method: raising(InvalidHP("the checkpoints are too large"))})
     with pytest.raises(SystemExit) as ended:
-        train_within_init(WithCallback, tmp_path, [])
+        fit(TinyTrial, tmp_path, {"finds": finds}, max_length=Batch(9))
     assert ended.value.code == 0
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from typing_extensions import override
 
 import pa_trial
-from pa_trial import Batch, DataLoader, InvalidExperimentException, NoMetricsError, PyTorchCallback
-from tests.support.trials import TinyTrial, fit, samples
+from pa_trial import Batch, DataLoader, InvalidExperimentException, NoMetricsError
+from tests.support.trials import TinyTrial, callback, fit, samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,36 +20,11 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader as TorchDataLoader
 
 
-class NotesOnValidations(PyTorchCallback):
-    """Notes down what it hears of validations."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, Any]] = []
-
-    @override
-    def on_validation_start(self) -> None:
-        self.heard.append(("start", None))
-
-    @override
-    def on_validation_epoch_start(self) -> None:
-        self.heard.append(("epoch start", None))
-
-    @override
-    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        self.heard.append(("epoch end", outputs))
-
-    @override
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.heard.append(("end", dict(metrics)))
-
-
 class ByBatch(TinyTrial):
     """Three batches, the last of which is short; each is the metric that it is."""
 
     def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
         super().__init__(context)
-        self.listener = NotesOnValidations()
-        self.callbacks["listener"] = self.listener
         self.seen: list[tuple[int, bool, bool, int]] = []
 
     @override
@@ -63,15 +38,13 @@ class ByBatch(TinyTrial):
 
 
 def test_a_validation_by_batch(tmp_path: Path) -> None:
-    """In eval mode, without gradients, batches counted from 0 in each; callbacks in the documented order."""
+    """In eval mode, without gradients, batches counted from 0 in each; callbacks get the outputs as arrays."""
     trial = fit(ByBatch, tmp_path, max_length=Batch(2), validation_period=Batch(1))
     assert trial.seen == [(0, False, False, 4), (1, False, False, 4), (2, False, False, 1)] * 2
-    names = [name for name, _ in trial.listener.heard]
-    assert names == ["start", "epoch start", "epoch end", "end"] * 2
-    assert dict(trial.listener.heard)["end"] == {"number": 1.0}
-    outputs = dict(trial.listener.heard)["epoch end"]
-    assert [output["number"] for output in outputs] == [0, 1, 2]
-    assert all(isinstance(output["number"], np.ndarray) for output in outputs)
+    assert trial.heard.validation == [{"number": 1.0}] * 2
+    for outputs in trial.heard.outputs:
+        assert [output["number"] for output in outputs] == [0, 1, 2]
+        assert all(isinstance(output["number"], np.ndarray) for output in outputs)
 
 
 class NotesModes(TinyTrial):
@@ -120,8 +93,6 @@ class ByDataset(TinyTrial):
 
     def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
         super().__init__(context)
-        self.listener = NotesOnValidations()
-        self.callbacks["listener"] = self.listener
 
     @override
     def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> dict[str, Any]:
@@ -226,19 +197,9 @@ def test_counts_are_added_to_the_metrics_of_a_validation(tmp_path: Path, caplog:
     """After the callbacks have heard of them; a callback that keeps them sees them later."""
     kept: list[dict[str, Any]] = []
 
-    class Keeps(PyTorchCallback):
-        @override
-        def on_validation_end(self, metrics: dict[str, Any]) -> None:
-            assert "batches" not in metrics
-            kept.append(metrics)
-
-    class Kept(TinyTrial):
-        @override
-        def build_callbacks(self) -> dict[str, PyTorchCallback]:
-            return {"keeps": Keeps()}
-
     with caplog.at_level("INFO", logger="pa_trial"):
-        fit(Kept, tmp_path, max_length=Batch(5))
+        trial = fit(TinyTrial, tmp_path, {"keeps": callback(on_validation_end=kept.append)}, max_length=Batch(5))
+    assert trial.heard.validation[0].keys() == {"val_loss"}
     assert (kept[0]["batches"], kept[0]["epochs"]) == (5, 1)
     assert any("validation" in record.message and "'batches': 5" in record.message for record in caplog.records)
 

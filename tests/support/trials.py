@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from typing_extensions import override
 import pa_trial
 from pa_trial import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 
-__all__ = ["EventNotes", "TinyTrial", "fit", "samples", "without_policy"]
+__all__ = ["EventNotes", "Heard", "TinyTrial", "callback", "fit", "raising", "samples", "without_policy"]
 
 BATCH_SIZE = 4
 
@@ -25,6 +26,48 @@ def samples(number: int = 4 * BATCH_SIZE) -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(number, 2, generator=generator)
     return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+
+def callback(**methods: Callable[..., Any]) -> PyTorchCallback:
+    """Return a callback of whose methods some are functions, which get no ``self``."""
+    made: type[PyTorchCallback]
+    made = type("Made", (PyTorchCallback,), {name: staticmethod(method) for name, method in methods.items()})
+    return made()
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    """Return a method that raises an error, whatever it is called with."""
+
+    def method(*_args: object, **_kwargs: object) -> NoReturn:
+        raise error
+
+    return method
+
+
+class Heard(PyTorchCallback):
+    """Keeps what it is told of metrics, and the folders of checkpoints that it is told of."""
+
+    def __init__(self) -> None:
+        self.training: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+        self.validation: list[dict[str, Any]] = []
+        self.outputs: list[list[Any]] = []
+        self.folders: list[str] = []
+
+    @override
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        self.training.append((dict(avg_metrics), batch_metrics))
+
+    @override
+    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
+        self.outputs.append(outputs)
+
+    @override
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.validation.append(dict(metrics))
+
+    @override
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        self.folders.append(checkpoint_dir)
 
 
 class EventNotes(PyTorchCallback):
@@ -58,6 +101,7 @@ class TinyTrial(PyTorchTrial[list[Tensor]]):
     Attributes:
         trained: The index of each batch, with that of its epoch.
         notes: Notes down events.
+        heard: Keeps what callbacks are told of metrics and checkpoints.
         callbacks: Further callbacks by name, to be set before ``fit``.
     """
 
@@ -69,11 +113,12 @@ class TinyTrial(PyTorchTrial[list[Tensor]]):
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
         self.trained: list[tuple[int, int]] = []
         self.notes = EventNotes(context)
+        self.heard = Heard()
         self.callbacks: dict[str, PyTorchCallback] = {}
 
     @override
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        return {"notes": self.notes, **self.callbacks}
+        return {"notes": self.notes, "heard": self.heard, **self.callbacks}
 
     @override
     def build_training_data_loader(self) -> DataLoader:
@@ -103,9 +148,12 @@ def without_policy(asked: dict[str, Any]) -> dict[str, Any]:
     return {"checkpoint_policy": "none", **asked}
 
 
-def fit(trial_class: type[TrialT], checkpoint_dir: Path, **asked: Any) -> TrialT:
+def fit(
+    trial_class: type[TrialT], folder: Path, callbacks: Mapping[str, PyTorchCallback] | None = None, **asked: Any
+) -> TrialT:
     """Train a trial of a class and return it; no validation is followed by a checkpoint unless asked for."""
-    with pa_trial.init(checkpoint_dir=checkpoint_dir, seed=0) as context:
+    with pa_trial.init(checkpoint_dir=folder, seed=0) as context:
         trial = trial_class(context)
+        trial.callbacks.update(callbacks or {})
         pa_trial.Trainer(trial, context).fit(**without_policy(asked))
         return trial
