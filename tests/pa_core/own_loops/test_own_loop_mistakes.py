@@ -309,7 +309,7 @@ class _Timm(_Odd):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_dataset": _Stream()}, "max_num_train_steps=None"),
+        ({"train_dataset": _Stream()}, "Pass max_num_train_steps"),
         ({"train_dataset": 5}, "__getitem__"),
         ({"optimizer": None}, "no optimizer"),
         ({"mixed_precision": "fp8"}, "precision"),
