@@ -257,7 +257,7 @@ class TestMistakes:
         with pytest.raises(ConfigurationError, match="'critic'"), gan() as run:
             for _ in run.batches():
                 run.step("critic")
-        with pytest.raises(ConfigurationError, match=r"'critic'(.|\n)*'generator', 'discriminator'"), gan() as run:
+        with pytest.raises(ConfigurationError, match="'generator', 'discriminator', got 'critic'"), gan() as run:
             for real, _ in run.batches():
                 run.backward(run.models["discriminator"](real).mean(), model="critic")
 

@@ -45,7 +45,7 @@ wsd = WSDLrScheduler(optimizer, total_steps=20)
 # Placeholders
 
 epochs: str = TrainerPlaceholderValues.NUM_EPOCHS  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.TrainerPlaceholderValues: a number to a checker
-more: int = TrainerPlaceholderValues.NUM_EPOCHS + "1"  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue]  # pa_core.TrainerPlaceholderValues: arithmetic with numbers
+more: int = TrainerPlaceholderValues.NUM_EPOCHS + "1"  # type: ignore[arg-type]  # pyright: ignore[reportOperatorIssue]  # pa_core.TrainerPlaceholderValues: arithmetic with numbers
 steps: int = TrainerPlaceholderValues.NUM_STEPS  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.TrainerPlaceholderValues: no such number
 partial(OneCycleLR, max_lr=0.1, total_steps=f"{TrainerPlaceholderValues.NUM_EPOCHS}")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.TrainerPlaceholderValues.NUM_EPOCHS: text is no number
 

@@ -1,4 +1,4 @@
-"""What a run was asked for: one record, which is checked before anything else and compared over the ranks."""
+"""What a run is to do: one record, which is checked before anything else and compared over the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one update trains: the batches weigh their share in it, and its gradients are those of all processes."""
+"""What one update trains: each batch weighs its share of it, and all processes have the same gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOTHING = nullcontext[None]()
 class Trained:
     """Modules that are trained by one loss, and whose gradients are exchanged together on several processes.
 
-    ``fully_shard`` exchanges the gradients of what it was applied to; ``GradientExchange`` those of all the rest.
+    ``fully_shard`` exchanges the gradients of what it was applied to, and ``GradientExchange`` all others.
 
     Args:
         accelerator: The accelerator of the run.
@@ -93,7 +93,7 @@ class Trained:
         self.end_update()
 
     def in_batch(self, part: MicroBatch) -> AbstractContextManager[None]:
-        """Return the context of the backward passes of one batch; those of the last one of an update are exchanged.
+        """Return the context of the backward passes of one batch; the last batch of an update exchanges the gradients.
 
         Args:
             part: The part of the batch in the update.
@@ -219,7 +219,7 @@ def _parameters_in(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def zero_loss_of_stand_in(loss: Tensor) -> Tensor:
-    """Return a loss whose gradients are zero, and whose backward pass goes where that of another loss goes.
+    """Return a loss whose gradients are zero, and whose backward pass goes through the same graph as another loss.
 
     Args:
         loss: The loss of a batch that stands in for one of another process; perhaps it is not finite.

@@ -20,7 +20,7 @@ class EpochTable:
 
     Args:
         shows: Whether a metric is shown, by its name.
-        greater_is_better: For metrics by name, whether a higher value is better, whatever else says so.
+        greater_is_better: For metrics by name, whether a higher value is better, if that is known.
 
     Attributes:
         is_within_epoch: Whether the next row is of an evaluation within a training epoch.
@@ -47,7 +47,7 @@ class EpochTable:
         self._metrics.update(metrics)
 
     def take(self, trainer: AnyTrainer, wanted: Callable[[str], bool] = lambda name: True) -> None:
-        """Note for the next row those of the metrics that were updated since this was done last."""
+        """Note for the next row the metrics that were updated since this was done last."""
         if self._updated is not None:
             self.add(self._updated.take(trainer.run_history, lambda name: self._shows(name) and wanted(name)))
 

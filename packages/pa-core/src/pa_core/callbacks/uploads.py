@@ -79,7 +79,7 @@ class Uploads:
         errors: Literal["warn", "raise"] = "warn",
         say: Callable[[str], None] = print,
     ) -> None:
-        self.store = RemoteFolder(url)
+        self.store: RemoteFolder = RemoteFolder(url)
         self._max_checkpoints = max_checkpoints
         self._errors = errors
         self._say = say
@@ -242,7 +242,7 @@ class Uploads:
 
 
 def warn_that_it_continues(error: CheckpointError) -> None:
-    """Warn of what takes room, or is not sent, and does not end the run."""
+    """Warn about what takes room, or is not sent, and does not end the run."""
     warn_user(f"{error.problem.rstrip('.')} ({error.given}); the run continues. {error.do}")
 
 

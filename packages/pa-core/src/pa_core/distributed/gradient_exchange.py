@@ -1,9 +1,9 @@
 """Averages the gradients of an update over the processes, while its last backward pass is in progress.
 
 The parameters lie in buckets, in the order in which a backward pass reaches them. A bucket is averaged as soon as all
-of its gradients are there, and the buckets in the same order on each process. The last one waits until the update asks
-for the result: small numbers of each process travel with it. A process without a gradient counts as one whose gradient
-is zero. A parameter that has a gradient on no process keeps none, as on one process.
+of its gradients are there, and the buckets in the same order on each process. The last one waits until the update
+needs the result: small numbers of each process travel with it. Where a process has no gradient, it counts as zero. A
+parameter that has a gradient on no process keeps none, as on one process.
 """
 
 from __future__ import annotations

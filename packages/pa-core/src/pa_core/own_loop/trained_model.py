@@ -52,7 +52,8 @@ class TrainedModel(Trained):
         super().__init__(accelerator, counted_by="num_items")
         self.name = name
         self.module = module
-        self.optimizers = {} if optimizer is None else {name: optimizer}
+        if optimizer is not None:
+            self.optimizers[name] = optimizer
         self._is_only_model = is_only_model
         self._precision = _accelerate.computed_precision(accelerator)
         self._has_checked_precision = self._precision == "no"

@@ -48,7 +48,7 @@ class UpdatedMetrics:
         self._counts = count_metrics(history)
 
     def take(self, history: RunHistory, wanted: Callable[[str], bool]) -> dict[str, float]:
-        """Return the latest values of those of the metrics that are wanted, by name, and are numbers."""
+        """Return the latest values of the wanted metrics, by name, and are numbers."""
         counts = count_metrics(history)
         updated = {name: n for name, n in counts.items() if n != self._counts.get(name, 0) and wanted(name)}
         self._counts.update(updated)
