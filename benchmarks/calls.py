@@ -22,14 +22,14 @@ from benchmarks.tasks import TASKS, Task
 __all__ = ["Calls", "calls_of_edge", "calls_of_step"]
 
 FIRST, NUM_STEPS = 5, 20
-PACKAGES = ("/pa_core/", "/pa_trial/")
+PACKAGES = ("/pa_core/", "/pa_data/", "/pa_trial/")
 
 
 class Calls(NamedTuple):
     """Numbers of calls.
 
     Attributes:
-        of_trainer: Of Python functions of pa_core and pa_trial.
+        of_trainer: Of Python functions of pa_core, pa_data and pa_trial.
         of_python: Of all functions in Python, those of torch included.
         of_c: Of functions in C that Python calls.
     """

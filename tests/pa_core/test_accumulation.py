@@ -187,7 +187,7 @@ def test_weighed_batches_add_up_to_the_mean_over_items(items: list[int], nominal
         accumulation.take_counts(batch_size=1, items=number)
         part = MicroBatch(step, weight=1 / len(items), ends_group=step == len(items))
         torch.autograd.backward(accumulation.weigh(parameter * step, part))
-    accumulation.normalise([parameter], accumulation.items)
+    accumulation.normalise(lambda: [parameter], accumulation.items)
     assert parameter.grad is not None
     # A batch alone is its own mean, and one without items is what its step says it is.
     total = sum(items)

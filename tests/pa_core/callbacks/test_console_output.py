@@ -342,7 +342,11 @@ def test_a_notebook_draws_bars_where_it_has_widgets(monkeypatch: pytest.MonkeyPa
     errors, cell = OutStream(), OutStream()
     find_spec = importlib.util.find_spec
     widgets = importlib.machinery.ModuleSpec("ipywidgets", None) if has_widgets else None
-    monkeypatch.setattr(_tqdm, "find_spec", lambda name: widgets if name == "ipywidgets" else find_spec(name))
+
+    def find(name: str) -> importlib.machinery.ModuleSpec | None:
+        return widgets if name == "ipywidgets" else find_spec(name)
+
+    monkeypatch.setattr(_tqdm, "find_spec", find)
     monkeypatch.setattr(sys, "stderr", errors)
     monkeypatch.setattr(sys, "stdout", cell)
     trainer = linear_trainer(ProgressBarCallback)

@@ -345,7 +345,7 @@ def test_flags_reach_all_ranks_without_a_trainer() -> None:
 
     assert float(agreement.before_update(exchange, items=2.0 + is_second, at_once=False)) == 5.0
     assert [agreement.save.take(), agreement.save.take(), agreement.preempt.take()] == [True, False, False]
-    assert not agreement.save.is_pending
+    assert not agreement.save.is_asked
 
     agreement.preempt.is_asked = not is_second
     agreement.agree_on_preemption()

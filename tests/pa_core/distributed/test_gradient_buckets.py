@@ -25,20 +25,22 @@ class Branches(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Linear(4, 6)
-        self.image = nn.Conv2d(1, 2, 2).to(memory_format=torch.channels_last)
+        self.image = nn.Conv2d(1, 2, 2)
+        self.image.weight.data = self.image.weight.data.to(memory_format=torch.channels_last)
         self.exact = nn.Linear(4, 2).double()
         self.words = nn.Embedding(5, 3, sparse=True)
         self.unused = nn.Linear(2, 2)
 
     def loss(self, inputs: Tensor, parts: Iterable[str]) -> Tensor:
         """The loss of some of the layers."""
-        losses = {
-            "first": lambda: self.first(inputs).square().mean(),
-            "image": lambda: self.image(inputs.view(-1, 1, 2, 2)).square().mean(),
-            "exact": lambda: self.exact(inputs.double()).square().mean().float(),
-            "words": lambda: self.words(inputs[:, 0].abs().long().clamp(max=4)).square().mean(),
+        given = {
+            "first": inputs,
+            "image": inputs.view(-1, 1, 2, 2),
+            "exact": inputs.double(),
+            "words": inputs[:, 0].abs().long().clamp(max=4),
         }
-        return torch.stack([losses[part]() for part in parts]).sum()
+        outputs: list[Tensor] = [self.get_submodule(part)(given[part]) for part in parts]
+        return torch.stack([output.square().mean().float() for output in outputs]).sum()
 
 
 ALL = ("first", "image", "exact", "words")
@@ -51,9 +53,10 @@ def inputs_of(rank: int) -> Tensor:
 
 def exchange_of(model: Branches, bucket_bytes: int, **kwargs: torch.dtype) -> GradientExchange:
     """The exchange of all its gradients, with two numbers of each rank."""
-    dense = [one for one in model.parameters() if one is not model.words.weight]
+    parameters = dict(model.named_parameters())
+    sparse = parameters.pop("words.weight")
     return GradientExchange(
-        lambda: ExchangedParameters(dense, [model.words.weight]),
+        lambda: ExchangedParameters(list(parameters.values()), [sparse]),
         2,
         torch.device("cpu"),
         bucket_bytes=bucket_bytes,

@@ -186,8 +186,9 @@ class RunByHand(TwoModels):
             progress.steps_in_epoch = step
             progress.finish_group(clock)
             progress.finish_update(clock)
-            with self.safe_points.between_steps():
-                self.at_update(self)
+            self.safe_points.is_between_steps = True
+            self.at_update(self)
+            self.safe_points.is_between_steps = False
             self.reach(Phase.STEP)
         self.safe_points.leave()
         progress.finish_epoch()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
@@ -169,7 +169,11 @@ class Accumulation:
             total: The items of the update on all processes. A tensor on the device is not waited for, except after the
                 first update.
         """
-        if not self._has_items(total):
+        if isinstance(total, Tensor) and self._counts_items is not None:
+            has_items = self._counts_items or self.counts_samples
+        else:  # a process without a sample so far learns it from the others
+            has_items = float(total) > 0
+        if not has_items:
             return
         nominal = self.nominal or 1.0
         if self.nominal is None:
@@ -181,12 +185,6 @@ class Accumulation:
             factor = nominal * self._num_processes / at_least_one
             foreach("mul_", gradients, factor)
         self.items = 0.0
-
-    def _has_items(self, total: float | Tensor) -> bool:
-        """Whether the update counts items; a process without a sample so far learns it from the others."""
-        if isinstance(total, Tensor) and self._counts_items is not None:
-            return self._counts_items or self.counts_samples
-        return float(total) > 0
 
 
 def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
@@ -233,15 +231,12 @@ def micro_batches(
         count = BatchCount(loader, "training") if count is None else count
         count.given = steps_done
         if count.expected is None:
-            yield from _of_stream(count, batches, accumulation_steps)
-            return
+            return _of_stream(count, batches, accumulation_steps)
         sizes = _known_sizes(loader, num_processes)
-        yield from _of_custom_loader(count, sizes, batches, accumulation_steps, num_processes)
-        if count.is_per_process:
-            yield from _without_samples(count, steps_done, accumulation_steps)
-        return
+        own = _of_custom_loader(count, sizes, batches, accumulation_steps, num_processes)
+        return chain(own, _without_samples(count, steps_done, accumulation_steps)) if count.is_per_process else own
     limit = None if limit is None else limit - steps_done
-    yield from _of_keyed_loader(keyed.split, limit, batches, accumulation_steps, rank, steps_done)
+    return _of_keyed_loader(keyed.split, limit, batches, accumulation_steps, rank, steps_done)
 
 
 def _of_keyed_loader(

@@ -167,7 +167,8 @@ class AddedModules:
         for added in self._by_name.values():
             added.called = None
             added.module.zero_grad()
-        self.zero_grad()
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
 
     def train(self, optimizer: Optimizer | None) -> None:
         """Put the modules that are trained into training mode."""
@@ -190,16 +191,6 @@ class AddedModules:
         finally:
             for module, training in modes:
                 module.training = training
-
-    def step(self) -> None:
-        """Update the parameters by their gradients."""
-        for optimizer in self.optimizers.values():
-            optimizer.step()
-
-    def zero_grad(self) -> None:
-        """Clear the gradients of all parameters of the optimizers."""
-        for optimizer in self.optimizers.values():
-            optimizer.zero_grad()
 
 
 def _ids_of_parameters(optimizer: Optimizer | None) -> set[int]:

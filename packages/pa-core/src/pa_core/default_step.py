@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -49,7 +49,10 @@ def calculate_batch_loss(
             do="Pass a loss function, override calculate_train_batch_loss and calculate_eval_batch_loss, or let "
             "the batch be a mapping and the model return its own loss.",
         )
-    inputs, targets = _inputs_and_targets(model, batch, method)
+    if (batch.__class__ is list or batch.__class__ is tuple) and len(cast("Any", batch)) > 1:
+        inputs, targets, *_ = cast("Any", batch)
+    else:
+        inputs, targets = _inputs_and_targets(model, batch, method)
     try:
         outputs = model(inputs)
         if method not in checked:
@@ -114,9 +117,9 @@ def _is_one_thing(batch: object) -> bool:
 
 def _number_of_samples(inputs: Any, targets: Any) -> int:
     """The length of the targets, unless they are several tensors: then the length of the inputs."""
-    tensor = next((one for one in (targets, inputs) if isinstance(one, Tensor) and one.dim() > 0), None)
-    if tensor is not None:
-        return len(tensor)
+    for one in (targets, inputs):
+        if isinstance(one, Tensor) and one.dim() > 0:
+            return len(one)
     mapping = next((one for one in (targets, inputs) if is_mapping(one)), None)
     return len(targets) if mapping is None else count_samples(mapping, may_differ=True)
 

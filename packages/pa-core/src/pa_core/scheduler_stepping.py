@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from typing_extensions import override
@@ -47,7 +48,7 @@ class SchedulerStepping:
                 f'step_scheduler must be "update" or "epoch", after which a scheduler is stepped, got {given!r}.'
             )
 
-    @property
+    @cached_property
     def after(self) -> Literal["update", "epoch"]:
         """After what the scheduler is stepped; a metric is there after an epoch."""
         return self.step_scheduler if self.watch_metric is None else "epoch"

@@ -25,7 +25,7 @@ _KINDS: tuple[tuple[Any, Any, str], ...] = (
     (bool, bool | None, "True or False"),
     (Real | Tensor, Real | Tensor, "a number"),
     (str, str, "a text"),
-    (list | tuple, list | tuple, "a list"),
+    ((list, tuple), (list, tuple), "a list"),
     (Mapping, Mapping, "a dictionary"),
 )
 """What a value is, what may stand in its place, and what that is called."""
@@ -65,7 +65,7 @@ def misfit_of_optimizer(
     parameters = [group["params"] for group in optimizer.param_groups] if groups is None else groups
     saved: Any = state.get("param_groups")
     by_number: Any = state.get("state")
-    if not (isinstance(saved, list) and isinstance(by_number, Mapping)):
+    if not (_is(saved, list) and _is(by_number, Mapping)):
         return _NOT_OF_OPTIMIZER
     if len(saved) != len(parameters):
         return f"it has {len(saved)} groups, not {len(parameters)}"
@@ -85,8 +85,13 @@ def misfit_of_optimizer(
     return None
 
 
+def _is(value: object, kind: Any) -> bool:
+    """As ``isinstance``, after which a type checker would ask what is in a container."""
+    return isinstance(value, kind)
+
+
 def _misfit_of_group(optimizer: Optimizer, group: Any, numbers: range, own: Mapping[str, Any]) -> str | None:
-    if not isinstance(group, Mapping):
+    if not _is(group, Mapping):
         return f" is {reprlib.repr(group)}, not a dictionary"
     params: Any = group.get("params")
     defaults, is_of_torch = optimizer.defaults, _is_of_torch(type(optimizer))
@@ -106,7 +111,7 @@ def _misfit_of_group(optimizer: Optimizer, group: Any, numbers: range, own: Mapp
 
 
 def _misfit_of_entries(optimizer: Optimizer, made: Mapping[str, Any], entries: Any) -> str | None:
-    if not isinstance(entries, Mapping):
+    if not _is(entries, Mapping):
         return f" is {reprlib.repr(entries)}, not a dictionary"
     for name, example in made.items() if entries else ():
         entry: Any = entries.get(name)
@@ -133,19 +138,19 @@ def _misfit_of_entry(name: str, example: object, entry: Any) -> str | None:
 def _misfit_of_value(own: Any, saved: Any) -> str | None:
     """What a value, or something in it, cannot stand for; None where nobody can tell."""
     for kind, accepted, words in _KINDS:
-        if isinstance(own, kind):
-            if not isinstance(saved, accepted):
+        if _is(own, kind):
+            if not _is(saved, accepted):
                 return f" is {reprlib.repr(saved)}, not {words}"
             if isinstance(saved, Tensor) and saved.numel() != 1:
                 return f" is a tensor of shape {tuple(saved.shape)}, not {words}"
             break
     pairs: Iterable[tuple[object, Any, Any]] = ()
-    if isinstance(own, list | tuple):
+    if _is(own, (list, tuple)):
         # Of the rates of more groups, a scheduler takes the first.
-        if len(saved) < len(own) or (isinstance(own, tuple) and len(saved) > len(own)):
+        if len(saved) < len(own) or (_is(own, tuple) and len(saved) > len(own)):
             return f" has {len(saved)} entries, not {len(own)}"
         pairs = ((index, one, saved[index]) for index, one in enumerate(own))
-    elif isinstance(own, Mapping):
+    elif _is(own, Mapping):
         if missing := [name for name in own if isinstance(name, str) and name not in saved]:
             return f".{missing[0]} is missing"
         pairs = ((name, one, saved[name]) for name, one in own.items() if name in saved)

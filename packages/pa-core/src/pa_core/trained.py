@@ -186,7 +186,7 @@ class Trained:
         """Raise an error for modules that steps have updated before the first exchange of gradients."""
         for name, module in self._modules.items():
             own = [one for one in _parameters_in(module) if self._sharded is None or id(one) in self._plain]
-            if own and not _same_on_all_processes(torch.stack([one.detach().double().norm() for one in own])):
+            if own and not _same_on_all_processes(torch.stack([one.detach().double().square().sum() for one in own])):
                 raise UnsupportedConfigurationError(
                     f"The module {name!r} has drifted apart on the processes before the first update.",
                     given="steps that run a backward pass and their own update, whose gradients are not averaged",

@@ -747,8 +747,9 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         count = self._loaders.count_batches(train_dl, "training")
         # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
         for part, batch in self._remaining_steps(train_dl, count):
-            with self._step_means.step():
-                self._run_train_step(batch, part)
+            self._step_means.start_step()
+            self._run_train_step(batch, part)
+            self._step_means.end_step()
             if self._is_at_last_update:
                 break
         self._safe_points.leave()
@@ -816,14 +817,16 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._clip_gradients()
         if not overflowed:
             self.optimizer_step()
-            self._added.step()
+            for optimizer in self._added.optimizers.values():
+                optimizer.step()
             if self._stepping.after == "update":
                 self._step_schedulers()
 
     @override
     def _clear_gradients(self, trained: Trained) -> None:
         self.optimizer_zero_grad()
-        self._added.zero_grad()
+        for optimizer in self._added.optimizers.values():
+            optimizer.zero_grad()
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
@@ -978,7 +981,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _start_training_together(self) -> None:
         """Let one exchange have the gradients of the model and of what is trained with it."""
         model = self.get_model()  # a script that prepares the model itself may have wrapped it
-        self.model = model
+        self.model = model  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
         self._trained_together.optimizers = self.named_optimizers()
         self._trained_together.start({"model": model, **self._added.trained(self.optimizer)})
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:

@@ -197,7 +197,7 @@ def fetch_batch(dataset: Dataset[Any], indices: Tensor) -> Any:
     Returns:
         The batch: for tensors in memory, a list with one tensor for each tensor of the dataset.
     """
-    if _offers_fetch_batch(dataset):
+    if type(dataset) is not TensorDataset and _offers_fetch_batch(dataset):
         return cast("SupportsFetchBatch", dataset).fetch_batch(indices)
     if isinstance(dataset, TensorDataset):
         return [

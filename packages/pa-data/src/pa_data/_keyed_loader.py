@@ -378,7 +378,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         if self.device is not None and self.device.type == "cuda" and self._pins:
             batches = prefetched(batches, self.device)
         elif self.device is not None:
-            batches = self._moved(batches, self.device)
+            batches = map(partial(move_to_device, device=self.device, non_blocking=self._pins), batches)
         self._progress = EpochProgress(plan)
         return self._progress.count(batches)
 
@@ -425,9 +425,6 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             if batch is _END:
                 return
             yield batch
-
-    def _moved(self, batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-        return (move_to_device(batch, device, non_blocking=self._pins) for batch in batches)
 
     def _make_worker_loader(self) -> DataLoader[Any]:
         """Make the plain loader that runs the workers; they are sent whole batches to make."""

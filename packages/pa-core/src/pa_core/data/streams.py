@@ -28,7 +28,8 @@ def is_stream_with_state(dataset: object) -> bool:
     Args:
         dataset: A dataset.
     """
-    return isinstance(dataset, IterableDataset) and length_of(dataset) is None and has_exact_state(dataset)
+    is_stream = issubclass(type(dataset), IterableDataset)  # isinstance would leave the type of its samples open
+    return is_stream and length_of(dataset) is None and has_exact_state(dataset)
 
 
 def has_exact_state(dataset: object) -> bool:

@@ -37,11 +37,6 @@ class Request:
     is_asked: bool = False
     is_agreed: bool = False
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether this process or all of them are to do it."""
-        return self.is_asked or self.is_agreed
-
     def agree(self, number_asking: float) -> None:
         """Take note of how many processes request it.
 

@@ -192,8 +192,9 @@ class GradientExchange:
     def _add_hooks(self, bucket: _Bucket, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
             if parameter.requires_grad:
-                register: Any = parameter.register_post_accumulate_grad_hook  # not annotated by torch
-                self._hooks.append(register(partial(self._note_gradient, bucket)))
+                untyped: Any = parameter  # torch annotates the method only in part
+                hook = untyped.register_post_accumulate_grad_hook(partial(self._note_gradient, bucket))
+                self._hooks.append(hook)
 
     def _note_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
         """Called when a backward pass has added to the gradient of a parameter."""
@@ -287,4 +288,6 @@ def _mean_of_sparse(parameter: nn.Parameter, num_processes: int) -> Tensor | Non
     rows, values = gather((rows, values / num_processes))
     if len(rows) == 0:
         return None
-    return torch.sparse_coo_tensor(rows[None], values, parameter.shape, check_invariants=False)
+    untyped: Any = torch  # which annotates it only in part
+    mean: Tensor = untyped.sparse_coo_tensor(rows[None], values, parameter.shape, check_invariants=False)
+    return mean

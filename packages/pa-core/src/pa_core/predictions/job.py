@@ -113,7 +113,8 @@ class PredictionJob:
         """
         key = mix(self.seed, _BATCHES, start)
         devices = [] if device.type == "cpu" else [device]
-        with preserve_rng_state(), torch.random.fork_rng(devices, device_type=device.type):
+        untyped: Any = torch.random  # torch annotates it only in part
+        with preserve_rng_state(), untyped.fork_rng(devices, device_type=device.type):
             seed_rng(key)
             for one in devices:
                 torch.get_device_module(one).manual_seed(key)

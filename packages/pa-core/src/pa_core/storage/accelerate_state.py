@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pa_checkpoint import CheckpointInfo
 from pa_core.errors import CheckpointError
@@ -77,7 +78,9 @@ def _names_in_safetensors(path: Path) -> list[str]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
+        opened: Any = safe_open(path, framework="pt")  # which has no annotations
+        with opened as file:
+            names: list[str] = list(file.keys())
+            return names
     except (OSError, SafetensorError):
         return []

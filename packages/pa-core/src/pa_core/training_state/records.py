@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, NotRequired, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 __all__ = ["read_record"]
 
@@ -100,12 +100,13 @@ def _is_of(kind: Any, value: object) -> bool:
     if outer is float:
         return type(value) in (int, float)
     if outer is tuple:
-        return isinstance(value, list | tuple) and (inner[-1] is Ellipsis or len(value) == len(inner))
+        is_sequence = isinstance(value, list | tuple)
+        return is_sequence and (inner[-1] is Ellipsis or len(cast("Any", value)) == len(inner))
     if _is_record(outer):
         return isinstance(value, dict)
     if outer is not Any and issubclass(outer, Enum):
         return value in [one.value for one in outer]
-    return outer is Any or isinstance(value, outer)
+    return outer is Any or isinstance(value, cast("type", outer))
 
 
 def _is_record(kind: Any) -> bool:

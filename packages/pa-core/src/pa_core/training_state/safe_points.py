@@ -153,7 +153,8 @@ class SafePoints:
         """
         self._phase = phase
         save, preempt = self._run.agreement.save, self._run.agreement.preempt
-        if not (save.is_pending or preempt.is_pending or self._writer.has_requests):
+        is_asked = save.is_asked or save.is_agreed or preempt.is_asked or preempt.is_agreed
+        if not (is_asked or self._writer.has_requests):
             return
         if distributed.num_processes() == 1:
             save.agree(save.is_asked)

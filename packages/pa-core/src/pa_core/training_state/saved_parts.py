@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -180,8 +180,7 @@ def by_optimizer(saved: Any) -> dict[str, Any]:
         >>> by_optimizer(32.0)
         {'optimizer': 32.0}
     """
-    read: dict[str, Any] = saved if isinstance(saved, dict) else {OPTIMIZER: saved}
-    return read
+    return cast("dict[str, Any]", saved) if isinstance(saved, dict) else {OPTIMIZER: saved}
 
 
 def _contradictions(parts: SavedParts, summary: Mapping[str, object]) -> Iterator[str]:
