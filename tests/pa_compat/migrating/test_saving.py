@@ -34,8 +34,6 @@ def test_foreign_scheduler(tmp_path: Path) -> None:
     states = {"model_state_dict": trainer.model.state_dict(), "optimizer_state_dict": trainer.optimizer.state_dict()}
     attributes = {"param_group_field": "lr", "total_num_epochs": 1, "num_updates": 1}  # and others, in the original
     torch.save({**states, "scheduler_state_dict": attributes}, tmp_path / "model.pt")
-    with pytest.raises(
-        CheckpointError, match=r"of pytorch-accelerated\. Nothing was loaded(.|\n)*load_scheduler=False"
-    ):
+    with pytest.raises(CheckpointError, match=r"of pytorch-accelerated\.(.|\n)*load_scheduler=False"):
         trainer.load_checkpoint(tmp_path / "model.pt")
     assert trainer.load_checkpoint(tmp_path / "model.pt", load_scheduler=False)["scheduler_state_dict"] == attributes

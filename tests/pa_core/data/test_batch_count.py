@@ -244,7 +244,7 @@ def test_the_mean_of_no_sample_is_not_recorded(phase: str) -> None:
     """Where each step says that it had no sample, the error says so instead of a NaN in the history."""
     trainer = make_trainer()
     setattr(trainer, f"{phase}_step", without_samples)
-    with pytest.raises(BatchOutputError, match="mean of nothing"):
+    with pytest.raises(BatchOutputError, match="returned a batch_size or num_items_in_batch of 0"):
         trainer.train(DATA, 1, DATA)
     assert losses_of(trainer, f"{phase}_loss_epoch") == []
 

@@ -189,7 +189,7 @@ def test_a_checkpoint_before_the_first_run(shared_tmp_path: Path) -> None:
     ("optimizer", "function", "message"),
     [
         (SGD([nn.Parameter(torch.ones(1))], lr=0.1), adamw, "optimizer=None, or leave create_optimizer_fn out"),
-        (None, AdamW, r"lambda model: AdamW\(model.parameters\(\)"),
+        (None, AdamW, r"lambda model: torch.optim.AdamW\(model.parameters\(\)"),
         (None, {"nobody": adamw}, "'nobody'"),
         (None, None, "no optimizer to train with"),
     ],

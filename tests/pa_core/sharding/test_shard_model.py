@@ -329,5 +329,5 @@ def test_an_optimizer_that_is_made_without_sharding() -> None:
     assert isinstance(trainer.optimizer, AdamW)
     with pytest.raises(ConfigurationError, match="Pass optimizer=None"):
         Trainer(model, None, trainer.optimizer, create_optimizer_fn=lambda model: AdamW(model.parameters()))
-    with pytest.raises(ArgumentTypeError, match=r"lambda model: AdamW\(model.parameters\(\)"):
+    with pytest.raises(ArgumentTypeError, match=r"lambda model: torch.optim.AdamW\(model.parameters\(\)"):
         Trainer(model, None, None, create_optimizer_fn=cast("Any", AdamW))
