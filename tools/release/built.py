@@ -77,7 +77,10 @@ def _build(repository: Repository, folder: Path, surroundings: Surroundings) -> 
         ["git", "-C", str(repository.root), "archive", "--format=tar", "HEAD"], check=True, capture_output=True
     )
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-        tar.extractall(sources, filter="data")
+        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on
+            tar.extractall(sources, filter="data")
+        else:
+            tar.extractall(sources)
     commit_time = ["git", "-C", str(repository.root), "log", "-1", "--format=%ct"]
     epoch = subprocess.run(commit_time, check=True, capture_output=True, text=True).stdout.strip()
     environment = {**os.environ, "SOURCE_DATE_EPOCH": epoch, "TZ": surroundings.time_zone}

@@ -126,28 +126,6 @@ def test_second_module() -> None:
     assert trainer.num_updates_completed == 1
 
 
-class GoesRound(Trainer):
-    """Calls the module inside the wrapper."""
-
-    @override
-    def calculate_train_batch_loss(self, batch: Any) -> Any:
-        outputs = self.get_model()(batch[0])
-        return {"loss": self.loss_func(outputs, batch[1]), "model_outputs": outputs, "batch_size": len(outputs)}
-
-
-@pytest.mark.runs_on("one_process", "two_ranks")
-def test_round_the_wrapper() -> None:
-    """One process has no wrapper; several are told before the first update."""
-    trainer = make_trainer(GoesRound)
-    if trainer.num_processes == 1:
-        trainer.train(samples(8), 1, per_device_batch_size=2)
-        assert trainer.num_updates_completed == 4
-    else:
-        with pytest.raises(UnsupportedConfigurationError, match=r"self\.get_model\(\)"):
-            trainer.train(samples(8), 1, per_device_batch_size=2)
-        assert trainer.num_updates_completed == 0
-
-
 def test_versions() -> None:
     """The floors on the page are those that are declared."""
     declared = (PACKAGES / "pa-core" / "pyproject.toml").read_text()
