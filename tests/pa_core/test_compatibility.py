@@ -251,9 +251,11 @@ def test_what_works(row: str, shared_tmp_path: Path) -> None:
     model, data, unseen = small_network(), InMemory(37), InMemory(13)
     by_hand, checks = copy.deepcopy(model), Checks(shared_tmp_path / "checkpoint.pt")
     trainer = trainer_of(row, model, checks)
+    given = trainer.model
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     run = partial(trainer.train, data, 2, unseen, 8 // ranks, gradient_accumulation_steps=3, **IN_PROCESS)
     run(gradient_clip_norm=CLIP_AT)
+    assert trainer.model is given
 
     assert trainer.run_config.seed is not None
     train_by_hand(by_hand, data, trainer.run_config.seed, samples_per_update=24)

@@ -279,6 +279,7 @@ class Engine(AnyTrainer):
         """Let a run have its clock meanwhile, and leave everything as it was."""
         self.run_history.clock.start()
         self._running = kind
+        model = self.model
         try:
             with self._watch.explaining():
                 yield
@@ -296,6 +297,7 @@ class Engine(AnyTrainer):
             self.run_history.clock.stop()
             end_workers(self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values())
             self._release_models()
+            self.model = model
             self._added.restore()
             forget_gradients(self.model, *optimizers)
 
