@@ -244,13 +244,19 @@ def test_a_step_is_told_apart_into_the_same_chapters_in_all_loops(loop: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("loop", "most"), [("by_hand_tuned", 0), ("ours_bare", 80), ("ours", 85), ("own_loop", 125), ("trial", 35)]
+    ("loop", "most", "most_at_edge"),
+    [
+        ("by_hand_tuned", 0, 0),
+        ("ours_bare", 58, 145),
+        ("ours", 63, 355),  # the default callbacks lay out and print a row
+        ("own_loop", 106, 138),
+        ("trial", 32, 13),
+    ],
 )
-def test_a_step_calls_few_functions_of_the_trainer(loop: str, most: int) -> None:
+def test_a_step_calls_few_functions_of_the_trainer(loop: str, most: int, most_at_edge: int) -> None:
     """Its own share of a step does not grow unnoticed: counted, as times scatter by more than a function takes."""
     train = loop_named(loop).train
     of_step = calls_of_step(TASKS["digits"], train)
     assert of_step.of_trainer <= most
     assert of_step == calls_of_step(TASKS["digits"], train)
-    of_row = 60 if loop == "ours" else 0  # the default callbacks lay out and print a row
-    assert 0 <= calls_of_edge(TASKS["digits"], train).of_trainer <= 3 * most + of_row
+    assert 0 <= calls_of_edge(TASKS["digits"], train).of_trainer <= most_at_edge
