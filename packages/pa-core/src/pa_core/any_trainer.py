@@ -27,49 +27,38 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
-from typing_extensions import TypeVar
+from typing_extensions import TypeVar, override
 
-from pa_core import (
-    _accelerate,
-    checkpoint,
-    distributed,
-    training_state,
-)
+from pa_core import _accelerate, checkpoint, compatibility, distributed, input_checks, training_state
 from pa_core._tqdm import bars_hidden
-from pa_core.added_modules import AddedModule, AddedModules
+from pa_core.added_modules import AddedModule
 from pa_core.checkpoint import save_safetensors
 from pa_core.checkpoint_loading import load_checkpoint_into
-from pa_core.data.evaluation_sets import EvaluationSet, EvaluationSets
-from pa_core.data.loaders import Loaders
+from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.distributed import processes
-from pa_core.distributed.agreement import Agreement
+from pa_core.distributed.hang_detector import HangDetector
+from pa_core.distributed.shared_errors import showing_errors_once
+from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.errors import ArgumentTypeError, ConfigurationError, NonFiniteLossError, StopTrainingError
+from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.model_description import describe_model
-from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharded_tensors import is_sharded_module
-from pa_core.sharding.settings import ShardingSettings
+from pa_core.sharding.settings import read_settings
 from pa_core.state_dicts import missing_methods
-from pa_core.tracking import LossTracker, MetricValue, RunHistory, StepMeans
-from pa_core.training_state import (
-    EvaluationInterrupted,
-    Resumption,
-    SafePoints,
-    StateEvent,
-    StateRequest,
-    asked_settings,
-)
+from pa_core.subclasses import check_subclass
+from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
+from pa_core.training_state import StateRequest, asked_settings
 from pa_core.types import (
     LossFunction,
     SchedulerFactory,
@@ -82,7 +71,7 @@ from pa_core.types import (
 from pa_core.unwrapping import unwrap_model
 from pa_core.user_warnings import warn_user, write_or_warn
 
-__all__ = ["EVENT_NAMES", "AnyTrainer", "CallEvent", "CallbackHandler", "CallbackLike", "TrainerCallback"]
+__all__ = ["EVENT_NAMES", "AnyTrainer", "CallbackHandler", "CallbackLike", "TrainerCallback"]
 
 TrainerT_contra = TypeVar("TrainerT_contra", bound="AnyTrainer", default="AnyTrainer", contravariant=True)
 BatchT_contra = TypeVar("BatchT_contra", default=Any, contravariant=True)
@@ -149,30 +138,131 @@ class AnyTrainer(ABC):
     resume_from: Path | None
     preemptible: bool
     _accelerator: _accelerate.AcceleratorLike
-    _progress: Progress
-    _loss_tracker: LossTracker
-    _step_means: StepMeans
-    _loaders: Loaders
-    _eval_sets: EvaluationSets
-    _agreement: Agreement
-    _resumption: Resumption
-    _safe_points: SafePoints
-    _added: AddedModules
-    _sharding: ShardingSettings | None
-    _running: Literal["train", "evaluate", "predict"] | None
-    _run_contexts: ExitStack
-    _placed: ExitStack
-    _is_at_empty_batch: bool
+    _engine: Engine
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_func: LossFunction | None,
+        optimizer: Optimizer | None,
+        callbacks: Iterable[CallbackLike[Self]],
+        run_history: RunHistory | None,
+        *,
+        mixed_precision: str | None,
+        cpu: bool | None,
+        max_wait_seconds: float | None,
+    ) -> None:
+        self.model = model
+        self.loss_func = cast("LossFunction", loss_func)
+        self.optimizer = cast("Optimizer", optimizer)
+        self.run_history = InMemoryRunHistory() if run_history is None else run_history
+        self.eval_dataset = self.collate_fn = self.create_scheduler_fn = self.scheduler = None
+        self.eval_dataloader = self.gradient_norm = self.resume_from = None
+        self.run_config = self.train_dataset = self.train_dataloader = self.epoch_lengths = _unset()
+        self.preemptible = False
+        self._accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)
+        processes.prepare_process(self._accelerator)
+        with showing_errors_once():  # from here on the processes are connected
+            input_checks.check_trainer_arguments(model, loss_func, optimizer)
+            watch = HangDetector(max_wait_seconds)
+            self.callback_handler = self._create_callback_handler(callbacks)
+        compatibility.require_usable(self._accelerator, arguments, model)
+        self._engine = Engine(self._accelerator, watch, read_settings(self._accelerator, arguments))
+
+    @override
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Raise an error, or warn, for methods that replace a private part of the loop, or that it would never call."""
+        super().__init_subclass__(**kwargs)
+        trainer_class = cls.__mro__[cls.__mro__.index(AnyTrainer) - 1]
+        if trainer_class is not cls:
+            check_subclass(cls, trainer_class, EVENT_NAMES)
+
+    @override
+    def __repr__(self) -> str:
+        models, optimizers = (
+            ", ".join(type(one).__name__ for one in named.values())
+            for named in (self.named_models(), self.named_optimizers())
+        )
+        done = f"{self.num_epochs_completed} epochs and {self.num_updates_completed} updates completed"
+        return f"<{type(self).__name__} of {models} with {optimizers or 'no optimizer'}: {done}>"
+
+    # What a subclass may create in another way
+
+    def _create_accelerator(self) -> _accelerate.AcceleratorLike:
+        """Create the ``accelerate.Accelerator`` that places and wraps what a run needs.
+
+        Precision and device are the ones passed to the trainer, and otherwise the launcher's settings. Override this to
+        pass other arguments; an Accelerator made here follows the trainer's ``mixed_precision`` and ``cpu`` where it is
+        not told otherwise.
+        """
+        return _accelerate.create_accelerator()
+
+    def _create_callback_handler(self, callbacks: Iterable[CallbackLike[Self]]) -> CallbackHandler[Self]:
+        """Create what calls the callbacks; override this for a custom ``CallbackHandler``.
+
+        Args:
+            callbacks: What was given to the trainer.
+        """
+        return CallbackHandler(callbacks)
+
+    def _create_run_config(
+        self,
+        per_device_batch_size: int,
+        num_epochs: int,
+        gradient_accumulation_steps: int,
+        max_num_train_steps: int | None,
+        gradient_clip_value: float | None,
+    ) -> TrainerRunConfig:
+        """Describe the run, from what was requested and from the loaders that were made.
+
+        Args:
+            per_device_batch_size: Samples in a batch of one process, where a loader does not say.
+            num_epochs: Epochs requested; ``max_num_train_steps`` overrides them.
+            gradient_accumulation_steps: Batches of one process in an update.
+            max_num_train_steps: Updates after which the run ends; None for all of the epochs.
+            gradient_clip_value: The bound on each element of the gradients.
+        """
+        training = self._engine.loaders.settings("train", self.train_dataloader, per_device_batch_size)
+        evaluation = self._engine.loaders.settings("eval", self.eval_dataloader, per_device_batch_size)
+        updates_per_epoch = 0
+        if self._engine.running == "train":
+            lengths = self.epoch_lengths
+            if max_num_train_steps is None:
+                max_num_train_steps = lengths.updates_before(num_epochs)
+            else:
+                num_epochs = lengths.epochs_for(max_num_train_steps)
+            updates_per_epoch = lengths.mean_updates(num_epochs)
+        processes = self._accelerator.num_processes
+        return TrainerRunConfig(
+            num_epochs=num_epochs,
+            train_per_device_batch_size=training.batch_size,
+            train_dl_kwargs=training.kwargs,
+            eval_per_device_batch_size=evaluation.batch_size,
+            eval_dl_kwargs=evaluation.kwargs,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_clip_value=gradient_clip_value,
+            train_total_batch_size=training.batch_size * processes * gradient_accumulation_steps,
+            eval_total_batch_size=evaluation.batch_size * processes,
+            num_update_steps_per_epoch=updates_per_epoch,
+            max_num_train_steps=max_num_train_steps,
+            is_local_process_zero=self.is_local_main_process,
+            is_world_process_zero=self.is_main_process,
+            is_distributed=processes > 1,
+            mixed_precision=_accelerate.computed_precision(self._accelerator),
+            num_processes=processes,
+            gradient_clip_norm=self._engine.gradient_clip_norm,
+            seed=self._engine.resumption.seed,
+        )
 
     @property
     def num_updates_completed(self) -> int:
         """Optimizer updates of the current or last run so far."""
-        return self._progress.updates
+        return self._engine.progress.updates
 
     @property
     def num_epochs_completed(self) -> int:
         """Epochs of the current or last run that have been trained and evaluated."""
-        return self._progress.epochs
+        return self._engine.progress.epochs
 
     @property
     def was_complete(self) -> bool:
@@ -180,7 +270,7 @@ class AnyTrainer(ABC):
 
         Its first and its last event are called.
         """
-        return self._resumption.was_complete
+        return self._engine.resumption.was_complete
 
     # Evaluation sets
 
@@ -196,17 +286,17 @@ class AnyTrainer(ABC):
             ...     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
             ...         trainer.print(f"evaluated {trainer.eval_name}")
         """
-        return self._eval_sets.name
+        return self._engine.eval_sets.name
 
     @property
     def eval_sets(self) -> Mapping[str, EvaluationSet]:
         """The evaluation sets of the current or last run by name; empty where ``eval_dataset`` is one dataset."""
-        return MappingProxyType(self._eval_sets.given)
+        return MappingProxyType(self._engine.eval_sets.given)
 
     @property
     def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
         """The loaders of the evaluation sets by name; empty where there is one dataset."""
-        return self._eval_sets.loaders(self)
+        return self._engine.eval_sets.loaders(self)
 
     def change_eval_dataloaders(self, change: Callable[[SizedIterable], SizedIterable]) -> None:
         """Replace the loader of each evaluation set, or the only one, from now on; to be called between evaluations.
@@ -214,7 +304,7 @@ class AnyTrainer(ABC):
         Args:
             change: Called with a loader, returns what replaces it.
         """
-        self._eval_sets.change_loaders(self, change)
+        self._engine.eval_sets.change_loaders(self, change)
 
     def eval_set_of_metric(self, metric_name: str) -> str | None:
         """Return the name of the evaluation set that a metric is named after, None if it is after none.
@@ -222,7 +312,7 @@ class AnyTrainer(ABC):
         Args:
             metric_name: The full name of the metric, such as "eval_val_loss_epoch".
         """
-        return self._eval_sets.set_of_metric(metric_name)
+        return self._engine.eval_sets.set_of_metric(metric_name)
 
     def is_evaluated_in_epoch(self, metric_name: str) -> bool:
         """Return whether a metric can get a new value in the current epoch.
@@ -238,12 +328,12 @@ class AnyTrainer(ABC):
 
     def _eval_names_of_epoch(self) -> list[str | None]:
         """The sets that are evaluated after the current epoch; between epochs and in ``evaluate()``, all of them."""
-        epoch = self._progress.epoch_under_way
+        epoch = self._engine.progress.epoch_under_way
         if epoch is None:
-            return self._eval_sets.due(0, is_last=True)
+            return self._engine.eval_sets.due(0, is_last=True)
         config = self.run_config
-        is_last = epoch + 1 >= config.num_epochs or self._progress.updates == config.max_num_train_steps
-        return self._eval_sets.due(epoch + 1, is_last=is_last)
+        is_last = epoch + 1 >= config.num_epochs or self._engine.progress.updates == config.max_num_train_steps
+        return self._engine.eval_sets.due(epoch + 1, is_last=is_last)
 
     # Which process this is, and what one of them does for the others
 
@@ -351,7 +441,7 @@ class AnyTrainer(ABC):
         Its parameters are then ``DTensor`` objects, of which each process has a piece. Every process must take part
         where the model is called, saved or put together.
         """
-        return (self._sharding is not None and self.num_processes > 1) or is_sharded_module(self.get_model())
+        return (self._engine.sharding is not None and self.num_processes > 1) or is_sharded_module(self.get_model())
 
     # Precision and device
 
@@ -406,12 +496,12 @@ class AnyTrainer(ABC):
             ...     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: object) -> None:
             ...         trainer.enter_run_context(torch.profiler.profile())
         """
-        if self._running is None:
+        if self._engine.running is None:
             raise ConfigurationError(
                 "enter_run_context(...) was called outside of a run. Call it in on_training_run_start, or use a with "
                 "statement around train()."
             )
-        return self._run_contexts.enter_context(context)
+        return self._engine.contexts.enter_context(context)
 
     # The model
 
@@ -456,38 +546,38 @@ class AnyTrainer(ABC):
             ArgumentTypeError: An argument is another kind of thing.
         """
         added = AddedModule(module, optimizer, create_scheduler_fn)
-        self._added.add(name, added, self.get_model(), self.optimizer)
+        self._engine.added.add(name, added, self.get_model(), self.optimizer)
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
         """What ``add_module`` was given, by name: what a step calls."""
-        return self._added.called()
+        return self._engine.added.called()
 
     def named_models(self) -> dict[str, nn.Module]:
         """Return everything that the run trains, without wrappers, by name: "model", and the added modules."""
-        return {"model": self.get_model(keep_torch_compile=False), **self._added.trained(self.optimizer)}
+        return {"model": self.get_model(keep_torch_compile=False), **self._engine.added.trained(self.optimizer)}
 
     def named_optimizers(self) -> dict[str, Optimizer]:
         """Return the optimizers of the run by name: "optimizer", and any others; empty without one."""
         optimizer = cast("Optimizer | None", self.optimizer)
-        return ({} if optimizer is None else {"optimizer": optimizer}) | self._added.optimizers
+        return ({} if optimizer is None else {"optimizer": optimizer}) | self._engine.added.optimizers
 
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
         """Return the schedulers of the run by name: "scheduler", and any others; empty without one."""
         own: dict[str, StatefulScheduler] = {} if self.scheduler is None else {"scheduler": self.scheduler}
-        return own | self._added.schedulers
+        return own | self._engine.added.schedulers
 
     # Metrics, and what the processes tell each other
 
     @property
     def loss_tracker(self) -> LossTracker:
         """The losses of the current epoch so far, of this process."""
-        return self._loss_tracker
+        return self._engine.losses
 
     @property
     def step_means(self) -> StepMeans:
         """The means of what the steps of the current epoch have logged so far, of this process."""
-        return self._step_means
+        return self._engine.means
 
     def log(self, name: str, value: MetricValue) -> None:
         """Log a value of the current step: its mean over all samples of the epoch, on all processes, is recorded.
@@ -509,7 +599,7 @@ class AnyTrainer(ABC):
             ConfigurationError: There is no step in progress, the name cannot be used or was logged in this step
                 already, or the value is not a single number.
         """
-        self._step_means.log(name, value)
+        self._engine.means.log(name, value)
 
     def gather(self, tensor: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
@@ -574,7 +664,7 @@ class AnyTrainer(ABC):
 
         Check this in a module that exchanges something with the other processes, or counts what it is called with.
         """
-        return self._is_at_empty_batch
+        return self._engine.is_at_empty_batch
 
     @property
     def _evaluates_in_script(self) -> bool:
@@ -617,7 +707,7 @@ class AnyTrainer(ABC):
                 of pytorch-accelerated. Or nothing is trainable, with ``trainable_only``.
             CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
         """
-        trained = self._trained(save_optimizer, save_scheduler)
+        trained = self._parts_of_checkpoint(save_optimizer, save_scheduler)
         if any(one.is_sharded for one in trained.values()):
             processes.require_all_processes("save_checkpoint() of a sharded model")
         writes = self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
@@ -647,7 +737,7 @@ class AnyTrainer(ABC):
                 ``create_optimizer_fn`` has not made the optimizer yet, whose state is to be loaded. Nothing was loaded.
         """
         self._accelerator.wait_for_everyone()
-        trained = self._trained(load_optimizer, load_scheduler)
+        trained = self._parts_of_checkpoint(load_optimizer, load_scheduler)
         # Not on the device of the run, which may have no room for everything a second time.
         content = checkpoint.read_checkpoint(
             checkpoint_path, torch.device("cpu"), mapped=any(one.is_sharded for one in trained.values())
@@ -657,26 +747,21 @@ class AnyTrainer(ABC):
                 content,
                 trained,
                 needs_optimizer=load_optimizer,
-                makes_optimizer=self._makes_optimizer,
+                makes_optimizer=self._engine.makes_optimizer and not self.named_optimizers(),
                 source=checkpoint_path,
             )
         return content
 
-    @property
-    def _makes_optimizer(self) -> bool:
-        """Whether the optimizer is still to be made, when the first training run begins."""
-        return False
-
-    def _trained(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
+    def _parts_of_checkpoint(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
         """What a checkpoint holds: the model, and the modules that are trained with it."""
-        optimizers = self._added.optimizers if with_optimizers else {}
-        schedulers = self._added.schedulers if with_schedulers else {}
+        optimizers = self._engine.added.optimizers if with_optimizers else {}
+        schedulers = self._engine.added.schedulers if with_schedulers else {}
         own = checkpoint.Trained(
             self.get_model(keep_torch_compile=False),
             self.optimizer if with_optimizers else None,
             self.scheduler if with_schedulers else None,
         )
-        beside = self._added.trained(self.optimizer).items()
+        beside = self._engine.added.trained(self.optimizer).items()
         added = {name: checkpoint.Trained(one, optimizers.get(name), schedulers.get(name)) for name, one in beside}
         return {"model": own, **added}
 
@@ -739,10 +824,10 @@ class AnyTrainer(ABC):
         request = StateRequest(
             Path(output_dir).absolute(), checkpoint_kwargs or {}, asynchronous, sequence, on_saved, keep_other_runs
         )
-        if self._running == "train" and self._safe_points.ended_by is None:
-            self._safe_points.request(request)
+        if self._engine.running == "train" and self._engine.safe_points.ended_by is None:
+            self._engine.safe_points.request(request)
         else:
-            self._safe_points.save(request, self, self._call_state_event)
+            self._engine.safe_points.save(request, self, partial(self._engine.call_event, self))
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Load model, optimizer and scheduler of a training state, without resuming its run.
@@ -800,11 +885,11 @@ class AnyTrainer(ABC):
             ...     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
             ...         trainer.save_training_state(f"states/epoch_{trainer.num_epochs_completed}")
         """
-        if self._running is None:
+        if self._engine.running is None:
             raise ConfigurationError(
                 "reserve_state_folder(...) was called outside of a run. Call it in on_training_run_start."
             )
-        return self._safe_points.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
+        return self._engine.safe_points.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
 
     def check_training_state(self) -> None:
         """Raise an error, before training starts, for anything that cannot be saved in a training state.
@@ -816,7 +901,7 @@ class AnyTrainer(ABC):
             CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again; it is
                 named. Of the optimizer's state this may be raised after the first update.
         """
-        self._safe_points.check(self)
+        self._engine.safe_points.check(self)
 
     def request_training_state(self) -> None:
         """Request that all processes save a training state after the same update; ``on_training_state_request`` fires.
@@ -828,7 +913,7 @@ class AnyTrainer(ABC):
             warn_user(
                 "request_training_state() has no effect: no callback saves the state. Add SaveTrainingStateCallback."
             )
-        self._agreement.save.is_asked = True
+        self._engine.agreement.save.is_asked = True
 
     def request_preemption(self) -> None:
         """Request that all processes save a training state after the same update, and end; ``on_preemption`` fires.
@@ -836,7 +921,7 @@ class AnyTrainer(ABC):
         A single process may make the request, even from a signal handler. ``train()`` then raises
         ``TrainingPreempted``.
         """
-        self._agreement.preempt.is_asked = True
+        self._engine.agreement.preempt.is_asked = True
 
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
         """Make objects a part of training states, in this order.
@@ -855,7 +940,7 @@ class AnyTrainer(ABC):
                     given=f"an object of type {type(one).__name__}, without {' and '.join(missing)}",
                     do=f"Give {type(one).__name__} these methods, or register the object whose state it holds.",
                 )
-        self._safe_points.registered.extend(objects)
+        self._engine.safe_points.registered.extend(objects)
 
     # The names under which scripts know the loaders
 
@@ -876,48 +961,6 @@ class AnyTrainer(ABC):
     @_eval_dataloader.setter
     def _eval_dataloader(self, loader: SizedIterable | None) -> None:
         self.eval_dataloader = loader
-
-    # Events
-
-    def _call_event(
-        self, event: Callable[Concatenate[Any, Any, _P], None], *args: _P.args, **kwargs: _P.kwargs
-    ) -> None:
-        """Call an event that may stop the run, once all callbacks have been told of it.
-
-        What one of them does in the event, such as saving the best model of the last epoch, must not depend on its
-        place in the list; and one that gathers would wait for the process that stopped.
-        """
-        stops = False
-        for listener in self.callback_handler.listeners(event.__name__):
-            try:
-                listener(self, *args, **kwargs)
-            except NonFiniteLossError as error:
-                self._agreement.ask_to_stop(error)  # at once, if alone: nobody reports or saves such a loss
-            except StopTrainingError as error:
-                self._agreement.note_stop(error)
-                stops = True
-            except EvaluationInterrupted:
-                if not self._safe_points.is_between_steps:
-                    raise
-        if stops:
-            self._agreement.stop_if_alone()
-
-    def _call_state_event(self, event: StateEvent) -> None:
-        """Call an event of training states, which may stop the run."""
-        if event == "on_training_state_request":
-            self._call_event(TrainerCallback.on_training_state_request, update=self.num_updates_completed)
-        elif event == "on_preemption":
-            self._call_event(TrainerCallback.on_preemption)
-        else:
-            self._call_event(TrainerCallback.on_training_state_save)
-
-
-class CallEvent(Protocol):
-    """Calls the listeners of an event."""
-
-    def __call__(self, event: Callable[Concatenate[Any, Any, _P], None], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Call them with these arguments."""
-        ...
 
 
 class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contra]):
@@ -1296,3 +1339,8 @@ def _warn_of_unknown_event(callback: TrainerCallback[Any, Any, Any], name: str, 
         warn_user(message)
     else:
         warnings.warn_explicit(message, UserWarning, code.co_filename, code.co_firstlineno)
+
+
+def _unset() -> Any:
+    """The value of attributes that have one from the first run on, and are typed as if they always had."""
+    return None

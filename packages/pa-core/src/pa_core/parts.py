@@ -44,10 +44,10 @@ from pa_core.distributed.fail_fast import ending_process_unless_all_fail
 from pa_core.distributed.gloo_forks import fork_between_collectives
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS, HangDetector, Place
 from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.engine import nothing_kept_of_runs
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.progress import Progress
+from pa_core.run_lifecycle import nothing_kept_of_runs
 from pa_core.sharded_tensors import is_sharded, is_sharded_module, local_piece, local_pieces, reshard
 from pa_core.sharding.whole_states import split_like
 from pa_core.state_dicts import differences_of_weights, list_differences

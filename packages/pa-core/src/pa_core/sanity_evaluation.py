@@ -17,6 +17,7 @@ from pa_core.callbacks.best_metric import require_recorded_names
 from pa_core.callbacks.metric_direction import JudgesMetric
 from pa_core.data.custom_loader import innermost
 from pa_core.data.loaders import end_workers
+from pa_core.engine import Engine
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.subclasses import own_attributes
 from pa_core.tracking import InMemoryRunHistory
@@ -28,7 +29,9 @@ _EVENTS = ("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_
 
 
 @contextmanager
-def sanity_evaluation(trainer: AnyTrainer, num_batches: int, watch_metric: str | None) -> Generator[None]:
+def sanity_evaluation(
+    trainer: AnyTrainer, engine: Engine, num_batches: int, watch_metric: str | None
+) -> Generator[None]:
     """The context of an evaluation after which everything is bit-for-bit identical to before.
 
     Callbacks are called on copies, and the trainer has copies of what the script keeps on it; what cannot be copied is
@@ -36,6 +39,7 @@ def sanity_evaluation(trainer: AnyTrainer, num_batches: int, watch_metric: str |
 
     Args:
         trainer: The trainer, in a run.
+        engine: Its parts.
         num_batches: How many batches of each evaluation set are evaluated.
         watch_metric: The metric of the scheduler.
 
@@ -48,7 +52,7 @@ def sanity_evaluation(trainer: AnyTrainer, num_batches: int, watch_metric: str |
     copies = [copied for one in callbacks if _takes_part(one) for copied in _copy(one, memo)]
     own = {name: copied for name, one in own_attributes(trainer).items() for copied in _copy(one, memo)}
     try:
-        with _as_before(trainer), trainer.callback_handler.replaced_by(copies):
+        with _as_before(trainer, engine), trainer.callback_handler.replaced_by(copies):
             vars(trainer).update(own)
             trainer.run_history = InMemoryRunHistory()
             yield
@@ -62,18 +66,14 @@ def sanity_evaluation(trainer: AnyTrainer, num_batches: int, watch_metric: str |
 
 
 @contextmanager
-def _as_before(trainer: AnyTrainer) -> Generator[None]:
+def _as_before(trainer: AnyTrainer, engine: Engine) -> Generator[None]:
     """Restore attributes, buffers, workers and random number generators."""
-    attributes = dict(vars(trainer))
     loaders = [innermost(one) for one in (*trainer.eval_dataloaders.values(), trainer.eval_dataloader)]
     buffers = [(one, one.clone()) for module in _modules_of(trainer) for one in buffers_of_module(module)]
     try:
-        with restored_rng_states(trainer.device, loaders):
+        with restored_rng_states(trainer.device, loaders), engine.kept(trainer):
             yield
     finally:
-        for name in vars(trainer).keys() - attributes.keys():
-            del vars(trainer)[name]
-        vars(trainer).update(attributes)
         end_workers(*loaders)
         for loader in loaders:
             forget_iterator(loader)

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from pa_core import _accelerate
 from pa_core._torch import ignored_by_ddp
 from pa_core.accumulation import Accumulation, MicroBatch
-from pa_core.distributed import broadcast_buffers
 from pa_core.distributed.agreement import NUM_FLAGS
 from pa_core.distributed.collectives import values_of_all
 from pa_core.distributed.gradient_exchange import ExchangedParameters, GradientExchange
@@ -55,7 +54,7 @@ class Trained:
         self._sharded: ShardedModules | None = None
         self._plain: set[int] = set()
         self._exchange: GradientExchange | None = None
-        self._was_compared = self._is_in_update = False
+        self._was_compared = False
 
     def start(self, modules: Mapping[str, nn.Module]) -> None:
         """Begin to train; the modules are placed already.
@@ -110,15 +109,6 @@ class Trained:
         if self._exchange is not None:
             self._exchange.average_each_pass()
 
-    def start_update(self) -> None:
-        """Give all processes the buffers of rank zero, such as statistics of batch norm, before the first batch."""
-        if self._exchange is None or self._is_in_update:
-            return
-        self._is_in_update = True
-        if _accelerate.broadcasts_buffers(self._accelerator):
-            for module in self._modules.values():
-                broadcast_buffers(module)
-
     def require_stop_elsewhere(self, error: StopTrainingError) -> None:
         """Raise an error for a stop within a step of a sharded model, whose pieces the other processes wait for.
 
@@ -152,7 +142,6 @@ class Trained:
 
     def end_update(self) -> None:
         """End an update: from here on, gradients stay on their process."""
-        self._is_in_update = False
         if self._exchange is not None:
             self._exchange.end_update()
 
@@ -168,6 +157,11 @@ class Trained:
         """Step the optimizers."""
         for optimizer in self.optimizers.values():
             optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Clear the gradients of what the optimizers update."""
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
 
     def parameters(self) -> Iterator[Tensor]:
         """Iterate over what the optimizers update.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast, overload
 
@@ -13,20 +14,20 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, alike, distributed, input_checks, run_scheduler
+from pa_core import _accelerate, alike, default_step, distributed, input_checks, run_scheduler
 from pa_core.accumulation import MicroBatch
-from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
-from pa_core.callbacks.limit_batches import apply_limit_of_environment, first_batches
+from pa_core.callbacks.limit_batches import first_batches
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
-from pa_core.data.loaders import batches_on_device, lengths_of_epochs
+from pa_core.data.loaders import lengths_of_epochs
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS, Place
 from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
+from pa_core.loop import Loop
 from pa_core.placeholders import create_scheduler
 from pa_core.predictions import PredictionWriter, PredictsBatches
 from pa_core.predictions.default_prediction import predict_batch
@@ -37,6 +38,7 @@ from pa_core.predictions.written import Writing, require_nothing_to_write
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig, check_count
+from pa_core.run_lifecycle import RunLifecycle
 from pa_core.sanity_evaluation import sanity_evaluation
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.step_failures import name_step
@@ -51,7 +53,7 @@ from pa_data.orders import Order
 __all__ = ["Trainer"]
 
 
-class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
+class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     """Trains a model on a dataset, on the hardware that the script was launched on.
 
     Methods that start with *create* or *calculate* return something; all others change the state of the run. Override
@@ -127,8 +129,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     resume_from: Path | None
     _created_scheduler: SchedulerT | None
     _create_optimizer_fn: Callable[[Any], Optimizer] | None
-    _trained_together: Trained
-    _sanity_eval_steps: int
+    _lifecycle: RunLifecycle
+    _loop: Loop
 
     def __init__(
         self,
@@ -159,9 +161,13 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             warn_of_none_by_default(self.callback_handler.callbacks)
         self._created_scheduler = None
         self._create_optimizer_fn = create_optimizer_fn
-        self._stepping = SchedulerStepping()
-        self._sanity_eval_steps = 0
-        self._finish_init()
+        self._engine.makes_optimizer = create_optimizer_fn is not None
+        self._engine.steps_scheduler_itself = type(self).scheduler_step is not Trainer.scheduler_step
+        self._lifecycle = RunLifecycle(self, self._engine)
+        self._loop = Loop(
+            self, self._engine, update_weights=self._update_weights, clear_gradients=self._clear_gradients
+        )
+        self._loop.finish_init()
 
     # The two entries: training and evaluation
 
@@ -252,7 +258,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             TrainingPreempted: The run was preempted, after saving a training state.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
-        self._require_ready("train")
+        self._lifecycle.require_ready("train")
         with showing_errors_once():
             train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs, order=order)
             eval_sets = EvaluationSets(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
@@ -280,42 +286,41 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             input_checks.check_trainer_arguments(self.model, self.loss_func, self.optimizer)
             if not self._makes_optimizer:
                 self._check_optimizer(self.model, self.optimizer)
-            self._added.require_usable(self.get_model(), self.optimizer)
-            self._check_data(asked.data, per_device_batch_size, collate_fn)
+            self._engine.added.require_usable(self.get_model(), self.optimizer)
+            self._loop.check_data(asked.data, asked)
         self.train_dataset = cast("Dataset[Any]", train_data.dataset)
         self._set_evaluation(eval_sets)
         self.collate_fn = collate_fn
         self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower
-        self._gradient_clip_norm = gradient_clip_norm
-        self._sanity_eval_steps, self._stepping = sanity_eval_steps, asked.stepping
+        self._engine.gradient_clip_norm = gradient_clip_norm
+        self._loop.asked = asked
 
-        with self._run("train", asked.describe):
-            self.resume_from = self._local_folder(resume_from)
-            self._resumption.find(self, resume_from, resume_missing)
-            train_dl = self._loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
+        trained = Trained(self._accelerator)
+        with self._lifecycle.running("train", {"optimizer": trained}, asked.describe):
+            self._loop.find_state(asked)
+            train_dl = self._engine.loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
             self._make_eval_dataloaders(per_device_batch_size)
-            self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
-            apply_limit_of_environment(self)
-            self._require_same_parts()
+            self._loop.announce()
+            self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
-            self._start_training_together()
+            self._start(trained)
             self.epoch_lengths = lengths_of_epochs(
                 self.train_dataloader, gradient_accumulation_steps, max_num_train_steps
             )
             self.run_config = self._create_run_config(*asked.numbers)
-            self._resumption.note_hyperparameters(self)
+            self._engine.resumption.note_hyperparameters(self)
             self._set_scheduler()
-            self._added.create_schedulers(self._placeholder_values())
-            self._require_usable_schedulers()
-            self._resume(resume_allow)
-            self._check_length_of_schedules()
+            self._engine.added.create_schedulers(self._loop.placeholder_values())
+            self._loop.require_usable_schedulers()
+            self._loop.resume()
+            self._loop.check_length_of_schedules()
             # Not before: a run that cannot start costs nothing of what the last one recorded.
-            if reset_run_history and self._resumption.saved is None:
-                self._reset_run_history()
+            if reset_run_history and self._engine.resumption.saved is None:
+                self._loop.reset_history()
             self._run_training()
-            self._safe_points.settle()
-        self._agreement.raise_non_finite_loss()
+            self._engine.safe_points.settle()
+        self._engine.agreement.raise_non_finite_loss()
 
     def evaluate(
         self,
@@ -347,53 +352,54 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             ConfigurationError: There is no dataset, or an argument cannot work.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
-        self._require_ready("evaluate")
+        self._lifecycle.require_ready("evaluate")
         with showing_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
             dataset = self._last_evaluated if dataset is None else dataset
             input_checks.require_evaluation_data(dataset)
             eval_sets = EvaluationSets(dataset, "dataset", dataloader_kwargs)
-            self._check_data([*eval_sets.data.values()], per_device_batch_size, collate_fn)
+            asked = RunArguments(
+                call=f"{type(self).__qualname__}.evaluate()",
+                data=[*eval_sets.data.values()],
+                evaluation_sets=eval_sets.given,
+                per_device_batch_size=per_device_batch_size,
+                collate_fn=collate_fn,
+                reset_run_history=reset_run_history,
+            )
+            self._loop.check_data(asked.data, asked)
         if per_device_batch_size is BATCH_SIZE_OF_RUN_BEFORE:
             before = cast("TrainerRunConfig | None", self.run_config)
-            per_device_batch_size = DEFAULT_BATCH_SIZE if before is None else before.eval_per_device_batch_size
+            batch_size = DEFAULT_BATCH_SIZE if before is None else before.eval_per_device_batch_size
+            asked = replace(asked, per_device_batch_size=batch_size)
         self._set_evaluation(eval_sets)
         self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
+        self._loop.asked = asked
 
-        asked = RunArguments(
-            call=f"{type(self).__qualname__}.evaluate()",
-            data=[*eval_sets.data.values()],
-            evaluation_sets=eval_sets.given,
-            per_device_batch_size=per_device_batch_size,
-            collate_fn=self.collate_fn,
-            reset_run_history=reset_run_history,
-        )
-        with self._run("evaluate", asked.describe):
-            self._make_eval_dataloaders(per_device_batch_size)
-            self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
-            apply_limit_of_environment(self)
-            self._require_same_parts()
+        with self._lifecycle.running("evaluate", {}, asked.describe):
+            self._make_eval_dataloaders(asked.per_device_batch_size)
+            self._loop.announce()
+            self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(*asked.numbers)
             if reset_run_history:
-                self._reset_run_history()
+                self._loop.reset_history()
             counts = count_metrics(self.run_history)
             self._run_evaluation()
-        self._agreement.raise_non_finite_loss()
+        self._engine.agreement.raise_non_finite_loss()
         return numbers_since(counts, self.run_history)
 
     @property
     def _last_evaluated(self) -> EvaluationData:
         """What the run before has evaluated, unless a script has assigned another dataset since."""
-        return self._eval_sets.last_given(self.eval_dataset)
+        return self._engine.eval_sets.last_given(self.eval_dataset)
 
     def _set_evaluation(self, eval_sets: EvaluationSets) -> None:
-        self._eval_sets = eval_sets
+        self._engine.eval_sets = eval_sets
         self.eval_dataset = eval_sets.first.dataset
 
     def _make_eval_dataloaders(self, per_device_batch_size: int) -> None:
-        self._eval_sets.make_loaders(
-            self, lambda data: self._loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
+        self._engine.eval_sets.make_loaders(
+            self, lambda data: self._engine.loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
         )
 
     @overload
@@ -504,7 +510,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             [tensor([0., 1.]), tensor([2.])]
         """
         trainer: Trainer[ModelT_co, BatchT, OutputT_co, SchedulerT] = self
-        trainer._require_ready("predict")
+        trainer._lifecycle.require_ready("predict")
         with showing_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
             collate_fn = trainer.collate_fn if collate_fn is None else collate_fn
@@ -533,7 +539,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             an ``IterableDataset``. An override may return any iterable with a length.
         """
         defaults = self.get_default_train_dl_kwargs(batch_size)
-        return self._create_dataloader(self.train_dataset, "train", defaults, train_dl_kwargs)
+        return self._loop.create_loader(self.train_dataset, "train", defaults, train_dl_kwargs)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the training loader: shuffled, pinned where there is an accelerator.
@@ -541,7 +547,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             batch_size: Samples in a batch of one process.
         """
-        return {"shuffle": True, **self._loaders.default_kwargs(self.train_dataset, batch_size)}
+        return {"shuffle": True, **self._engine.loaders.default_kwargs(self.train_dataset, batch_size)}
 
     def create_eval_dataloader(
         self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None
@@ -557,7 +563,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             As ``create_train_dataloader``; samples of a ``KeyedDataLoader`` are split over processes without padding.
         """
         dataset, defaults = cast("Dataset[Any]", self.eval_dataset), self.get_default_eval_dl_kwargs(batch_size)
-        return self._create_dataloader(dataset, "eval", defaults, eval_dl_kwargs)
+        return self._loop.create_loader(dataset, "eval", defaults, eval_dl_kwargs)
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the evaluation loader: in order, pinned where there is an accelerator.
@@ -566,7 +572,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             batch_size: Samples in a batch of one process.
         """
         dataset = cast("Dataset[Any]", self.eval_dataset)
-        return {"shuffle": False, **self._loaders.default_kwargs(dataset, batch_size)}
+        return {"shuffle": False, **self._engine.loaders.default_kwargs(dataset, batch_size)}
 
     def create_scheduler(self) -> SchedulerT | None:
         """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders filled in.
@@ -583,7 +589,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         factory = self.create_scheduler_fn
         if factory is None:
             return None
-        return create_scheduler(factory, self.optimizer, self._placeholder_values())
+        return create_scheduler(factory, self.optimizer, self._loop.placeholder_values())
 
     def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
         """Calculate the training loss of a batch.
@@ -600,7 +606,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
             BatchMismatchError: The batch, the model and the loss function do not fit together.
         """
-        return cast("OutputT_co", self._calculate_batch_loss(batch, "calculate_train_batch_loss"))
+        return self._calculate_batch_loss(batch, "calculate_train_batch_loss")
 
     def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
         """Calculate the evaluation loss of a batch; no gradients are recorded.
@@ -615,7 +621,13 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             ConfigurationError: As ``calculate_train_batch_loss``.
             BatchMismatchError: As ``calculate_train_batch_loss``.
         """
-        return cast("OutputT_co", self._calculate_batch_loss(batch, "calculate_eval_batch_loss"))
+        return self._calculate_batch_loss(batch, "calculate_eval_batch_loss")
+
+    def _calculate_batch_loss(self, batch: BatchT, method: str) -> OutputT_co:
+        """The default step, whose parts are checked in the first step of a run."""
+        checked = self._engine.checked_steps
+        output = default_step.calculate_batch_loss(self.model, self.loss_func, batch, method, checked)
+        return cast("OutputT_co", output)
 
     def predict_batch(self, batch: BatchT) -> Any:
         """Return the predictions for a batch; no gradients are recorded, and the model is in evaluation mode.
@@ -643,7 +655,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def train_epoch_start(self) -> None:
         """Called when a training epoch starts; puts the model into training mode, and added modules that it trains."""
         self.model.train()
-        self._added.train(self.optimizer)
+        self._engine.added.train(self.optimizer)
 
     def train_epoch_end(self) -> None:
         """Called when a training epoch has ended, before its loss is recorded."""
@@ -651,7 +663,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def eval_epoch_start(self) -> None:
         """Called when an evaluation epoch starts; puts the model and all added modules into evaluation mode."""
         self.model.eval()
-        self._added.eval()
+        self._engine.added.eval()
 
     def eval_epoch_end(self) -> None:
         """Called when an evaluation epoch has ended, before its loss is recorded."""
@@ -672,119 +684,88 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _run_training(self) -> None:
         """Run the epochs, and end the run through its last events no matter how it stopped."""
-        with self._stopping_in_order():
-            with self._agreement.together(self._describe_start):
-                self.training_run_start()
-                self._call_event(TrainerCallback.on_training_run_start)
-            if self._sanity_eval_steps > 0 and self._resumption.saved is None:
-                self._run_sanity_evaluation(self._sanity_eval_steps)
-            for epoch in self._resumption.remaining_epochs(self):
+        loop, engine = self._loop, self._engine
+        with self._lifecycle.stopping_in_order():
+            loop.call_together(
+                TrainerCallback.on_training_run_start, self.training_run_start, self._lifecycle.describe_start
+            )
+            if loop.asked.sanity_eval_steps > 0 and engine.resumption.saved is None:
+                self._run_sanity_evaluation(loop.asked.sanity_eval_steps)
+            for epoch in loop.remaining_epochs():
                 self._run_epoch(epoch)
-        self._safe_points.leave()
-        if self._agreement.stop is not None:  # perhaps in a step that not all processes have finished
+        engine.safe_points.leave()
+        if engine.agreement.stop is not None:  # perhaps in a step that not all processes have finished
             distributed.broadcast_buffers(self.model)
-        self.training_run_end()
-        self.callback_handler.call_event(TrainerCallback.on_training_run_end, self)
-        self._reach_end()
+        loop.finish(self.training_run_end)
 
     def _run_sanity_evaluation(self, num_batches: int) -> None:
         """Evaluate the first batches of each set, and leave everything as it was."""
         try:
-            with sanity_evaluation(self, num_batches, self._stepping.watch_metric):
+            with sanity_evaluation(self, self._engine, num_batches, self._loop.asked.stepping.watch_metric):
                 for name in self._eval_names_of_epoch():
-                    with self._eval_sets.evaluating(self, name):
+                    with self._engine.eval_sets.evaluating(self, name):
                         loader = cast("SizedIterable[BatchT]", self.eval_dataloader)
                         self._run_eval_epoch(first_batches(loader, num_batches))
         except StopTrainingError as error:
             if isinstance(error, NonFiniteLossError):
                 raise
-        self._agreement.stop = None  # it was asked of a run that has not begun
+        self._engine.agreement.stop = None  # it was asked of a run that has not begun
 
     def _run_epoch(self, epoch: int) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
-        self._safe_points.leave()
-        self._progress.epoch_under_way = epoch
-        if self._resumption.phase is not Phase.EVALUATION:
+        if self._engine.resumption.phase is not Phase.EVALUATION:
             self._run_train_epoch(self.train_dataloader)
         if self.eval_dataloader is not None:
             self._evaluate_after_epoch()
-        self._progress.finish_epoch()
-        if self.named_schedulers() and self._stepping.after == "epoch" and not self._ends_within_epoch:
-            with self._agreement.together():
-                self._step_schedulers()
-        with self._agreement.together():
-            self.training_run_epoch_end()
-            self._call_event(TrainerCallback.on_training_run_epoch_end)
-        self.run_history.increment_epoch()
-        self._progress.epoch_under_way = None
-        self._reach_safe_point(Phase.EPOCH)
+        self._loop.finish_epoch(self._step_schedulers, self.training_run_epoch_end)
 
     def _evaluate_after_epoch(self) -> None:
         """Evaluate the sets that are due; those that the saved run had evaluated before are not evaluated again."""
         names = self._eval_names_of_epoch()
-        if self._resumption.phase is Phase.EVALUATION:
-            names = [*(self._resumption.interrupted_sets(self) or names)]
+        if self._engine.resumption.phase is Phase.EVALUATION:
+            names = [*(self._engine.resumption.interrupted_sets(self) or names)]
         for index, name in enumerate(names):
-            with self._interruptible_evaluation(names[index:]):
+            with self._loop.interruptible_evaluation(names[index:]):
                 self._evaluate_set(name)
 
     def _evaluate_set(self, name: str | None, **of_epoch: bool) -> None:
         """Evaluate one of the sets, or the only dataset, which has no name."""
-        with self._eval_sets.evaluating(self, name, is_training=of_epoch.get("is_training", True)):
+        with self._engine.eval_sets.evaluating(self, name, is_training=of_epoch.get("is_training", True)):
             self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), **of_epoch)
 
     def _run_train_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
         """Train on each batch of the loader."""
-        self._loss_tracker.reset()
-        self._step_means.reset()
-        self._progress.start_epoch()
-        self._trained_together.start_epoch()
-        self._call_hook(self.train_epoch_start)
-        self._call_event(TrainerCallback.on_train_epoch_start)
-        if self._accelerator.num_processes > 1:
+        loop = self._loop
+        loop.start_training(train_dl, self.train_epoch_start)
+        if self.num_processes > 1:
             require_one_trained_module(vars(self), self.get_model(), self.modules.values())
-        self._resume_steps(train_dl)
-        count = self._loaders.count_batches(train_dl, "training")
-        # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
-        for part, batch in self._remaining_steps(train_dl, count):
-            self._step_means.start_step()
-            self._run_train_step(batch, part)
-            self._step_means.end_step()
-            if self._is_at_last_update:
-                break
-        self._safe_points.leave()
-        self._last_batch = None
-        self._call_hook(self.train_epoch_end)
-        self._record_means("train_loss_epoch", count, requires_loss=True)
-        self._record_shares()
-        with self._agreement.together():
-            self._call_event(TrainerCallback.on_train_epoch_end)
+        with loop.steps(train_dl) as steps:
+            while not loop.is_at_last_update and steps.has_next():
+                for part, batch in loop.group(steps):
+                    self._run_train_step(batch, part)
+                loop.update(self._trained)
+                loop.reach(Phase.STEP)
+        loop.finish_training(self.train_epoch_end, requires_loss=True)
 
     def _run_train_step(self, batch: BatchT, part: MicroBatch) -> None:
-        """Train on one batch; after the last one of an accumulation group, update the weights."""
-        self._safe_points.leave()
-        trained = self._trained_together
-        trained.start_update()
-        with trained.in_batch(part):
+        """Calculate the loss of one batch, and add its gradients to those of its update."""
+        accumulation = self._trained.accumulation
+        with self._trained.in_batch(part):
             loss = self._forward(batch, part)
             if loss is not None:
-                self.backward_step(trained.accumulation.weigh(loss, part))
-        self._progress.count_samples(trained.accumulation.samples_of(part))
-        if part.ends_group and self._make_step(trained, part, at_once=self._progress.starts_epoch):
-            self._finish_update()
-            self._reach_safe_point(Phase.STEP)
+                self.backward_step(accumulation.weigh(loss, part))
+        self._engine.progress.count_samples(accumulation.samples_of(part))
 
     def _forward(self, batch: BatchT, part: MicroBatch) -> Tensor | None:
         """Calculate the loss of one batch and report it; None where there is nothing to go backward through."""
+        engine = self._engine
         if part.is_empty:
-            return self._loss_of_stand_in(part) if self._trained_together.is_sharded else None
-        self._last_batch = batch if self._trained_together.is_sharded else None
-        self._call_event(TrainerCallback.on_train_step_start)
+            return self._loss_of_stand_in(batch)
         try:
             output = self.calculate_train_batch_loss(batch)
         except StopTrainingError as error:
-            self._trained_together.require_stop_elsewhere(error)
-            self._agreement.ask_to_stop(error)
+            self._trained.require_stop_elsewhere(error)
+            engine.agreement.ask_to_stop(error)
             return None
         except Exception as error:
             name_step(
@@ -793,16 +774,18 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             raise
         loss = check_step_output(output, "calculate_train_batch_loss", trained=self.model)
         items = count_items(output, "calculate_train_batch_loss")
-        weight = self._trained_together.accumulation.take_counts(output["batch_size"], items)
-        self._loss_tracker.update(loss, weight)
-        self._step_means.count_samples(output["batch_size"])
-        self._call_event(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=part.step)
+        weight = self._trained.accumulation.take_counts(output["batch_size"], items)
+        engine.losses.update(loss, weight)
+        engine.means.count_samples(output["batch_size"])
+        engine.call_event(self, TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=part.step)
         return loss
 
-    def _loss_of_stand_in(self, part: MicroBatch) -> Tensor:
+    def _loss_of_stand_in(self, batch: BatchT | None) -> Tensor | None:
         """Call the pieces of a sharded model, which the others need, with a batch that counts for nothing."""
-        with self._at_empty_batch():
-            return zero_loss_of_stand_in(self.calculate_train_batch_loss(self._stand_in(part))["loss"])
+        if batch is None:
+            return None
+        with self._loop.at_empty_batch():
+            return zero_loss_of_stand_in(self.calculate_train_batch_loss(batch)["loss"])
 
     def backward_step(self, loss: Tensor) -> None:
         """Run the backward pass.
@@ -812,25 +795,23 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """
         _accelerate.backward(self._accelerator, loss)
 
-    @override
-    def _update_weights(self, trained: Trained, *, overflowed: bool) -> None:
+    def _update_weights(self, trained: Trained, overflowed: bool) -> None:
         self._clip_gradients()
         if not overflowed:
             self.optimizer_step()
-            for optimizer in self._added.optimizers.values():
+            for optimizer in self._engine.added.optimizers.values():
                 optimizer.step()
-            if self._stepping.after == "update":
+            if self._loop.asked.stepping.after == "update":
                 self._step_schedulers()
 
-    @override
     def _clear_gradients(self, trained: Trained) -> None:
         self.optimizer_zero_grad()
-        for optimizer in self._added.optimizers.values():
+        for optimizer in self._engine.added.optimizers.values():
             optimizer.zero_grad()
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
-        self._clip(self._trained_together.parameters)
+        self._loop.clip(self._trained.parameters)
 
     def optimizer_step(self) -> None:
         """Update the parameters by their gradients; not called if gradients overflowed in fp16."""
@@ -839,13 +820,13 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def scheduler_step(self) -> None:
         """Step the scheduler, if there is one: after each update, unless ``step_scheduler`` says otherwise."""
         if self.scheduler is not None:
-            self._stepping.step(self.scheduler, self)
+            self._loop.asked.stepping.step(self.scheduler, self)
 
     def _step_schedulers(self) -> None:
         if self.scheduler is not None:
             self.scheduler_step()
-        for scheduler in self._added.schedulers.values():
-            self._stepping.step(scheduler, self)
+        for scheduler in self._engine.added.schedulers.values():
+            self._loop.asked.stepping.step(scheduler, self)
 
     def optimizer_zero_grad(self) -> None:
         """Clear the gradients of all parameters of the optimizer."""
@@ -853,10 +834,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _run_evaluation(self) -> None:
         """Run one evaluation epoch between the events of an evaluation run."""
-        with self._stopping_in_order():
-            with self._agreement.together():
-                self.evaluation_run_start()
-                self._call_event(TrainerCallback.on_evaluation_run_start)
+        with self._lifecycle.stopping_in_order():
+            self._loop.call_together(TrainerCallback.on_evaluation_run_start, self.evaluation_run_start)
             for name in self._eval_names_of_epoch():
                 self._evaluate_set(name, is_training=False)
         self.evaluation_run_end()
@@ -866,70 +845,67 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self, valid_dl: SizedIterable[BatchT], is_training: bool = True, *, is_intermediate: bool = False
     ) -> None:
         """Evaluate each batch of the loader, within a training run or alone, and perhaps within a training epoch."""
+        loop, engine = self._loop, self._engine
         is_own_loader = valid_dl is self.eval_dataloader
-        with self._safe_points.evaluating(), self._evaluating(), torch.no_grad():
-            with self._agreement.together():
-                self.eval_epoch_start()
-                self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_start, is_intermediate)
-            with self._agreement.together():
+        with engine.safe_points.evaluating(), loop.evaluating(), torch.no_grad():
+            loop.call_together(
+                TrainerCallback.on_eval_epoch_start, self.eval_epoch_start, is_intermediate=is_intermediate
+            )
+            with engine.agreement.together():
                 # A callback may have limited the loader for this epoch.
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
-                count = self._loaders.count_batches(loader, "evaluation")
-                batches = batches_on_device(loader, self.device, count)
-                if count is not None and count.may_differ and self.is_sharded:
-                    batches = self._until_all_end(batches)
-                for step, batch in enumerate(batches, start=1):
-                    with self._step_means.step():
+                count = engine.loaders.count_batches(loader, "evaluation")
+                for step, batch in loop.batches_to_evaluate(loader, count):
+                    with engine.means.step():
                         self._run_eval_step(batch, step)
-                    self._safe_points.leave_evaluation_if_asked(self)
-            self._call_hook(self.eval_epoch_end)
-            self._record_means(self._eval_sets.loss_name(is_training=is_training), count, requires_loss=True)
-            with self._agreement.together():
-                self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_end, is_intermediate)
+                    engine.safe_points.leave_evaluation_if_asked(self)
+            loop.call_hook(self.eval_epoch_end)
+            loop.record_means(engine.eval_sets.loss_name(is_training=is_training), count, requires_loss=True)
+            loop.call_together(TrainerCallback.on_eval_epoch_end, is_intermediate=is_intermediate)
 
     def _run_eval_step(self, batch: BatchT, step: int) -> None:
         if self.is_at_empty_batch:
             self.calculate_eval_batch_loss(batch)
             return
-        self._call_event(TrainerCallback.on_eval_step_start)
+        self._engine.call_event(self, TrainerCallback.on_eval_step_start)
         try:
             output = self.calculate_eval_batch_loss(batch)
         except StopTrainingError as error:
-            self._agreement.ask_to_stop(error)
+            self._engine.agreement.ask_to_stop(error)
             return
         except Exception as error:
             name_step(error, f"evaluation step {step}", batch, self.get_model())
             raise
         loss = check_step_output(output, "calculate_eval_batch_loss", trained=None)
         items = count_items(output, "calculate_eval_batch_loss")
-        self._loss_tracker.update(loss, output["batch_size"] if items is None else items)
-        self._step_means.count_samples(output["batch_size"])
-        self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
+        self._engine.losses.update(loss, output["batch_size"] if items is None else items)
+        self._engine.means.count_samples(output["batch_size"])
+        self._engine.call_event(self, TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
     def _prediction_run(self, job: PredictionJob) -> PredictionRun:
         hooks = PredictionHooks(
             running=self._predicting,
             predict_batch=self.predict_batch,
-            models=lambda: {**self.named_models(), **self._added.called()},
+            models=lambda: {**self.named_models(), **self._engine.added.called()},
         )
-        return PredictionRun(self, job, self._loaders, hooks)
+        return PredictionRun(self, job, self._engine.loaders, hooks)
 
     @contextmanager
     def _predicting(self, job: PredictionJob) -> Generator[None]:
         """Begin a run that predicts, and have the model ready within the context."""
-        self._require_ready("predict")  # again, as another run may have begun since
+        self._lifecycle.require_ready("predict")  # again, as another run may have begun since
 
         def describe_arguments() -> dict[str, str]:
             return {"call": f"{type(self).__qualname__}.predict()", **alike.describe_arguments(job.describe())}
 
-        with self._run("predict", describe_arguments, seed=job.seed):
+        with self._lifecycle.running("predict", {}, describe_arguments, seed=job.seed):
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
-            self._require_same_parts()
+            self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(job.batch_size, 1, 1, None, None)
-            with self._evaluating(Place.PREDICTION):
+            with self._loop.evaluating(Place.PREDICTION):
                 self.model.eval()
-                self._added.eval()
+                self._engine.added.eval()
                 yield
 
     def _set_scheduler(self) -> None:
@@ -941,26 +917,21 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         else:
             run_scheduler.check_kept_scheduler(self.scheduler, self.optimizer, type(self))
 
-    @property
-    @override
-    def _steps_scheduler_itself(self) -> bool:
-        return type(self).scheduler_step is not Trainer.scheduler_step
-
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place the model, and let accelerate split custom data loaders; optimizers stay unchanged."""
-        self._shard(self.model)
-        is_training = self._running == "train"
-        self.model = cast("ModelT_co", self._place(self.model, is_training))
+        lifecycle = self._lifecycle
+        lifecycle.shard(self.model)
+        is_training = self._engine.running == "train"
+        self.model = cast("ModelT_co", lifecycle.place(self.model, is_training))
         if is_training and self._makes_optimizer:
             self._make_optimizer()
-        self._added.prepare(self._place, self.optimizer, for_training=is_training)
+        self._engine.added.prepare(lifecycle.place, self.optimizer, for_training=is_training)
         if is_training:
-            self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
-        if self._running != "predict":
-            self.change_eval_dataloaders(self._loaders.split)
+            self.train_dataloader = self._engine.loaders.split_for_training(self.train_dataloader)
+        if self._engine.running != "predict":
+            self.change_eval_dataloaders(self._engine.loaders.split)
 
     @property
-    @override
     def _makes_optimizer(self) -> bool:
         return self._create_optimizer_fn is not None and cast("Optimizer | None", self.optimizer) is None
 
@@ -971,30 +942,25 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             input_checks.check_kind_of_optimizer(optimizer)
             self._check_optimizer(model, optimizer)
         self.optimizer = optimizer
-        self._require_same_parts()
+        self._lifecycle.require_same_parts()
 
     def _check_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
         input_checks.check_optimizer(model, optimizer)
         if getattr(self.optimizer_step, "__func__", None) is Trainer.optimizer_step:
             input_checks.require_step_without_closure(optimizer)
 
-    def _start_training_together(self) -> None:
+    def _start(self, trained: Trained) -> None:
         """Let one exchange have the gradients of the model and of what is trained with it."""
         model = self.get_model()  # a script that prepares the model itself may have wrapped it
         self.model = model  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
-        self._trained_together.optimizers = self.named_optimizers()
-        self._trained_together.start({"model": model, **self._added.trained(self.optimizer)})
+        trained.optimizers = self.named_optimizers()
+        trained.start({"model": model, **self._engine.added.trained(self.optimizer)})
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
-            self._trained_together.exchange_each_pass()
+            trained.exchange_each_pass()
 
-    @override
-    def _start_bookkeeping(self) -> None:
-        super()._start_bookkeeping()
-        self._trained_together = Trained(self._accelerator)
-
-    @override
-    def _trained_by_optimizer(self) -> Mapping[str, Trained]:
-        return {"optimizer": self._trained_together}
+    @property
+    def _trained(self) -> Trained:
+        return self._engine.trained["optimizer"]
 
     if TYPE_CHECKING:
 
@@ -1016,12 +982,16 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """
         input_checks.require_evaluation_loader(self.eval_dataloader)
         if eval_names is not None:
-            names = self._eval_sets.chosen(eval_names)
+            names = self._engine.eval_sets.chosen(eval_names)
         else:
-            names = self._eval_sets.within_epoch() if is_intermediate else self._eval_names_of_epoch()
+            names = self._engine.eval_sets.within_epoch() if is_intermediate else self._eval_names_of_epoch()
         phase = Phase.INTERMEDIATE_EVALUATION
         with recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""):
             for index, name in enumerate(names):
-                self._eval_sets.num_to_come = len(names) - index - 1
-                with self._safe_points.interruptible(phase, self, names[index:]) if is_intermediate else nullcontext():
+                self._engine.eval_sets.num_to_come = len(names) - index - 1
+                with (
+                    self._engine.safe_points.interruptible(phase, self, names[index:])
+                    if is_intermediate
+                    else nullcontext()
+                ):
                     self._evaluate_set(name, is_intermediate=is_intermediate)

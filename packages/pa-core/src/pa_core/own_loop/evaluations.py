@@ -2,68 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, cast
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Generic, cast
 
 import torch
+from torch import Tensor
 
-from pa_core.any_trainer import AnyTrainer, CallEvent, TrainerCallback
+from pa_core.any_trainer import TrainerCallback
 from pa_core.batch_structure import count_samples
 from pa_core.callbacks.limit_batches import LimitBatchesCallback
-from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.data.given_data import GivenData
-from pa_core.data.loaders import Loaders, batches_on_device, count_steps, end_workers
-from pa_core.own_loop.evaluated_batch import EvaluatedBatch
+from pa_core.data.loaders import count_steps, end_workers
+from pa_core.loop import Loop
+from pa_core.tracking import MetricValue
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
+from pa_core.tracking.step_means import logged_twice, single_number
 from pa_core.types import BatchT, SizedIterable
 
-__all__ = ["EvaluationHooks", "Evaluations"]
-
-
-@dataclass(frozen=True)
-class EvaluationHooks:
-    """What a run does around its evaluations and their batches.
-
-    Attributes:
-        evaluating: Called with the name of an evaluation, returns its context, which has separate means and restores
-            the models' modes.
-        call_epoch_event: Called with the first and the last event, and with whether the training epoch continues
-            afterwards.
-        call_event: Calls the events of each batch.
-        record: Called after the last batch, with the metric name of the loss and the number of batches of a custom
-            data loader.
-    """
-
-    evaluating: Callable[[str | None], AbstractContextManager[None]]
-    call_epoch_event: Callable[[Callable[Concatenate[Any, Any, ...], None], bool], None]
-    call_event: CallEvent
-    record: Callable[[str, BatchCount | None], None]
+__all__ = ["Evaluations"]
 
 
 class Evaluations(Generic[BatchT]):
     """Runs the evaluations of a run, one at a time, and keeps their loaders for the next ones.
 
     Args:
-        loaders: Makes and splits the loaders of the run.
-        hooks: What the run does meanwhile.
+        loop: The loop of the run.
 
     Attributes:
-        batch: The current batch; None between evaluations.
+        is_in_batch: Whether an evaluation is in the body of a batch.
+        samples: The number of samples of that batch; 0 for one that is there only because other processes have samples.
     """
 
-    def __init__(self, loaders: Loaders, hooks: EvaluationHooks) -> None:
-        self.batch: EvaluatedBatch | None = None
-        self._loaders = loaders
-        self._hooks = hooks
+    def __init__(self, loop: Loop) -> None:
+        self.is_in_batch: bool = False
+        self.samples: int = 0
+        self._loop = loop
+        self._loss: Tensor | None = None
         self._open = ExitStack()
         self._made: dict[str | None, tuple[GivenData, int, SizedIterable]] = {}
 
     def loader(
         self,
-        run: AnyTrainer,
         data: GivenData,
         batch_size: int,
         name: str | None,
@@ -72,7 +53,6 @@ class Evaluations(Generic[BatchT]):
         """Return the loader of an evaluation: the one of the last time, so that its workers need not start again.
 
         Args:
-            run: The run.
             data: What to evaluate.
             batch_size: Samples in a batch of one process.
             name: The name of the evaluation; each name has a loader, which is replaced when its arguments change.
@@ -84,56 +64,83 @@ class Evaluations(Generic[BatchT]):
             if before.data is data.data and (before.kwargs, size) == (data.kwargs, batch_size):
                 return loader
             end_workers(loader)
-        loader = cast("SizedIterable", self._loaders.take(data, create, batch_size))
-        for callback in run.callback_handler.callbacks:
+        loaders = self._loop.engine.loaders
+        loader = cast("SizedIterable", loaders.take(data, create, batch_size))
+        for callback in self._loop.trainer.callback_handler.callbacks:
             if isinstance(callback, LimitBatchesCallback):
                 loader = callback.limited(loader)
-        split = self._loaders.split(loader)
+        split = loaders.split(loader)
         self._made[name] = data, batch_size, split
         return split
 
-    def batches(self, run: AnyTrainer, name: str | None, *, is_intermediate: bool) -> Iterator[BatchT]:
+    def batches(self, name: str | None, *, is_intermediate: bool) -> Iterator[BatchT]:
         """Evaluate ``run.eval_dataloader`` once: iterate over its batches, and record the means of what was logged.
 
         Args:
-            run: The run.
             name: What the names of the metrics begin with; None for "eval".
             is_intermediate: Whether the training epoch continues afterwards.
         """
+        loop, run, engine = self._loop, self._loop.trainer, self._loop.engine
         prefix = f"{name}_" if name is not None else INTERMEDIATE_PREFIX if is_intermediate else ""
         with ExitStack() as self._open:
-            self._open.callback(self._forget_batch)
-            evaluating = self._hooks.evaluating(name)
-            for context in (recording_with_prefix(run.run_history, prefix), evaluating, torch.no_grad()):
+            for context in (recording_with_prefix(run.run_history, prefix), self._evaluating(name), torch.no_grad()):
                 self._open.enter_context(context)
-            for model in run.named_models().values():
-                model.eval()
-            self._hooks.call_epoch_event(TrainerCallback.on_eval_epoch_start, is_intermediate)
+            loop.call_together(TrainerCallback.on_eval_epoch_start, is_intermediate=is_intermediate)
             loader = cast("SizedIterable", run.eval_dataloader)  # a callback may have limited it
-            count = self._loaders.count_batches(loader, "evaluation")
-            for step, batch in enumerate(batches_on_device(loader, run.device, count), start=1):
-                self._hooks.call_event(TrainerCallback.on_eval_step_start)
-                with run.step_means.step():
-                    samples = _count_samples(batch, step, loader, run.process_index)
-                    run.step_means.count_samples(samples)
-                    self.batch = evaluated = EvaluatedBatch(run.loss_tracker, samples)
+            count = engine.loaders.count_batches(loader, "evaluation")
+            keyed = innermost(loader)
+            for step, batch in loop.batches_to_evaluate(loader, count):
+                loop.call(TrainerCallback.on_eval_step_start)
+                piece = keyed.split.piece(step - 1, run.process_index) if is_keyed(keyed) else None
+                with self._step(count_samples(batch) if piece is None else len(piece)):
                     yield batch
-                    output = {"loss": evaluated.loss, "model_outputs": None, "batch_size": samples}
-                    self._hooks.call_event(
-                        TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step
-                    )
-            yield from self._batch_to_stand_in(run, loader)
-            self._hooks.record("eval_loss_epoch" if name is None else "loss_epoch", count)
-            self._hooks.call_epoch_event(TrainerCallback.on_eval_epoch_end, is_intermediate)
+                    loss = torch.zeros(()) if self._loss is None else self._loss
+                    output = {"loss": loss, "model_outputs": None, "batch_size": self.samples}
+                    loop.call(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
+            last = (count_steps(loader) or 0) - 1
+            if is_keyed(keyed) and not keyed.split.piece(last, run.process_index):
+                with self._step(0):  # other processes have the only samples of the last step
+                    yield keyed.fetch_for(last, rank=0)
+            engine.agreement.stop_if_alone()
+            loop.record_means("eval_loss_epoch" if name is None else "loss_epoch", count)
+            loop.call_together(TrainerCallback.on_eval_epoch_end, is_intermediate=is_intermediate)
 
-    def _batch_to_stand_in(self, run: AnyTrainer, loader: SizedIterable) -> Iterator[BatchT]:
-        """The last step, in which other processes have the only samples: the batch of the first of them."""
-        keyed, last = innermost(loader), (count_steps(loader) or 0) - 1
-        if is_keyed(keyed) and not keyed.split.piece(last, run.process_index):
-            with run.step_means.step():
-                run.step_means.count_samples(0)
-                self.batch = EvaluatedBatch(run.loss_tracker, samples=0)
-                yield keyed.fetch_for(last, rank=0)
+    @contextmanager
+    def _evaluating(self, name: str | None) -> Generator[None]:
+        with self._loop.evaluating():
+            for model in self._loop.trainer.named_models().values():
+                model.eval()
+            self._loop.engine.eval_sets.name = name
+            try:
+                yield
+            finally:
+                self._loop.engine.eval_sets.name = None
+                self.is_in_batch = False
+
+    @contextmanager
+    def _step(self, samples: int) -> Generator[None]:
+        means = self._loop.engine.means
+        with means.step():
+            means.count_samples(samples)
+            self.is_in_batch, self.samples, self._loss = True, samples, None
+            yield
+
+    def log_loss(self, value: MetricValue, num_items: int | None = None) -> None:
+        """Add the loss of the batch.
+
+        Args:
+            value: The mean over its samples, or over its items.
+            num_items: The number of items; None for the samples.
+
+        Raises:
+            ConfigurationError: It was logged already, or is not a single number.
+        """
+        if self._loss is not None:
+            raise logged_twice("loss")
+        number = single_number("loss", value)
+        self._loss = number if isinstance(number, Tensor) else torch.tensor(float(number))
+        if self.samples > 0:  # a loss that is not finite would spoil the mean even so
+            self._loop.engine.losses.update(self._loss, self.samples if num_items is None else num_items)
 
     def leave(self) -> None:
         """Leave the evaluation that is in progress, if any, without recording its means."""
@@ -143,11 +150,3 @@ class Evaluations(Generic[BatchT]):
         """Leave the evaluation that is in progress, and end the workers of all loaders."""
         self.leave()
         end_workers(*(loader for *_, loader in self._made.values()))
-
-    def _forget_batch(self) -> None:
-        self.batch = None
-
-
-def _count_samples(batch: object, step: int, loader: SizedIterable, rank: int) -> int:
-    keyed = innermost(loader)
-    return len(keyed.split.piece(step - 1, rank)) if is_keyed(keyed) else count_samples(batch)

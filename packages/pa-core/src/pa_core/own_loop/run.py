@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core.accumulation import MicroBatch, forget_gradients
-from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.callbacks.limit_batches import apply_limit_of_environment
-from pa_core.data.batch_count import BatchCount
-from pa_core.data.custom_loader import innermost, is_keyed
+from pa_core import distributed
+from pa_core.accumulation import forget_gradients
+from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import lengths_of_epochs
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
-from pa_core.distributed.comparison import Describe
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
+from pa_core.loop import Loop, Steps
 from pa_core.own_loop import mistakes
-from pa_core.own_loop.evaluations import EvaluationHooks, Evaluations
+from pa_core.own_loop.evaluations import Evaluations
 from pa_core.own_loop.loop_batches import batches_of_loop
 from pa_core.own_loop.run_models import RunModels
-from pa_core.own_loop.trained_model import TrainedModel
-from pa_core.own_loop.trained_models import TrainedModels
-from pa_core.own_loop.training_batches import TrainingBatches
-from pa_core.own_loop.update import Update, UpdateHooks
+from pa_core.own_loop.update import Update
+from pa_core.placeholders import create_scheduler
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig
+from pa_core.run_lifecycle import RunLifecycle
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.sharded_tensors import reshard
 from pa_core.step_output import require_count
 from pa_core.tracking import MetricValue, RunClock, RunHistory
-from pa_core.trained import Trained
 from pa_core.types import (
     BatchT,
     ModelT_co,
@@ -57,6 +49,7 @@ from pa_core.types import (
     StatefulScheduler,
     TensorsT,
 )
+from pa_core.user_warnings import warn_user
 from pa_data.orders import Order
 
 __all__ = ["Run"]
@@ -66,7 +59,7 @@ _T = TypeVar("_T")
 _block_is_open: ContextVar[bool] = ContextVar("_block_is_open", default=False)
 
 
-class Run(Engine, Generic[ModelT_co, BatchT]):
+class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     """A custom training loop with the features of ``Trainer.train``.
 
     The order of the samples and how processes share them, gradients of updates over several batches and processes,
@@ -249,29 +242,29 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 resume_missing=resume_missing,
                 resume_allow=resume_allow,
             )
-            self._check_data(self._asked.data, per_device_batch_size, collate_fn)
             if self._accelerator.scaler is not None and len(self._given.optimizer_names) > 1:
                 raise UnsupportedConfigurationError(
                     "Several optimizers cannot share the gradient scaler of fp16. Pass mixed_precision='bf16', which "
                     "needs no scaler."
                 )
         self.collate_fn = collate_fn
-        self._stepping, self._gradient_clip_norm = self._asked.stepping, gradient_clip_norm
-        self._max_updates_per_batch = max_updates_per_batch
-        hooks = EvaluationHooks(
-            self._evaluating_as, self._call_epoch_event_of_evaluation, self._call_event, self._record_evaluation
-        )
-        self._evaluations = Evaluations[BatchT](self._loaders, hooks)
+        self._engine.gradient_clip_norm = gradient_clip_norm
+        self._engine.makes_optimizer = not self._given.optimizers
+        self._lifecycle = RunLifecycle(self, self._engine)
+        self._loop = Loop(self, self._engine, stands_in=True)
+        self._loop.asked = self._asked
+        with showing_errors_once():
+            self._loop.check_data(self._asked.data, self._asked)
+        self._trained = self._given.make_trained(self._accelerator)
+        self._evaluations = Evaluations[BatchT](self._loop)
         self._block, self._showing_last_epoch = ExitStack(), ExitStack()
         self._has_begun = False
         # Where the script is: in the block, in its loop over epochs, in the training of one of them, in an update.
         self._stage: Literal["before", "within", "after"] = "before"
-        self._loop: Literal["before", "within", "after"] = "before"
+        self._in_epochs: Literal["before", "within", "after"] = "before"
         self._training: Literal["to come", "in progress", "left", "over"] = "over"
         self._update: Update[Any] | None = None
-        self._updates_of_batch = 0
-        self._gathered_without_rows: list[Tensor] = []
-        self._finish_init()
+        self._loop.finish_init()
 
     # The models
 
@@ -296,7 +289,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     @property
     def schedulers(self) -> Mapping[str, StatefulScheduler]:
         """The schedulers by the names of their optimizers; empty before the block is entered."""
-        return self._trained_models.schedulers()
+        return {name: scheduler for one in self._trained.values() for name, scheduler in one.schedulers.items()}
 
     @override
     def named_models(self) -> dict[str, nn.Module]:
@@ -339,28 +332,27 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self.train_dataset = cast("Dataset[Any]", self._train_data.dataset)
         with ExitStack() as block:
             block.enter_context(_open_block())
-            block.enter_context(self._run("train", asked.describe))
-            self.resume_from = self._local_folder(asked.resume_from)
-            self._resumption.find(self, asked.resume_from, asked.resume_missing)
-            loader = self._loaders.take(self._train_data, self._create_train_loader, asked.per_device_batch_size)
+            block.enter_context(self._lifecycle.running("train", {**self._trained}, asked.describe))
+            self._loop.find_state(asked)
+            loader = self._engine.loaders.take(self._train_data, self._create_train_loader, asked.per_device_batch_size)
             self.train_dataloader = cast("SizedIterable", loader)
-            self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
-            apply_limit_of_environment(self)
-            self._require_same_parts()
-            self._shard(*self._given.models.values())
-            self._trained_models.start(self._place)
-            if self._makes_optimizer:
-                self._make_optimizers()
-            self._trained_models.watch_steps()
-            self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
+            self._loop.announce()
+            self._lifecycle.require_same_parts()
+            self._prepare_models()
+            self.train_dataloader = self._engine.loaders.split_for_training(self.train_dataloader)
             self.epoch_lengths = lengths_of_epochs(
                 self.train_dataloader,
-                self._batches_per_group,
+                asked.gradient_accumulation_steps if asked.max_updates_per_batch is None else 1,
                 asked.max_num_train_steps,
-                self._max_updates_per_batch or 1,
+                asked.max_updates_per_batch or 1,
             )
             self.run_config = self._create_run_config(*asked.numbers)
-            self._create_schedulers()
+            self._engine.resumption.note_hyperparameters(self)
+            for name, factory in self._given.factories.items():
+                scheduler = create_scheduler(factory, self.optimizers[name], self._loop.placeholder_values())
+                self._trained[name].schedulers = {name: scheduler}
+            self.scheduler = next(iter(self.schedulers.values()), None)
+            self._loop.require_usable_schedulers()
             self._block = block.pop_all()
         self._stage = "within"
         return self
@@ -381,60 +373,64 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._evaluations.end()
         self._showing_last_epoch.close()
         self._leave_update()
-        self._last_batch = None
-        self._step_means.end_step()
+        self._engine.last_batch = None
+        self._engine.means.end_step()
         self._stage = "after"
         if exception is not None and not isinstance(exception, StopTrainingError):
             return bool(self._block.__exit__(kind, exception, traceback))
         with self._block:
             self._finish(exception)
-        self._agreement.raise_non_finite_loss()
+        self._engine.agreement.raise_non_finite_loss()
         return True
+
+    def _prepare_models(self) -> None:
+        """Place all models, with the same weights on all processes, make optimizers, and begin to train."""
+        self._lifecycle.shard(*self.models.values())
+        trained = {id(module) for one in self._trained.values() for module in one.module.modules()}
+        for model in self.models.values():
+            if self._lifecycle.place(model, id(model) in trained) is not model:
+                warn_user(
+                    "Accelerate is told to compile models, and a custom training loop calls them as they are. "
+                    "Compile the model yourself before it is passed to Run: model = torch.compile(model)."
+                )
+            if id(model) not in trained:
+                distributed.broadcast_weights(model)
+        for name, one in self._trained.items():
+            one.start({name: one.module})
+        if not self.optimizers:
+            with showing_errors_once():
+                self._given.make_optimizers()
+            self.optimizer = next(iter(self.optimizers.values()))
+            self._lifecycle.require_same_parts()
+        for name, one in self._trained.items():
+            one.optimizers = {name: self.optimizers[name]}
+            one.watch_steps()
 
     def _finish(self, stop: StopTrainingError | None) -> None:
         """Call the last events; a run that was left early, on purpose, is complete all the same."""
         if not self._has_begun:
             return
         forget_gradients(self.model, *self.optimizers.values())
-        with self._stopping_in_order():
+        with self._lifecycle.stopping_in_order():
             if stop is not None:
                 raise stop
-        with suppress(StopTrainingError), self._agreement.together():
+        with suppress(StopTrainingError), self._engine.agreement.together():
             pass  # a process that left the loop alone must not end as if the run were complete
-        self._safe_points.leave()
-        self.callback_handler.call_event(TrainerCallback.on_training_run_end, self)
-        self._reach_end()
-        self._safe_points.settle()
+        self._engine.safe_points.leave()
+        self._loop.finish()
+        self._engine.safe_points.settle()
 
     def _begin(self) -> None:
         """Restore a saved run, with all that is registered by now, when the first loop of the block begins."""
         if self._has_begun:
             return
         self._has_begun = True
-        self._resume(self._asked.resume_allow)
-        if self._trained_models.has_one_optimizer:  # of several, how often each steps is known to the loop alone
-            self._check_length_of_schedules()
-        if self._resumption.saved is None:
-            self._reset_run_history()
-        self._call_event_together(TrainerCallback.on_training_run_start, self._describe_start)
-
-    @property
-    @override
-    def _makes_optimizer(self) -> bool:
-        return not self._given.optimizers
-
-    def _make_optimizers(self) -> None:
-        with showing_errors_once():
-            self._trained_models.make_optimizers()
-        self.optimizer = next(iter(self.optimizers.values()))
-        self._require_same_parts()
-
-    def _create_schedulers(self) -> None:
-        self._resumption.note_hyperparameters(self)
-        self._trained_models.create_schedulers(self._placeholder_values())
-        self.scheduler = next(iter(self.schedulers.values()), None)
-        for scheduler in self.schedulers.values() or [None]:
-            self._stepping.require_usable(scheduler, self, is_overridden=False)
+        self._loop.resume()
+        if len(self._trained) == 1:  # of several, how often each steps is known to the loop alone
+            self._loop.check_length_of_schedules()
+        if self._engine.resumption.saved is None:
+            self._loop.reset_history()
+        self._loop.call_together(TrainerCallback.on_training_run_start, describe=self._lifecycle.describe_start)
 
     # The loops
 
@@ -450,20 +446,18 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             TrainingPreempted: The run was preempted, after saving a training state.
         """
         self._require_training("epochs()")
-        if self._loop == "within":
+        if self._in_epochs == "within":
             raise mistakes.loop_within("epochs()", "an epoch")
-        if self._loop == "after":
-            raise mistakes.second_loop() if self._progress.epoch_under_way is None else mistakes.left_loop()
+        if self._in_epochs == "after":
+            raise mistakes.second_loop() if self._engine.progress.epoch_under_way is None else mistakes.left_loop()
         self._begin()
-        for epoch in self._resumption.remaining_epochs(self):
-            self._safe_points.leave()
-            self._progress.epoch_under_way = epoch
+        for epoch in self._loop.remaining_epochs():
             self._training = "to come"
-            self._loop = "within"
+            self._in_epochs = "within"
             try:
                 yield epoch
             finally:
-                self._loop = "after"
+                self._in_epochs = "after"
             self._require_open("the next epoch")
             self._finish_epoch()
         self._show_last_epoch()
@@ -484,15 +478,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             )
         if self._training in ("in progress", "left"):
             self._leave_training()
-        self._progress.finish_epoch()
-        if self._stepping.after == "epoch" and not self._ends_within_epoch:
-            with self._agreement.together():
-                for trained in self._trained_models.by_name.values():
-                    self._step_schedules(trained)
-        self._call_event_together(TrainerCallback.on_training_run_epoch_end)
-        self.run_history.increment_epoch()
-        self._progress.epoch_under_way = None
-        self._reach_safe_point(Phase.EPOCH)
+        self._loop.finish_epoch(self._step_schedulers)
+
+    def _step_schedulers(self) -> None:
+        for trained in self._trained.values():
+            self._loop.step_schedulers(trained)
 
     @overload
     def updates(self) -> Iterator[Update[BatchT]]: ...
@@ -528,7 +518,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if batches is not None:
             yield from self._updates_of_loop(batches, num_samples)
             return
-        if self._loop == "within":
+        if self._in_epochs == "within":
             yield from self._updates_of_epoch()
             return
         for _ in self.epochs():
@@ -539,49 +529,51 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._training != "to come":
             place = "an update" if self._training == "in progress" else "an epoch whose updates are over"
             raise mistakes.loop_within("updates()", place)
-        self._start_training()
-        count = self._loaders.count_batches(self.train_dataloader, "training")
-        steps = self._remaining_steps(self.train_dataloader, count)
-        while not self._is_at_last_update and (first := deque(islice(steps, 1))):
-            self._updates_of_batch = 0
-            update = self._begin_update(chain(_taking(first), steps), self._hooks)
-            try:
-                yield update
-            except GeneratorExit:  # of a break
-                self._training = "left"
-                raise
-            self._end_update(update)
-            self._reach_safe_point(Phase.STEP)
-        self._finish_training(count)
+        self._training = "in progress"
+        loop = self._loop
+        loop.start_training(self.train_dataloader)
+        with loop.steps(self.train_dataloader) as steps:
+            while not loop.is_at_last_update and steps.has_next():
+                loop.updates_of_batch = 0
+                self._update = update = Update[BatchT](loop, steps, self._trained, self._require_training)
+                try:
+                    yield update
+                except GeneratorExit:  # of a break
+                    self._training = "left"
+                    raise
+                self._end_update(update)
+                loop.reach(Phase.STEP)
+        self._finish_training()
 
     def _updates_of_loop(self, batches: Iterable[Any], num_samples: int | None) -> Iterator[Update[Any]]:
         """Iterate over updates of batches of the loop, in the body of a batch of the loader, without a safe point."""
-        around = self._require_update("updates(batches)")
-        if self._max_updates_per_batch is None:
+        around, loop = self._require_update("updates(batches)"), self._loop
+        if self._asked.max_updates_per_batch is None:
             raise ConfigurationError(
                 "Nothing says how many updates the loop makes of a batch by updates(batches), with which the length "
                 "of the run is counted. Pass Run(..., max_updates_per_batch=4), for example; fewer are allowed."
             )
         part = around.make_way()
-        steps = batches_of_loop(
+        parts = batches_of_loop(
             batches,
             part,
             device=self.device,
             accumulation_steps=self.run_config.gradient_accumulation_steps,
             samples=num_samples,
         )
-        finish = partial(self._training_batches.finish, is_of_loop=True)
-        hooks = replace(self._hooks, start_batch=self._training_batches.start_of_loop, finish_batch=finish)
-        with self._step_means.interrupted(), self._counting_samples():
+        with self._engine.means.interrupted(), self._counting_samples(), Steps(parts) as steps:
             try:
-                while not self._is_at_last_update and (first := deque(islice(steps, 1))):
-                    update = self._begin_update(chain(_taking(first), steps), hooks)
+                while not loop.is_at_last_update and steps.has_next():
+                    self._update = update = Update[Any](
+                        loop, steps, self._trained, self._require_training, is_of_loop=True
+                    )
                     yield update
                     self._end_update(update)
             except GeneratorExit:  # of a break
                 self._leave_update()
-                forget_gradients(self.model, *self.optimizers.values())
-                self._trained_models.start_epoch()
+                self._forget_gradients()
+                for trained in self._trained.values():
+                    trained.start_epoch()
                 raise
             finally:
                 self._update = around
@@ -589,7 +581,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     @contextmanager
     def _counting_samples(self) -> Generator[None]:
         """Weigh batches by their samples, as nobody knows beforehand how many all processes have in an update."""
-        accumulations = self._accumulations().values()
+        accumulations = [trained.accumulation for trained in self._trained.values()]
         before = [accumulation.counts_samples for accumulation in accumulations]
         for accumulation in accumulations:
             accumulation.counts_samples = True
@@ -599,59 +591,34 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             for accumulation, counts_samples in zip(accumulations, before, strict=True):
                 accumulation.counts_samples = counts_samples
 
-    def _begin_update(self, batches: Iterator[tuple[MicroBatch, Any]], hooks: UpdateHooks) -> Update[Any]:
-        """Return the update of the next group of batches, which is in progress from now on."""
-        self._safe_points.leave()
-        self._trained_models.broadcast_buffers()
-        self._update = Update[Any](self._progress.updates + 1, batches, self._trained_models.by_name, hooks)
-        return self._update
-
     def _end_update(self, update: Update[Any]) -> None:
         """Bring an update to its end, after its body."""
         self._require_open("the next update")
         self._evaluations.leave()
         update.finish()
-        self._update, self._gathered_without_rows = None, []
-        if not self._trained_models.has_one_optimizer and update.is_stepped:
-            self._finish_update()
-
-    @property
-    @override
-    def _batches_per_group(self) -> int:
-        return self._asked.gradient_accumulation_steps if self._max_updates_per_batch is None else 1
+        self._update = None
+        if len(self._trained) > 1 and update.is_stepped:
+            self._loop.finish_update()
 
     def _leave_update(self) -> None:
         if self._update is not None:
             self._update.close()
             self._update = None
-            self._gathered_without_rows = []
 
-    def _start_training(self) -> None:
-        """Begin the training of an epoch, or come back to where a saved run was in it."""
-        self._training = "in progress"
-        self._loss_tracker.reset()
-        self._step_means.reset()
-        self._progress.start_epoch()
-        self._trained_models.start_epoch()
-        self._call_event(TrainerCallback.on_train_epoch_start)
-        self._resume_steps(self.train_dataloader)
+    def _forget_gradients(self) -> None:
+        forget_gradients(self.model, *self.optimizers.values())
 
     def _leave_training(self) -> None:
         """End the training of an epoch whose loop over updates was left by a break."""
         self._leave_update()
-        forget_gradients(self.model, *self.optimizers.values())
-        self._finish_training(None)
+        self._forget_gradients()
+        self._loop.count = None
+        self._finish_training()
 
-    def _finish_training(self, count: BatchCount | None) -> None:
+    def _finish_training(self) -> None:
         """Record the means of the training of an epoch, and call its last event."""
-        self._safe_points.leave()
         self._training = "over"
-        self._last_batch = None
-        self._step_means.end_step()
-        self._agreement.stop_if_alone()
-        self._record_means("train_loss_epoch", count, with_loss=self._trained_models.has_one_optimizer)
-        self._record_shares()
-        self._call_event_together(TrainerCallback.on_train_epoch_end)
+        self._loop.finish_training(with_loss=len(self._trained) == 1)
 
     @overload
     def batches(self) -> Iterator[BatchT]: ...
@@ -703,8 +670,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             StopTrainingError: A process requested the end of the run; no step was made.
         """
         update = self._require_update("step()")
-        if name is not None and name not in self._trained_models.by_name:
-            raise mistakes.unclear_name(name, self._trained_models.by_name, "step(name)")
+        if name is not None and name not in self._trained:
+            raise mistakes.unclear_name(name, self._trained, "step(name)")
         if update.is_at_last_batch:
             update.step(name)
         return update.is_at_last_batch
@@ -722,33 +689,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         Args:
             reason: The text of the ``StopTrainingError`` that callbacks are told of.
         """
-        if self._agreement.stop is None:
-            self._agreement.stop = StopTrainingError(reason)
-
-    # What happens in an update
-
-    def _backward(self, trained: TrainedModel, loss: Tensor, part: MicroBatch, retain_graph: bool) -> None:
-        """Weigh a loss and add its gradients; with the last batch, what the processes must know travels with them."""
-        self._require_training("backward(...)")
-        trained.check_precision(loss)
-        without_rows = self._gathered_without_rows
-        trained.backward(loss, part, without_rows=without_rows, retain_graph=retain_graph)
-
-    def _step(self, trained: TrainedModel, part: MicroBatch, is_first: bool) -> None:
-        """Make the step of an optimizer; the first step of an update counts it."""
-        self._require_training("step()")
-        if is_first:
-            if self._updates_of_batch == (self._max_updates_per_batch or 1):
-                raise ConfigurationError(
-                    f"Update {self._updates_of_batch + 1} of a batch is one more than the run counts with. Pass "
-                    f"Run(..., max_updates_per_batch={self._updates_of_batch + 1}) or more."
-                )
-            self._agreement.stop_if_alone()
-        at_once = self._progress.starts_epoch and self._updates_of_batch == 0
-        is_made = self._make_step(trained, part, at_once=at_once, is_first=is_first)
-        self._updates_of_batch += is_first
-        if is_made and self._trained_models.has_one_optimizer:  # of several, at the end of the body of the update
-            self._finish_update()
+        if self._engine.agreement.stop is None:
+            self._engine.agreement.stop = StopTrainingError(reason)
 
     # Metrics and evaluations
 
@@ -762,9 +704,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         losses, what is logged for it and what is gathered of it count for nothing, and callbacks do not see it. Check
         this if the loop adds up or collects values itself.
         """
-        evaluated = self._evaluations.batch
-        if evaluated is not None:
-            return evaluated.is_empty
+        if self._evaluations.is_in_batch:
+            return self._evaluations.samples == 0
         return self._update is not None and self._update.is_empty
 
     @override
@@ -791,9 +732,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             ConfigurationError: The tensors of the processes do not fit together.
         """
         # What callbacks gather between two steps is not of the batch.
-        if self.is_at_empty_batch and not self._safe_points.is_between_steps:
+        if self.is_at_empty_batch and not self._engine.safe_points.is_between_steps:
             gathered = gather_without_rows(tensor, padding_value, with_gradient=with_gradient)
-            self._gathered_without_rows += tensors_with_gradient(gathered)
+            self._loop.gathered_without_rows += tensors_with_gradient(gathered)
             return gathered
         return super().gather(tensor, padding_value, with_gradient=with_gradient)
 
@@ -816,17 +757,16 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             BatchOutputError: ``num_items`` is not a whole number.
         """
         num_items = None if num_items is None else require_count(num_items, f'log("{name}", ...)')
-        evaluated = self._evaluations.batch
-        if evaluated is not None and name == "loss":
-            evaluated.log_loss(value, num_items)
-        elif not self._step_means.is_in_step:
+        if self._evaluations.is_in_batch and name == "loss":
+            self._evaluations.log_loss(value, num_items)
+        elif not self._engine.means.is_in_step:
             raise ConfigurationError(
                 f"There is no batch that log({name!r}, ...) could belong to: it was called outside of a loop over "
                 "batches, or after the step of an update. Log before the step; a value that is not a mean over "
                 "samples is for run.record(name, value)."
             )
         else:
-            self._step_means.log(name, value, count=0 if self.is_at_empty_batch else num_items)
+            self._engine.means.log(name, value, count=0 if self.is_at_empty_batch else num_items)
 
     def record(self, name: str, value: object) -> None:
         """Record a value that is not a mean over samples, at the current reading of the clock.
@@ -868,36 +808,17 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             ConfigurationError: This is not in the block of the run, or in the body of another evaluation.
         """
         self._require_open("evaluation_batches(...)")
-        if self._evaluations.batch is not None:
+        if self._evaluations.is_in_batch:
             raise mistakes.loop_within("evaluation_batches(...)", "an evaluation")
         self._begin()
         if self._training == "left":
             self._leave_training()
         batch_size = per_device_batch_size or self._asked.per_device_batch_size
         data = GivenData(dataset, "dataset", dataloader_kwargs, is_made_by_method=False)
-        self._check_data([data], batch_size, self.collate_fn)
+        self._loop.check_data([data], replace(self._asked, per_device_batch_size=batch_size))
         self.eval_dataset = data.dataset
-        self.eval_dataloader = self._evaluations.loader(self, data, batch_size, name, self._create_eval_loader)
-        yield from self._evaluations.batches(self, name, is_intermediate=self._update is not None)
-
-    @contextmanager
-    def _evaluating_as(self, name: str | None) -> Generator[None]:
-        with self._evaluating():
-            self._eval_sets.name = name
-            try:
-                yield
-            finally:
-                self._eval_sets.name = None
-
-    def _call_epoch_event_of_evaluation(
-        self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool
-    ) -> None:
-        with self._agreement.together():
-            self._call_event_of_evaluation(event, is_intermediate)
-
-    def _record_evaluation(self, loss_name: str, count: BatchCount | None) -> None:
-        self._agreement.stop_if_alone()
-        self._record_means(loss_name, count)
+        self.eval_dataloader = self._evaluations.loader(data, batch_size, name, self._create_eval_loader)
+        yield from self._evaluations.batches(name, is_intermediate=self._update is not None)
 
     # Checkpoints
 
@@ -928,7 +849,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             ConfigurationError: Nothing is trainable, with ``trainable_only``.
             CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
         """
-        is_single = self._trained_models.has_one_optimizer
+        is_single = len(self._trained) == 1
         super().save_checkpoint(
             save_path,
             checkpoint_kwargs,
@@ -956,7 +877,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             FileNotFoundError: There is no such file.
             CheckpointError: The file is damaged, or belongs to another model; nothing was loaded.
         """
-        is_single = self._trained_models.has_one_optimizer
+        is_single = len(self._trained) == 1
         return super().load_checkpoint(
             checkpoint_path,
             load_optimizer=load_optimizer and is_single,
@@ -966,53 +887,13 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     # Loaders
 
     def _create_train_loader(self, batch_size: int, kwargs: dict[str, Any] | None) -> SizedIterable[BatchT]:
-        defaults = {"shuffle": True, **self._loaders.default_kwargs(self.train_dataset, batch_size)}
-        return self._create_dataloader(self.train_dataset, "train", defaults, kwargs)
+        defaults = {"shuffle": True, **self._engine.loaders.default_kwargs(self.train_dataset, batch_size)}
+        return self._loop.create_loader(self.train_dataset, "train", defaults, kwargs)
 
     def _create_eval_loader(self, batch_size: int, kwargs: dict[str, Any] | None) -> SizedIterable[BatchT]:
         dataset = cast("Dataset[Any]", self.eval_dataset)
-        defaults = {"shuffle": False, **self._loaders.default_kwargs(dataset, batch_size)}
-        return self._create_dataloader(dataset, "eval", defaults, kwargs, allows_empty_shares=True)
-
-    # Parts of the run
-
-    @override
-    def _start_bookkeeping(self) -> None:
-        """Make new parts for the run; the engine does so for its own when the block is entered."""
-        super()._start_bookkeeping()
-        self._trained_models = TrainedModels(self._given, self._accelerator)
-        self._training_batches = TrainingBatches[BatchT](
-            self,
-            self._progress,
-            self._loss_tracker,
-            self._step_means,
-            self._call_event,
-            self._stand_in,
-        )
-        self._hooks = UpdateHooks(
-            self._start_batch,
-            None if self._trained_models.has_one_optimizer else self._training_batches.report_loss,
-            self._training_batches.finish,
-            self._backward,
-            self._step,
-        )
-
-    def _start_batch(self, part: MicroBatch, batch: BatchT) -> BatchT:
-        """Begin a step; the last batch may have to stand in for one that a process does not have."""
-        if not part.is_empty and not is_keyed(innermost(self.train_dataloader)):
-            self._last_batch = batch
-        return self._training_batches.start(part, batch)
-
-    @override
-    def _trained_by_optimizer(self) -> Mapping[str, Trained]:
-        return self._trained_models.by_name
-
-    def _call_event_together(
-        self, event: Callable[Concatenate[Any, Any, ...], None], describe: Describe | None = None
-    ) -> None:
-        """Call an event that all processes come to; if one of them requests a stop, all of them stop."""
-        with self._agreement.together(describe):
-            self._call_event(event)
+        defaults = {"shuffle": False, **self._engine.loaders.default_kwargs(dataset, batch_size)}
+        return self._loop.create_loader(dataset, "eval", defaults, kwargs, allows_empty_shares=True)
 
     # Where the loop is
 
@@ -1028,7 +909,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     def _require_training(self, what: str) -> None:
         self._require_open(what)
-        if self._evaluations.batch is not None:
+        if self._evaluations.is_in_batch:
             raise ConfigurationError(
                 f"An evaluation does not train: {what} in the body of a loop over evaluation batches. Move it after "
                 "the evaluation."
@@ -1089,12 +970,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             f"A run is given all of its models when it is made, not by add_module({name!r}, ...). Write Run({{'model': "
             f"..., {name!r}: ...}}, {{'model': ..., {name!r}: ...}}, ...)."
         )
-
-
-def _taking(items: deque[_T]) -> Iterator[_T]:
-    """Iterate over items without keeping them."""
-    while items:
-        yield items.popleft()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from pa_core._accelerate import AcceleratorLike
 from pa_core.errors import ConfigurationError
 from pa_core.input_checks import (
     check_kind_of_optimizer,
@@ -16,6 +17,7 @@ from pa_core.input_checks import (
     check_trainer_arguments,
     require_step_without_closure,
 )
+from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.sharded_tensors import reshard
 from pa_core.types import SchedulerFactory
 from pa_data.batches import is_mapping
@@ -103,6 +105,20 @@ class RunModels:
             check_kind_of_optimizer(optimizer)
             self._check_optimizer(name, optimizer)
             self.optimizers[name] = optimizer
+
+    def make_trained(self, accelerator: AcceleratorLike) -> dict[str, TrainedModel]:
+        """Return what each optimizer trains, by its name.
+
+        Args:
+            accelerator: The accelerator of the run.
+        """
+        is_only_model = len(self.models) == 1
+        return {
+            name: TrainedModel(
+                name, self.trained_by(name), self.optimizers.get(name), accelerator, is_only_model=is_only_model
+            )
+            for name in self.optimizer_names
+        }
 
     def trained_by(self, name: str) -> nn.Module:
         """Return what an optimizer trains: the model of its name; the one optimizer of a run trains all models."""

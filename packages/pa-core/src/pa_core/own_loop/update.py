@@ -3,85 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
 from pa_core.accumulation import MicroBatch
+from pa_core.any_trainer import TrainerCallback
 from pa_core.batch_structure import count_samples
 from pa_core.errors import BatchOutputError, ConfigurationError
+from pa_core.loop import Loop, Steps
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.step_output import require_count
 from pa_core.types import BatchT
 
-__all__ = ["FinishedBatch", "LossReport", "Update", "UpdateHooks"]
+__all__ = ["Update"]
 
 _SEVERAL = "For several updates out of one batch, write for part in run.batches(parts): ... in its body."
 
 _GRAPH_IS_GONE = "Trying to backward through the graph a second time"
 """What the error of torch begins with."""
-
-
-@dataclass(frozen=True)
-class LossReport:
-    """The loss of a batch as it is reported.
-
-    Attributes:
-        loss: The sum of what was passed to ``backward`` for one model: several passes over it add up.
-        weight: How many samples, or items such as tokens, it is the mean over.
-    """
-
-    loss: Tensor
-    weight: int
-
-
-@dataclass(frozen=True)
-class FinishedBatch:
-    """A batch whose backward passes are over.
-
-    Attributes:
-        part: The part of the batch in the update.
-        batch: The batch.
-        samples: The number of its samples that count.
-        reports: Its losses, by the name of what they train.
-        has_made_way: Whether its body has trained on other batches, and not on this one.
-    """
-
-    part: MicroBatch
-    batch: Any
-    samples: int
-    reports: Mapping[str, LossReport]
-    has_made_way: bool = False
-
-    def loss(self) -> Tensor:
-        """Return the sum of its losses, zero without any."""
-        losses = [report.loss for report in self.reports.values()]
-        if len(losses) > 1:
-            return torch.stack(losses).sum()
-        return losses[0] if losses else torch.zeros(())
-
-
-@dataclass(frozen=True)
-class UpdateHooks:
-    """What a run does in the course of an update.
-
-    Attributes:
-        start_batch: Called with the part that a batch has in the update, and the batch; returns what to hand out.
-        report_loss: Called with the part of a batch, the name of what is trained, and its loss, once no more of it can
-            come: before its step, or when the next batch or the end of the update does. None where all is one loss.
-        finish_batch: Called when the body of a batch is over, or the first step is about to be made.
-        backward: Called with what is trained, the loss, the part of the batch, and whether to keep the graph.
-        make_step: Called with what is to be stepped, the part of the last batch, and whether it is the first step.
-    """
-
-    start_batch: Callable[[MicroBatch, Any], Any]
-    report_loss: Callable[[MicroBatch, str, LossReport], None] | None
-    finish_batch: Callable[[FinishedBatch], None]
-    backward: Callable[[TrainedModel, Tensor, MicroBatch, bool], None]
-    make_step: Callable[[TrainedModel, MicroBatch, bool], None]
 
 
 class Update(Generic[BatchT]):
@@ -91,10 +33,11 @@ class Update(Generic[BatchT]):
     its samples, on all processes, no matter how many batches they come in.
 
     Args:
-        number: The number of the update in the run, counted from 1.
-        batches: The batches of the epoch from this update on, each with its part in the update.
+        loop: The loop of the run.
+        steps: The steps from this update on.
         trained: What the run trains, by name.
-        hooks: What the run does meanwhile.
+        require_training: Raises an error for a call, whose text it is passed, where the run does not train.
+        is_of_loop: Whether the batches are the loop's own, in the body of a batch of the training loader.
 
     Attributes:
         number: The number of the update in the run, counted from 1.
@@ -117,23 +60,26 @@ class Update(Generic[BatchT]):
 
     def __init__(
         self,
-        number: int,
-        batches: Iterator[tuple[MicroBatch, Any]],
+        loop: Loop,
+        steps: Steps,
         trained: Mapping[str, TrainedModel],
-        hooks: UpdateHooks,
+        require_training: Callable[[str], None],
+        *,
+        is_of_loop: bool = False,
     ) -> None:
-        self.number: int = number
-        self._batches = batches
+        self._loop = loop
+        self._steps = steps
+        loop.start_update()
+        self.number: int = loop.engine.progress.updates + 1
         self._trained = trained
-        self._hooks = hooks
+        self._require_training = require_training
+        self._is_of_loop = is_of_loop
         self._part: MicroBatch | None = None
         self._batch: Any = None
         self._samples = 0
-        self._is_in_batch = False
-        self._is_over = False
-        self._has_made_way = False
-        self._reports: dict[str, LossReport] = {}
-        self._reported: set[str] = set()
+        self._is_in_batch = self._is_over = self._has_made_way = False
+        self._losses: dict[str, tuple[Tensor, int]] = {}
+        self._logged: set[str] = set()
         self._with_gradients: set[str] = set()
         self._exchanged: set[str] = set()
         self._stepped: set[str] = set()
@@ -186,16 +132,17 @@ class Update(Generic[BatchT]):
         self._finish_batch()
         if self.is_at_last_batch:
             raise StopIteration
-        if self._hooks.report_loss:
-            self._report_losses(self._hooks.report_loss)
-            self._reported = set()
-        self._reports = {}
-        part, batch = next(self._batches)
-        batch = self._hooks.start_batch(part, batch)
-        self._part, self._batch, self._is_in_batch = part, batch, True
-        self._samples = 0 if part.is_empty else part.samples or count_samples(batch)
-        handed_out: BatchT = batch
-        return handed_out
+        self._log_losses()
+        self._losses, self._logged = {}, set()
+        self._part, batch = self._steps.take()
+        if self._is_of_loop:
+            self._loop.engine.means.start_step()
+        else:
+            batch = self._loop.start_step(self._part, batch)
+        self._batch, self._is_in_batch = batch, True
+        self._samples = 0 if self._part.is_empty else self._part.samples or count_samples(batch)
+        started: BatchT = batch
+        return started
 
     def backward(
         self, loss: Tensor, *, model: str | None = None, num_items: int | None = None, retain_graph: bool = False
@@ -216,6 +163,7 @@ class Update(Generic[BatchT]):
             BatchOutputError: ``num_items`` is not a whole number; some calls of a run pass it, and others do not; or
                 two passes over a batch differ in it.
         """
+        self._require_training("backward(...)")
         trained = self._find(model, "backward(loss, model=...)")
         self._require_under_way("backward(...)")
         if self._part is None:
@@ -231,17 +179,19 @@ class Update(Generic[BatchT]):
         items = None if num_items is None else require_count(num_items, "backward(...)")
         items = 0 if self.is_empty and items is not None else items
         weight = trained.accumulation.take_counts(self._samples, items)
-        is_first, before = not self._reports, self._reports.get(trained.name)
-        if before is not None and before.weight != weight:
+        is_first, before = not self._losses, self._losses.get(trained.name)
+        if before is not None and before[1] != weight:
             raise BatchOutputError(
-                f"The losses of one batch are means over different numbers of items: num_items={before.weight} in its "
+                f"The losses of one batch are means over different numbers of items: num_items={before[1]} in its "
                 f"first backward pass, and num_items={weight} in a later one. Divide each loss by the same number of "
                 "items, and pass that number."
             )
         reported = loss.detach().reshape(())
-        self._reports[trained.name] = LossReport(reported if before is None else before.loss + reported, weight)
+        self._losses[trained.name] = reported if before is None else before[0] + reported, weight
+        trained.check_precision(loss)
+        gathered = self._loop.gathered_without_rows
         try:
-            self._hooks.backward(trained, loss, self._part, retain_graph)
+            trained.backward(loss, self._part, without_rows=gathered, retain_graph=retain_graph)
         except RuntimeError as error:
             if _GRAPH_IS_GONE in str(error):
                 raise mistakes.graph_is_gone(trained.name, is_of_this_batch=not is_first) from error
@@ -261,6 +211,7 @@ class Update(Generic[BatchT]):
                 unknown, it has been stepped, or its parameters have no gradients.
             StopTrainingError: A process requested the end of the run; no step was made.
         """
+        self._require_training("step()")
         trained = self._find(name, "step(name)")
         self._require_under_way("step()")
         part = self._part
@@ -287,11 +238,18 @@ class Update(Generic[BatchT]):
             )
         if not part.is_empty and not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
-        if self._hooks.report_loss:
-            self._report_losses(self._hooks.report_loss, trained.name)
+        self._log_losses(trained.name)
         self._finish_batch()
-        self._hooks.make_step(trained, part, not self._stepped)
+        loop, is_first = self._loop, not self._stepped
+        if is_first:
+            loop.require_update_of_batch()
+            loop.engine.agreement.stop_if_alone()
+        at_once = loop.engine.progress.starts_epoch and loop.updates_of_batch == 0
+        is_made = loop.make_step(trained, at_once=at_once, is_first=is_first)
+        loop.updates_of_batch += is_first
         self._stepped.add(trained.name)
+        if is_made and len(self._trained) == 1:  # of several, at the end of the body of the update
+            loop.finish_update()
 
     def finish(self) -> None:
         """End the update; the run calls this before the next one.
@@ -318,24 +276,46 @@ class Update(Generic[BatchT]):
 
     def close(self) -> None:
         """Forget the batches: a script may keep the update, and a batch would stay on the device with it."""
-        if self._hooks.report_loss:
-            self._report_losses(self._hooks.report_loss)
+        self._log_losses()
         self._is_over = True
-        self._batch, self._batches = None, iter(())
+        self._batch, self._steps = None, Steps(())
+        self._loop.gathered_without_rows.clear()
 
     def _finish_batch(self) -> None:
-        if self._is_in_batch and self._part is not None:
-            self._is_in_batch = False
-            batch, self._batch = self._batch, None
-            has_made_way = self._has_made_way and not self._reports
-            self._hooks.finish_batch(FinishedBatch(self._part, batch, self._samples, self._reports, has_made_way))
+        """Count a batch whose backward passes are over, and tell callbacks of its loss."""
+        if not self._is_in_batch or self._part is None:
+            return
+        self._is_in_batch = False
+        part, engine = self._part, self._loop.engine
+        batch, self._batch = self._batch, None
+        if not self._is_of_loop:
+            engine.progress.count_samples(part.global_samples or self._samples * self._loop.trainer.num_processes)
+        if self._has_made_way and not self._losses:
+            engine.progress.steps_in_epoch = part.step
+            engine.progress.finish_group(self._loop.trainer.run_history.clock)
+            engine.means.count_samples(self._samples)
+            engine.means.end_step()
+            return
+        if part.is_empty:
+            return
+        engine.means.count_samples(self._samples)
+        losses = [loss for loss, _ in self._losses.values()]
+        loss = losses[0] if len(losses) == 1 else torch.stack(losses or [torch.zeros(())]).sum()
+        if losses:
+            engine.losses.update(loss, max(weight for _, weight in self._losses.values()))
+        output = {"loss": loss, "model_outputs": None, "batch_size": self._samples}
+        self._loop.call(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=part.step)
 
-    def _report_losses(self, report: Callable[[MicroBatch, str, LossReport], None], *names: str) -> None:
-        """Report the losses of some models, or of all, to which passes after the step of another one may have added."""
-        for name in names or tuple(self._reports):
-            if self._part is not None and name in self._reports.keys() - self._reported:
-                self._reported.add(name)
-                report(self._part, name, self._reports[name])
+    def _log_losses(self, *names: str) -> None:
+        """Log the losses of several models, to which passes after the step of another one may have added."""
+        means = self._loop.engine.means
+        if len(self._trained) == 1 or not means.is_in_step or self.is_empty:
+            return
+        for name in names or tuple(self._losses):
+            if name in self._losses and name not in self._logged:
+                self._logged.add(name)
+                loss, weight = self._losses[name]
+                means.log(f"{name}_loss", loss, count=weight)
 
     def _find(self, name: str | None, call: str) -> TrainedModel:
         if name is None and len(self._trained) == 1:

@@ -7,7 +7,7 @@ from pa_core.training_state.fetched_states import fetched, folder_of, homes_of
 from pa_core.training_state.resumption import Resumption
 from pa_core.training_state.run_settings import check_resume_overrides
 from pa_core.training_state.run_state import RunState, SavedRun, capture
-from pa_core.training_state.safe_points import EvaluationInterrupted, RunParts, SafePoints, StateEvent
+from pa_core.training_state.safe_points import EvaluationInterrupted, RunParts, SafePoints
 from pa_core.training_state.saved_runs import find_saved_run
 from pa_core.training_state.snapshotable import ResumableRun, Snapshotable
 from pa_core.training_state.state_writer import StateRequest
@@ -21,7 +21,6 @@ __all__ = [
     "SafePoints",
     "SavedRun",
     "Snapshotable",
-    "StateEvent",
     "StateRequest",
     "asked_settings",
     "capture",

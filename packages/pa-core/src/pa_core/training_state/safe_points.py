@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 
@@ -34,10 +34,7 @@ from pa_core.types import SupportsStateDict
 from pa_data.orders import has_plain_order
 from pa_data.rng import capture_rng_state
 
-__all__ = ["EvaluationInterrupted", "RunParts", "SafePoints", "StateEvent"]
-
-StateEvent: TypeAlias = Literal["on_training_state_request", "on_preemption", "on_training_state_save"]
-"""An event of ``TrainerCallback`` that belongs to training states."""
+__all__ = ["EvaluationInterrupted", "RunParts", "SafePoints"]
 
 
 class _CountsItems(Protocol):
@@ -137,13 +134,13 @@ class SafePoints:
         """Note that something begins that changes a part of the run before the others."""
         self._phase = None
 
-    def reach(self, phase: Phase, run: ResumableRun, call: Callable[[StateEvent], object]) -> None:
+    def reach(self, phase: Phase, run: ResumableRun, call: Callable[..., object]) -> None:
         """Save what was requested: here, everything that the run consists of belongs to the same update.
 
         Args:
             phase: What comes next.
             run: The run.
-            call: Calls the listeners of an event, which may stop the run.
+            call: Calls the listeners of an event by its name, which may stop the run.
 
         Raises:
             TrainingPreempted: Some process requested it before the run was complete; the states that callbacks
@@ -160,7 +157,7 @@ class SafePoints:
             save.agree(save.is_asked)
             preempt.agree(preempt.is_asked)
         if save.take():
-            call("on_training_state_request")
+            call("on_training_state_request", update=self._run.progress.updates)
         # A run that is complete must not be started again: the process ends as if it had not been asked to leave.
         is_preempted = preempt.take() and phase is not Phase.COMPLETE
         if is_preempted:
@@ -307,7 +304,7 @@ class SafePoints:
         self._require_training()
         self._writer.request(request)
 
-    def save(self, request: StateRequest, run: ResumableRun, call: Callable[[StateEvent], object]) -> None:
+    def save(self, request: StateRequest, run: ResumableRun, call: Callable[..., object]) -> None:
         """Save a state of a run that has ended.
 
         Args:
@@ -364,7 +361,7 @@ class SafePoints:
                 "was not trained here."
             )
 
-    def _save_requested(self, phase: Phase, run: ResumableRun, call: Callable[[StateEvent], object]) -> None:
+    def _save_requested(self, phase: Phase, run: ResumableRun, call: Callable[..., object]) -> None:
         if phase is not Phase.COMPLETE:
             with self._run.agreement.together():
                 call("on_training_state_save")

@@ -1,0 +1,710 @@
+"""What the loops of ``Trainer`` and ``Run`` have in common: events, epochs, updates, evaluations and safe points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from pa_core import _accelerate, distributed, run_scheduler
+from pa_core.accumulation import MicroBatch, micro_batches
+from pa_core.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
+from pa_core.data.batch_count import BatchCount
+from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
+from pa_core.data.given_data import GivenData, check_arguments_of_loaders
+from pa_core.data.loaders import Purpose, batches_on_device, count_steps
+from pa_core.distributed import sum_over_processes
+from pa_core.distributed.comparison import Describe
+from pa_core.distributed.hang_detector import Place
+from pa_core.engine import Engine
+from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
+from pa_core.placeholders import placeholder_values
+from pa_core.progress import Phase
+from pa_core.run_arguments import RunArguments
+from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
+from pa_core.step_output import no_sample_counted
+from pa_core.trained import Trained
+from pa_core.training_state import EvaluationInterrupted, folder_of, homes_of
+from pa_core.types import SizedIterable
+from pa_core.unwrapping import unwrap_model
+
+__all__ = ["Loop", "Steps"]
+
+_END: Any = object()
+
+
+class Steps:
+    """The batches that are left of an epoch with their parts, of which one can be looked for before it is taken.
+
+    It is a context at whose end it forgets the loader: the traceback of an error would keep the workers alive.
+
+    Args:
+        steps: What is iterated over.
+    """
+
+    def __init__(self, steps: Iterable[tuple[MicroBatch, Any]]) -> None:
+        self._steps = iter(steps)
+        self._next: tuple[MicroBatch, Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._steps, self._next = iter(()), None
+
+    def has_next(self) -> bool:
+        """Return whether there is another batch, which is fetched for it."""
+        if self._next is None:
+            self._next = next(self._steps, None)
+        return self._next is not None
+
+    def take(self) -> tuple[MicroBatch, Any]:
+        """Return the next batch, and keep nothing of it."""
+        taken, self._next = self._next, None
+        return next(self._steps) if taken is None else taken
+
+
+class Loop:
+    """Gives a training loop its data, its events, its agreement and its training states.
+
+    Args:
+        trainer: The trainer.
+        engine: Its parts.
+        update_weights: Clips the gradients of what is trained and steps its optimizers and schedulers, unless they
+            overflowed; None for what the optimizers do by themselves.
+        clear_gradients: Clears the gradients after an update; None as above.
+        stands_in: Whether a process without a sample is given the batch of another one, even if no model is sharded.
+
+    Attributes:
+        trainer: As passed.
+        engine: As passed.
+        asked: The arguments of the run.
+        count: What counts the batches of a custom loader in the training of an epoch.
+        updates_of_batch: How many updates were made of the current batch of the training loader.
+        gathered_without_rows: What a process without a sample has gathered of the others, which go backward through it.
+    """
+
+    def __init__(
+        self,
+        trainer: AnyTrainer,
+        engine: Engine,
+        *,
+        update_weights: Callable[[Trained, bool], None] | None = None,
+        clear_gradients: Callable[[Trained], None] | None = None,
+        stands_in: bool = False,
+    ) -> None:
+        self.trainer = trainer
+        self.engine = engine
+        self.asked: RunArguments = RunArguments(call="", per_device_batch_size=1)
+        self.count: BatchCount | None = None
+        self._update_weights = update_weights or self._update_by_optimizers
+        self._clear_gradients = clear_gradients or Trained.zero_grad
+        self._stands_in = stands_in
+        self._has_stand_ins = self._keeps_batch = False
+        self._first_step = self._step = 0
+        self.updates_of_batch: int = 0
+        self.gathered_without_rows: list[Tensor] = []
+
+    def finish_init(self) -> None:
+        """End the constructor: from here on, what a subclass or a script sets is its own."""
+        add_limit_of_environment(self.trainer.callback_handler)
+        self.trainer.callback_handler.call_event(TrainerCallback.on_init_end, self.trainer)
+
+    # Events
+
+    def call(self, event: Callable[..., None], **kwargs: Any) -> None:
+        """Call an event that may stop the run.
+
+        Args:
+            event: The event, as a method of ``TrainerCallback``.
+            **kwargs: Passed on.
+        """
+        self.engine.call_event(self.trainer, event, **kwargs)
+
+    def call_hook(self, hook: Callable[[], None]) -> None:
+        """Call a method of the trainer that may stop the run.
+
+        Args:
+            hook: The method.
+        """
+        try:
+            hook()
+        except StopTrainingError as error:
+            self.engine.agreement.ask_to_stop(error)
+
+    def call_together(
+        self,
+        event: Callable[..., None],
+        hook: Callable[[], None] | None = None,
+        describe: Describe | None = None,
+        *,
+        is_intermediate: bool = False,
+    ) -> None:
+        """Call an event that all processes come to; if one of them requests a stop, all of them stop.
+
+        Args:
+            event: The event, as a method of ``TrainerCallback``.
+            hook: The method of the trainer that is called before it.
+            describe: Returns what must be the same on all processes afterwards; None for what must stay so.
+            is_intermediate: Whether it is an event of an evaluation within a training epoch; passed only where it is.
+        """
+        with self.engine.agreement.together(describe):
+            if hook is not None:
+                hook()
+            if is_intermediate:
+                self.call(event, is_intermediate=True)
+            else:
+                self.call(event)
+
+    # The beginning of a run
+
+    def check_data(self, data: Sequence[GivenData], asked: RunArguments) -> None:
+        """Raise an error for data that this trainer or process cannot use, and arguments without effect.
+
+        Args:
+            data: The data of the run.
+            asked: The arguments of the run.
+
+        Raises:
+            ConfigurationError: It cannot be used.
+        """
+        for one in data:
+            one.check_for(type(self.trainer), self.trainer.process_index, self.trainer.num_processes)
+        check_arguments_of_loaders(data, asked.per_device_batch_size, asked.collate_fn)
+
+    def create_loader(
+        self,
+        dataset: Dataset[Any],
+        purpose: Purpose,
+        defaults: dict[str, Any],
+        kwargs: dict[str, Any] | None,
+        *,
+        allows_empty_shares: bool = False,
+    ) -> SizedIterable[Any]:
+        """Create the loader of a dataset.
+
+        Args:
+            dataset: The dataset.
+            purpose: What the loader is for.
+            defaults: Its arguments, which others override.
+            kwargs: The arguments that were asked for.
+            allows_empty_shares: Whether a process may have no sample in a step.
+        """
+        return self.engine.loaders.create(
+            dataset,
+            purpose,
+            defaults,
+            kwargs,
+            collate_fn=self.trainer.collate_fn,
+            seed=self.engine.resumption.seed,
+            say=self.trainer.print,
+            allows_empty_shares=allows_empty_shares,
+        )
+
+    def find_state(self, asked: RunArguments) -> None:
+        """Find the training state that the run resumes from, if it does; every process must call this.
+
+        Args:
+            asked: The arguments of the run.
+        """
+        trainer = self.trainer
+        if asked.resume_from is not None:
+            trainer.resume_from = folder_of(asked.resume_from, homes_of(trainer.callback_handler.callbacks))
+        self.engine.resumption.find(trainer, asked.resume_from, asked.resume_missing)
+
+    def announce(self) -> None:
+        """Call the first event of a run, in which callbacks may replace loaders, and limit them as was asked."""
+        self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
+        apply_limit_of_environment(self.trainer)
+
+    def placeholder_values(self) -> dict[str, float]:
+        """Return what ``TrainerPlaceholderValues`` stand for in this run."""
+        trainer = self.trainer
+        return placeholder_values(
+            num_epochs=trainer.run_config.num_epochs,
+            num_update_steps_per_epoch=trainer.run_config.num_update_steps_per_epoch,
+            train_dataloader_len=trainer.epoch_lengths.mean_steps(trainer.run_config.num_epochs),
+            eval_dataloader_len=None if trainer.eval_dataloader is None else count_steps(trainer.eval_dataloader),
+        )
+
+    def require_usable_schedulers(self) -> None:
+        """Raise an error for schedulers that cannot be stepped in the way that was requested."""
+        schedulers: Mapping[str, object] = self.trainer.named_schedulers() or {"scheduler": None}
+        for name, scheduler in schedulers.items():
+            is_overridden = name == "scheduler" and self.engine.steps_scheduler_itself
+            self.asked.stepping.require_usable(scheduler, self.trainer, is_overridden=is_overridden)
+
+    def check_length_of_schedules(self) -> None:
+        """Raise an error for schedules that end with an error before the run does."""
+        trainer, config = self.trainer, self.trainer.run_config
+        updates = (config.max_num_train_steps or 0) - trainer.num_updates_completed
+        steps = self.asked.stepping.count(updates, config.num_epochs - trainer.num_epochs_completed)
+        is_resumed = self.engine.resumption.saved is not None
+        for name, scheduler in trainer.named_schedulers().items():
+            if name != "scheduler" or not self.engine.steps_scheduler_itself:
+                run_scheduler.check_length_of_schedule(scheduler, steps, is_resumed=is_resumed)
+
+    def reset_history(self) -> None:
+        """Forget the metrics of the run before."""
+        self.trainer.run_history.reset()
+        self.trainer.run_history.clock.reset()
+
+    def resume(self) -> None:
+        """Restore everything of a saved run but what callbacks set up when the run starts."""
+        engine, stepping = self.engine, self.asked.stepping
+        resumption = engine.resumption
+        resumption.note_settings(self.trainer, str(stepping), stepping.count)
+        counts_steps = not (engine.steps_scheduler_itself or stepping.watch_metric)
+        resumption.restore(
+            self.trainer,
+            scaler=engine.accelerator.scaler,
+            objects=engine.safe_points.registered,
+            allowed=self.asked.resume_allow,
+            count_steps=stepping.count if counts_steps else None,
+        )
+        if resumption.saved is not None:
+            for name, trained in engine.trained.items():
+                trained.accumulation.nominal = resumption.saved.nominal_items.get(name)
+
+    # The end of a run
+
+    def finish(self, hook: Callable[[], None] | None = None) -> None:
+        """Call the last events of a training run, and save what was requested, unless a loss was not finite.
+
+        Args:
+            hook: The method of the trainer that is called before the event.
+        """
+        engine = self.engine
+        if hook is not None:
+            hook()
+        self.trainer.callback_handler.call_event(TrainerCallback.on_training_run_end, self.trainer)
+        if isinstance(engine.agreement.stop, NonFiniteLossError):
+            engine.safe_points.end(engine.agreement.stop, self.trainer.device)
+            engine.safe_points.drop_requests(engine.agreement.stop)
+        else:
+            engine.resumption.finish(self.trainer)
+            self.reach(Phase.COMPLETE)
+
+    # Epochs
+
+    @property
+    def is_at_last_update(self) -> bool:
+        """Whether all updates are made, perhaps mid-epoch."""
+        return self.engine.progress.updates == self.trainer.run_config.max_num_train_steps
+
+    @property
+    def batches_per_group(self) -> int:
+        """How many batches of the training loader belong together: between two groups, states are saved."""
+        if self.asked.max_updates_per_batch is not None:
+            return 1
+        return self.trainer.run_config.gradient_accumulation_steps
+
+    def remaining_epochs(self) -> Iterator[int]:
+        """Iterate over the numbers of the epochs that are left, from 0."""
+        for epoch in self.engine.resumption.remaining_epochs(self.trainer):
+            self.engine.safe_points.leave()
+            self.engine.progress.epoch_under_way = epoch
+            yield epoch
+
+    def finish_epoch(self, step_schedulers: Callable[[], None], hook: Callable[[], None] | None = None) -> None:
+        """Count the epoch, step schedules that go by epochs, and call its last event; a state may be saved then.
+
+        Args:
+            step_schedulers: Steps all schedulers.
+            hook: The method of the trainer that is called before the event.
+        """
+        engine, trainer = self.engine, self.trainer
+        engine.progress.finish_epoch()
+        # The last update may have cut the epoch short, which a longer run would bring to its end.
+        updates_of_whole_epochs = trainer.epoch_lengths.updates_before(trainer.num_epochs_completed)
+        is_whole = not self.is_at_last_update or trainer.num_updates_completed >= updates_of_whole_epochs
+        if self.asked.stepping.after == "epoch" and is_whole and trainer.named_schedulers():
+            with engine.agreement.together():
+                step_schedulers()
+        self.call_together(TrainerCallback.on_training_run_epoch_end, hook)
+        trainer.run_history.increment_epoch()
+        engine.progress.epoch_under_way = None
+        self.reach(Phase.EPOCH)
+
+    def start_training(self, train_dl: SizedIterable, hook: Callable[[], None] | None = None) -> None:
+        """Begin the training of an epoch, or come back to where a saved run was in it.
+
+        Args:
+            train_dl: The loader of the epoch.
+            hook: The method of the trainer that is called before the event.
+        """
+        engine = self.engine
+        engine.losses.reset()
+        engine.means.reset()
+        engine.progress.start_epoch()
+        for trained in engine.trained.values():
+            trained.start_epoch()
+        if hook is not None:
+            self.call_hook(hook)
+        self.call(TrainerCallback.on_train_epoch_start)
+        self._resume_steps(train_dl)
+        self.count = engine.loaders.count_batches(train_dl, "training")
+        engine.watch.place = Place.TRAINING
+
+    def steps(self, train_dl: SizedIterable) -> Steps:
+        """Return the batches that are left of the epoch, each with its part in its update.
+
+        Args:
+            train_dl: The loader of the epoch.
+        """
+        engine, count = self.engine, self.count
+        self._first_step = engine.progress.steps_in_epoch
+        if self.is_at_last_update:  # the run had its last update before it was interrupted
+            return Steps(())
+        for trained in engine.trained.values():
+            trained.accumulation.counts_samples = count is not None and count.expected is None
+        self._has_stand_ins = self._stands_in or any(one.is_sharded for one in engine.trained.values())
+        self._keeps_batch = self._has_stand_ins and not is_keyed(innermost(train_dl))
+        batches = micro_batches(
+            train_dl,
+            self._remaining_batches(train_dl),
+            accumulation_steps=self.batches_per_group,
+            rank=self.trainer.process_index,
+            num_processes=self.trainer.num_processes,
+            steps_done=self._first_step,
+            count=count,
+        )
+        return Steps(batches)
+
+    def _remaining_batches(self, train_dl: SizedIterable) -> Iterable[Any]:
+        """The batches of the rest of the epoch on the device; a custom data loader is not read ahead."""
+        loader = self.engine.resumption.loaders.custom_state(train_dl)
+        if loader is None:
+            return batches_on_device(train_dl, self.trainer.device)
+        limit = batches_of_slices(train_dl)
+        batches = self._leaving_safe_point(loader.batches())
+        return islice(batches, None if limit is None else max(0, limit - self._first_step))
+
+    def _leaving_safe_point(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Fetching a batch of a custom data loader changes what the state holds of it."""
+        for batch in batches:
+            yield batch
+            self.engine.safe_points.leave()
+
+    def finish_training(
+        self, hook: Callable[[], None] | None = None, *, with_loss: bool = True, requires_loss: bool = False
+    ) -> None:
+        """Record the means of the training of an epoch, and call its last event.
+
+        Args:
+            hook: The method of the trainer that is called before.
+            with_loss: Whether the loss is recorded, if there was one.
+            requires_loss: Whether an epoch without a loss is an error.
+        """
+        engine = self.engine
+        engine.safe_points.leave()
+        engine.last_batch = None
+        engine.means.end_step()
+        if hook is not None:
+            self.call_hook(hook)
+        engine.agreement.stop_if_alone()
+        self.record_means("train_loss_epoch", self.count, with_loss=with_loss, requires_loss=requires_loss)
+        loader = innermost(self.trainer.train_dataloader)
+        if is_keyed(loader):  # how large a part each source of a mixture has had
+            for source, share in loader.order.shares(engine.progress.samples_in_epoch).items():
+                self.trainer.run_history.update_metric(f"train_share_{source}_epoch", share)
+        self.call_together(TrainerCallback.on_train_epoch_end)
+
+    def record_means(
+        self, loss_name: str, count: BatchCount | None, *, with_loss: bool = True, requires_loss: bool = False
+    ) -> None:
+        """Record the means over all samples of an epoch on all processes, unless one of them requested a stop.
+
+        Args:
+            loss_name: The metric of the loss; the names of other means are made from it.
+            count: The batches of a custom data loader, None for one whose length is true.
+            with_loss: Whether the loss is recorded, if there was one.
+            requires_loss: Whether an epoch without a loss is an error.
+        """
+        engine = self.engine
+        engine.watch.place = Place.EPOCH_END
+        missing = 0.0 if count is None else count.missing
+        missing = engine.agreement.add_up(engine.losses, engine.means, missing)
+        has_loss = engine.losses.running_count > 0
+        if count is not None:
+            engine.loaders.check_count(count, missing, is_empty=not has_loss and len(engine.means) == 0)
+        # A run that is made longer may have ended with the last batch of a stream, which shows only now.
+        was_over = count is not None and count.expected is None and count.given > 0
+        if requires_loss and not has_loss and not was_over:
+            raise no_sample_counted(loss_name)
+        if with_loss and has_loss:
+            self.trainer.run_history.update_metric(loss_name, engine.losses.average)
+        engine.means.record(self.trainer.run_history, loss_name)
+
+    # Updates
+
+    def start_update(self) -> None:
+        """Begin an update: give all processes the buffers of rank zero, such as statistics of batch norm."""
+        self.engine.safe_points.leave()
+        if self.trainer.num_processes > 1 and _accelerate.broadcasts_buffers(self.engine.accelerator):
+            for model in self.trainer.named_models().values():
+                distributed.broadcast_buffers(model)
+
+    def group(self, steps: Steps) -> Iterator[tuple[MicroBatch, Any]]:
+        """Iterate over the batches of one update, each with its part in it.
+
+        Args:
+            steps: The steps of the epoch from this update on.
+        """
+        self.start_update()
+        is_over = False
+        while not is_over:
+            part, batch = steps.take()
+            is_over = part.ends_group
+            yield part, self.start_step(part, batch)
+
+    def start_step(self, part: MicroBatch, batch: Any) -> Any:
+        """Begin a step, and return the batch to compute with: where this process has none, the batch of another one.
+
+        Args:
+            part: The part of the batch in its update.
+            batch: The batch.
+
+        Returns:
+            The batch; None where this process has no sample, and nothing needs to be computed.
+        """
+        self._step = part.step
+        self.engine.means.start_step()
+        if part.is_empty:
+            return self._stand_in(part) if self._has_stand_ins else None
+        if self._keeps_batch:
+            self.engine.last_batch = batch
+        self.call(TrainerCallback.on_train_step_start)
+        return batch
+
+    def _stand_in(self, part: MicroBatch) -> Any:
+        """Return the batch that a process without a sample is given where it has to do what the others do.
+
+        It is the batch of rank zero, or the last one of a custom loader: the same in each run, so that a resumed run
+        draws as many random numbers as one that was not interrupted.
+        """
+        loader = innermost(self.trainer.train_dataloader)
+        if is_keyed(loader):
+            return loader.fetch_for(part.step - 1 - self._first_step, rank=0)
+        if self.engine.last_batch is None:
+            raise UnsupportedConfigurationError(
+                "The custom loader has no batch on this process, while it has one on others. Pass a dataset, or a "
+                "loader with samples for each process."
+            )
+        return self.engine.last_batch
+
+    def make_step(self, trained: Trained, *, at_once: bool, is_first: bool = True) -> bool:
+        """Update the weights by the gradients of one accumulation group.
+
+        Args:
+            trained: What is updated.
+            at_once: Whether to wait for the flags of the other processes, where they are read late.
+            is_first: Whether no other optimizer of the update has been stepped.
+
+        Returns:
+            Whether the update was made; False if the gradients overflowed in fp16.
+
+        Raises:
+            StopTrainingError: A process requested a stop.
+        """
+        engine = self.engine
+        progress, safe_points = engine.progress, engine.safe_points
+        progress.steps_in_epoch = self._step
+
+        # agree: every process stops, saves or is preempted at the same update
+        items = engine.agreement.before_update(
+            trained.finish_exchange, trained.accumulation.items, at_once=at_once, may_stop=is_first
+        )
+        trained.accumulation.normalise(trained.parameters, items)
+
+        # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
+        overflowed = _accelerate.unscale(engine.accelerator, *trained.optimizers.values())
+        try:
+            self._update_weights(trained, overflowed)
+        except StopTrainingError as error:
+            engine.agreement.ask_to_stop(error)
+        self._clear_gradients(trained)
+        trained.end_update()
+
+        # count
+        if is_first:
+            progress.finish_group(self.trainer.run_history.clock)
+            if not overflowed:
+                progress.finish_update(self.trainer.run_history.clock)
+        if not overflowed and safe_points.unchecked_optimizers:
+            for name in safe_points.unchecked_optimizers & trained.optimizers.keys():
+                safe_points.check_optimizer(name, self.trainer)
+        return not overflowed
+
+    def _update_by_optimizers(self, trained: Trained, overflowed: bool) -> None:
+        self.clip(trained.parameters)
+        if not overflowed:
+            trained.step()
+            if self.asked.stepping.after == "update":
+                self.step_schedulers(trained)
+
+    def clip(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
+        """Clip the gradients of an update as the run was told to.
+
+        Args:
+            parameters: Returns what is updated.
+        """
+        config = self.trainer.run_config
+        if config.gradient_clip_value is not None:
+            clip_gradient_values(parameters(), config.gradient_clip_value)
+        if config.gradient_clip_norm is not None:
+            self.trainer.gradient_norm = clip_gradient_norm(parameters(), config.gradient_clip_norm)
+
+    def step_schedulers(self, trained: Trained) -> None:
+        """Step the schedulers of what was updated, with what they are to be stepped with.
+
+        Args:
+            trained: What was updated.
+        """
+        for scheduler in trained.schedulers.values():
+            self.asked.stepping.step(scheduler, self.trainer)
+
+    def update(self, trained: Trained) -> None:
+        """Update the weights by the gradients of a group, and tell callbacks of it.
+
+        Args:
+            trained: What is updated.
+
+        Raises:
+            StopTrainingError: A process requested a stop.
+        """
+        if self.make_step(trained, at_once=self.engine.progress.starts_epoch):
+            self.finish_update()
+        else:
+            self.engine.means.end_step()
+
+    def require_update_of_batch(self) -> None:
+        """Raise an error for more updates of a batch than the run was told of.
+
+        Raises:
+            ConfigurationError: There is one more.
+        """
+        if self.updates_of_batch == (self.asked.max_updates_per_batch or 1):
+            raise ConfigurationError(
+                f"Update {self.updates_of_batch + 1} of a batch is one more than the run counts with. Pass "
+                f"Run(..., max_updates_per_batch={self.updates_of_batch + 1}) or more."
+            )
+
+    def finish_update(self) -> None:
+        """Call the event of an update, between two steps, where an evaluation may be interrupted."""
+        with self._between_steps():
+            self.call(TrainerCallback.on_optimizer_step_end, update=self.engine.progress.updates)
+        self.engine.means.end_step()
+
+    @contextmanager
+    def _between_steps(self) -> Generator[None]:
+        self.engine.safe_points.is_between_steps = True
+        try:
+            yield
+        finally:
+            self.engine.safe_points.is_between_steps = False
+
+    # Evaluations
+
+    @contextmanager
+    def evaluating(self, place: Place = Place.EVALUATION) -> Generator[None]:
+        """Within the context the model is the module without wrappers; means and modes of training come back.
+
+        Args:
+            place: Where the run is meanwhile.
+        """
+        trainer, engine = self.trainer, self.engine
+        wrapped = trainer.model
+        models = {**trainer.named_models(), "model": wrapped, **trainer.modules}
+        modes = [(module, module.training) for model in models.values() for module in model.modules()]
+        trainer.model = unwrap_model(wrapped)
+        try:
+            with engine.watch.at(place), engine.separate_means():
+                for model in trainer.named_models().values():
+                    distributed.broadcast_buffers(model)
+                yield
+        finally:
+            trainer.model = wrapped
+            for module, training in modes:
+                module.training = training
+
+    def batches_to_evaluate(self, loader: SizedIterable, count: BatchCount | None) -> Iterator[tuple[int, Any]]:
+        """Iterate over the batches of an evaluation on the device, numbered from 1.
+
+        Args:
+            loader: The loader.
+            count: What counts them, if they are to be counted.
+        """
+        batches = batches_on_device(loader, self.trainer.device, count)
+        if count is not None and count.may_differ and self.trainer.is_sharded:
+            batches = self._until_all_end(batches)
+        return enumerate(batches, start=1)
+
+    def _until_all_end(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Repeat the last batch, without weight, for as long as other processes have batches of a sharded model."""
+        arriving, last = iter(batches), None
+        while True:
+            batch = next(arriving, _END)
+            has_batch = torch.tensor([batch is not _END], dtype=torch.int64, device=self.trainer.device)
+            if sum_over_processes(has_batch) == 0:
+                return
+            if batch is not _END:
+                last = batch
+                yield batch
+                continue
+            with self.at_empty_batch():
+                yield last
+
+    @contextmanager
+    def at_empty_batch(self) -> Generator[None]:
+        """Within the context, what is computed has no weight."""
+        self.engine.is_at_empty_batch = True
+        try:
+            yield
+        finally:
+            self.engine.is_at_empty_batch = False
+
+    @contextmanager
+    def interruptible_evaluation(self, names: Sequence[str | None]) -> Generator[None]:
+        """Let an evaluation after a training epoch be interrupted by a preemption, for the resumed run to do it.
+
+        Args:
+            names: The evaluation sets that are left: the one that is evaluated in the context, and those after it.
+        """
+        try:
+            with self.engine.safe_points.interruptible(Phase.EVALUATION, self.trainer, names):
+                yield
+        except EvaluationInterrupted:
+            self.reach(Phase.EVALUATION)
+
+    # Training states
+
+    def reach(self, phase: Phase) -> None:
+        """Save what was requested: here, everything that the run consists of belongs to the same update.
+
+        Args:
+            phase: What comes next.
+        """
+        self.engine.safe_points.reach(phase, self.trainer, partial(self.engine.call_event, self.trainer))
+
+    def _resume_steps(self, train_dl: SizedIterable) -> None:
+        """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
+        resumption, trainer = self.engine.resumption, self.trainer
+        phase = resumption.resume_steps(
+            trainer,
+            train_dl,
+            report=lambda steps: self.call(TrainerCallback.on_train_steps_passed_over, steps=steps),
+        )
+        if phase is Phase.INTERMEDIATE_EVALUATION:
+            with self._between_steps():
+                try:
+                    trainer.run_evaluation_epoch(is_intermediate=True, eval_names=resumption.interrupted_sets(trainer))
+                except EvaluationInterrupted:
+                    self.reach(Phase.STEP)

@@ -1,0 +1,247 @@
+"""How a run begins and ends: what is made new for it, compared over the ranks, and put back after it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import nn
+
+from pa_core import _accelerate, alike
+from pa_core.accumulation import forget_gradients
+from pa_core.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.data.loaders import end_workers
+from pa_core.distributed import fail_fast
+from pa_core.distributed.comparison import PLACE, Describe, agree_on_integer, require_alike
+from pa_core.distributed.hang_detector import Place
+from pa_core.distributed.shared_errors import showing_errors_once
+from pa_core.engine import Engine, RunKind
+from pa_core.errors import StopTrainingError
+from pa_core.input_checks import refuse_run_within_run
+from pa_core.placement import place
+from pa_core.sharded_tensors import reshard
+from pa_core.sharding.compiled_blocks import compile_in_place
+from pa_core.sharding.shard_model import shard
+from pa_core.trained import Trained
+from pa_core.training_state import asked_settings
+
+__all__ = ["RunLifecycle", "nothing_kept_of_runs"]
+
+
+class RunLifecycle:
+    """Begins and ends the runs of a trainer.
+
+    Args:
+        trainer: The trainer.
+        engine: Its parts.
+    """
+
+    def __init__(self, trainer: AnyTrainer, engine: Engine) -> None:
+        self.trainer = trainer
+        self.engine = engine
+
+    def require_ready(self, kind: RunKind) -> None:
+        """Raise an error if another run is in progress, which a new one would overwrite.
+
+        Args:
+            kind: What the new one does.
+
+        Raises:
+            ConfigurationError: Another run is in progress.
+        """
+        refuse_run_within_run(kind, self.engine.running)
+        reshard(self.trainer.model)  # a script may have called it, and the optimizer knows the pieces
+
+    @contextmanager
+    def running(
+        self, kind: RunKind, trained: dict[str, Trained], describe_arguments: Describe, *, seed: int | None = None
+    ) -> Generator[None]:
+        """Begin a run, and restore the user's objects no matter how it ends.
+
+        Args:
+            kind: What the run does.
+            trained: What it trains, by the name of the optimizer.
+            describe_arguments: Returns what was called, and with what.
+            seed: What everything random follows from; None to draw it.
+
+        Raises:
+            RanksDifferError: The processes were not given the same.
+        """
+        trainer, engine = self.trainer, self.engine
+        engine.start_run(trained, self.describe_course)
+        trainer.preemptible, trainer.resume_from = False, None
+        with engine.watch.run(lambda: engine.progress.updates):
+            seed = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
+            with showing_errors_once():
+                engine.resumption.seed = agree_on_integer(
+                    seed, lambda: {**describe_arguments(), **self._describe_setting()}, trainer.device
+                )
+            with engine.contexts, self._ending_in_order(kind):
+                engine.contexts.callback(engine.safe_points.release_folders)
+                yield
+        trainer.callback_handler.warn_of_unfired_events()
+
+    @contextmanager
+    def _ending_in_order(self, kind: RunKind) -> Generator[None]:
+        """Let a run have its clock meanwhile, and leave everything as it was."""
+        trainer, engine = self.trainer, self.engine
+        trainer.run_history.clock.start()
+        engine.running = kind
+        model = trainer.model
+        try:
+            with engine.watch.explaining():
+                yield
+        except BaseException as exception:
+            engine.safe_points.end(exception, trainer.device)
+            with fail_fast.ending_process_unless_all_fail(exception):
+                self._close_after(exception)
+            raise
+        finally:
+            engine.running = None
+            optimizers = trainer.named_optimizers().values()
+            if kind == "train":
+                for optimizer in optimizers:
+                    asked_settings.end_run(optimizer)
+            trainer.run_history.clock.stop()
+            self._end_workers()
+            for trained in engine.trained.values():
+                trained.close()
+            engine.placed.close()
+            trainer.model = model
+            engine.added.restore()
+            forget_gradients(trainer.model, *optimizers)
+
+    def _close_after(self, exception: BaseException) -> None:
+        """Close everything that is open when an exception ends the run, even if a callback raises an error."""
+        problems: list[BaseException] = []
+        for listener in self.trainer.callback_handler.listeners(TrainerCallback.on_exception.__name__):
+            try:
+                listener(self.trainer, exception=exception)
+            except BaseException as problem:
+                problems.append(problem)
+        self.engine.safe_points.abandon(exception)
+        self._end_workers()
+        if problems:
+            raise problems[0]
+
+    def _end_workers(self) -> None:
+        trainer = self.trainer
+        end_workers(trainer.train_dataloader, trainer.eval_dataloader, *trainer.eval_dataloaders.values())
+
+    @contextmanager
+    def stopping_in_order(self) -> Generator[None]:
+        """Let a ``StopTrainingError`` end what is within the context; the run continues with its last events."""
+        trainer, engine = self.trainer, self.engine
+        try:
+            yield
+        except StopTrainingError as error:
+            # This frame leads to one that refers to the error, from Python 3.12 on: a cycle, which keeps the last step.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            engine.agreement.stop = error
+            trainer.callback_handler.call_event(TrainerCallback.on_stop_training_error, trainer, error=error)
+        engine.watch.place = Place.RUN_END
+
+    # Models
+
+    def shard(self, *models: nn.Module) -> None:
+        """Split models over the processes where that was requested; from then on, the optimizers train the pieces.
+
+        Args:
+            *models: The models.
+        """
+        engine = self.engine
+        for model in models:
+            if engine.sharding is not None:
+                shard(model, engine.sharding, engine.accelerator, self.trainer.named_optimizers().values())
+            compile_in_place(model, engine.accelerator)
+
+    def place(self, model: nn.Module, for_training: bool) -> nn.Module:
+        """Place a model until the run ends; return what a step calls.
+
+        Args:
+            model: The model.
+            for_training: Whether the run trains it.
+        """
+        called, undo = place(model, self.engine.accelerator, for_training=for_training)
+        self.engine.placed.callback(undo)
+        return called
+
+    # What is the same on all processes
+
+    def require_same_parts(self) -> None:
+        """Compare models, loaders and optimizers, once they are made and before their first exchange.
+
+        Raises:
+            RanksDifferError: They are not the same on all processes.
+        """
+        require_alike(self._describe_parts, self.trainer.device)
+
+    def _describe_setting(self) -> dict[str, str]:
+        """What a run works with besides its arguments."""
+        trainer = self.trainer
+        return {
+            "mixed_precision": _accelerate.computed_precision(self.engine.accelerator),
+            "callbacks": alike.describe_callbacks(trainer.callback_handler.callbacks),
+            "loss_func": alike.describe_value(trainer.loss_func),
+            "run_history": alike.describe_value(trainer.run_history),
+        }
+
+    def _describe_parts(self) -> dict[str, str]:
+        trainer = self.trainer
+        models = {**trainer.named_models(), **trainer.modules}
+        texts = self._describe_evaluation()
+        if self.engine.running == "train":
+            optimizers = trainer.named_optimizers()
+            texts |= alike.describe_loader("training", trainer.train_dataloader)
+            texts |= alike.describe_optimizers(optimizers, models)
+            texts |= alike.describe_hyperparameters(optimizers)
+        return texts | alike.describe_models(models)
+
+    def _describe_evaluation(self) -> dict[str, str]:
+        trainer = self.trainer
+        loaders = trainer.eval_dataloaders
+        if not loaders:
+            return alike.describe_loader("evaluation", trainer.eval_dataloader)
+        texts = {"evaluation set in progress": str(trainer.eval_name)}
+        for name, loader in loaders.items():
+            texts |= alike.describe_loader(f"evaluation of {name}:", loader)
+        return texts
+
+    def describe_start(self) -> dict[str, str]:
+        """Return what all processes have when their first step is about to come; schedulers are made late."""
+        return {**self.describe_course(), **alike.describe_schedulers(self.trainer.named_schedulers())}
+
+    def describe_course(self) -> dict[str, str]:
+        """Return what stays the same on all processes in the course of a run, though callbacks may change it."""
+        trainer = self.trainer
+        updates = trainer.num_updates_completed
+        texts = {PLACE: f"{self.engine.watch.place}, after {updates} update{'' if updates == 1 else 's'}"}
+        texts |= self._describe_evaluation()
+        if self.engine.running == "train":
+            texts |= alike.describe_trained(trainer.named_models())
+            texts |= alike.describe_loader("training", trainer.train_dataloader)
+            texts |= alike.describe_hyperparameters(trainer.named_optimizers())
+        return texts
+
+
+def nothing_kept_of_runs(trainer: AnyTrainer) -> AbstractContextManager[None]:
+    """Return a context whose runs leave no trace in a trainer's attributes: progress, data, settings, fp16's scaler.
+
+    Weights, optimizers and random numbers are the caller's to restore.
+
+    Args:
+        trainer: The trainer.
+
+    Example:
+        >>> from pa_core import Trainer
+        >>> from pa_core.testing import make_regression
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+        >>> with nothing_kept_of_runs(trainer):
+        ...     trainer.train(make_regression(64), num_epochs=1)
+        >>> trainer.num_updates_completed
+        0
+    """
+    return trainer._engine.kept(trainer)  # pyright: ignore[reportPrivateUsage]  # the entry point for other distributions
