@@ -342,7 +342,7 @@ def sharding_trainer(**asked: Any) -> Trainer:
 
 def settings_of(trainer: Any) -> ShardingSettings | None:
     """How a trainer shards its model, None where it does not: on one process, nothing public tells."""
-    settings: ShardingSettings | None = trainer._sharding
+    settings: ShardingSettings | None = trainer._engine.sharding
     return settings
 
 

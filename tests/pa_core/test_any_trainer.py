@@ -19,7 +19,7 @@ def test_what_every_trainer_offers_is_declared_once() -> None:
     assert public & set(vars(Trainer)) == {"run_evaluation_epoch"}  # the trainer that has a loop says what it does
 
 
-@pytest.mark.parametrize("name", ["_run", "_call_event", "_resume", "_start_bookkeeping", "_run_epoch"])
+@pytest.mark.parametrize("name", ["_engine", "_loop", "_lifecycle", "_forward", "_run_epoch"])
 def test_private_parts_are_guarded_wherever_they_are_defined(name: str) -> None:
     """A method that would replace a part of the engine is refused where its class is defined."""
     with pytest.raises(OverrideError, match=name):

@@ -167,7 +167,7 @@ def test_an_attribute_with_the_name_of_a_private_part_is_named(name: str, method
 
 def test_a_name_of_a_part_is_refused_in_the_body_of_a_class() -> None:
     """A method or a class attribute of such a name would be hidden by the part, or replace it."""
-    for name in ("_progress", "_running", "_run_epoch"):
+    for name in ("_engine", "_loop", "_run_epoch"):
         with pytest.raises(OverrideError, match=rf"Mine\.{name} would replace .* Rename {name}\."):
             type("Mine", (Trainer,), {name: False})
 

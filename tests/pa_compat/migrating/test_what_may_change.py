@@ -17,8 +17,8 @@ from tests.small_runs import make_trainer, samples
 
 def test_private_names() -> None:
     """A helper of a subclass that would replace a part of the loop is refused where it is defined."""
-    with pytest.raises(TypeError, match=r"WithHelper\._make_step .*Rename _make_step"):
-        type("WithHelper", (Trainer,), {"_make_step": make_trainer})
+    with pytest.raises(TypeError, match=r"WithHelper\._run_epoch .*Rename _run_epoch"):
+        type("WithHelper", (Trainer,), {"_run_epoch": make_trainer})
 
 
 @pytest.mark.parametrize("name", ["num_processes", "process_index", "is_main_process", "mixed_precision"])

@@ -21,14 +21,11 @@ wait for the process that stopped.
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, cast, overload
@@ -42,6 +39,15 @@ from typing_extensions import TypeVar, override
 from pa_core import _accelerate, checkpoint, compatibility, distributed, input_checks, training_state
 from pa_core._tqdm import bars_hidden
 from pa_core.added_modules import AddedModule
+from pa_core.callback_checks import (
+    implements,
+    is_surely_a_typo,
+    require_callback,
+    require_iterable,
+    unknown_events,
+    warn_of_unknown_event,
+    with_known_arguments,
+)
 from pa_core.checkpoint import save_safetensors
 from pa_core.checkpoint_loading import load_checkpoint_into
 from pa_core.data.evaluation_sets import EvaluationSet
@@ -137,7 +143,6 @@ class AnyTrainer(ABC):
     gradient_norm: Tensor | None
     resume_from: Path | None
     preemptible: bool
-    _accelerator: _accelerate.AcceleratorLike
     _engine: Engine
 
     def __init__(
@@ -160,21 +165,21 @@ class AnyTrainer(ABC):
         self.eval_dataloader = self.gradient_norm = self.resume_from = None
         self.run_config = self.train_dataset = self.train_dataloader = self.epoch_lengths = _unset()
         self.preemptible = False
-        self._accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)
-        processes.prepare_process(self._accelerator)
+        accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)
+        processes.prepare_process(accelerator)
         with showing_errors_once():  # from here on the processes are connected
             input_checks.check_trainer_arguments(model, loss_func, optimizer)
             watch = HangDetector(max_wait_seconds)
             self.callback_handler = self._create_callback_handler(callbacks)
-        compatibility.require_usable(self._accelerator, arguments, model)
-        self._engine = Engine(self._accelerator, watch, read_settings(self._accelerator, arguments))
+        compatibility.require_usable(accelerator, arguments, model)
+        self._engine = Engine(accelerator, watch, read_settings(accelerator, arguments))
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Raise an error, or warn, for methods that replace a private part of the loop, or that it would never call."""
         super().__init_subclass__(**kwargs)
-        trainer_class = cls.__mro__[cls.__mro__.index(AnyTrainer) - 1]
-        if trainer_class is not cls:
+        trainer_class = next(one for one in cls.__mro__ if one.__module__.partition(".")[0] == "pa_core")
+        if trainer_class not in (cls, AnyTrainer):
             check_subclass(cls, trainer_class, EVENT_NAMES)
 
     @override
@@ -222,36 +227,13 @@ class AnyTrainer(ABC):
             max_num_train_steps: Updates after which the run ends; None for all of the epochs.
             gradient_clip_value: The bound on each element of the gradients.
         """
-        training = self._engine.loaders.settings("train", self.train_dataloader, per_device_batch_size)
-        evaluation = self._engine.loaders.settings("eval", self.eval_dataloader, per_device_batch_size)
-        updates_per_epoch = 0
-        if self._engine.running == "train":
-            lengths = self.epoch_lengths
-            if max_num_train_steps is None:
-                max_num_train_steps = lengths.updates_before(num_epochs)
-            else:
-                num_epochs = lengths.epochs_for(max_num_train_steps)
-            updates_per_epoch = lengths.mean_updates(num_epochs)
-        processes = self._accelerator.num_processes
-        return TrainerRunConfig(
-            num_epochs=num_epochs,
-            train_per_device_batch_size=training.batch_size,
-            train_dl_kwargs=training.kwargs,
-            eval_per_device_batch_size=evaluation.batch_size,
-            eval_dl_kwargs=evaluation.kwargs,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_clip_value=gradient_clip_value,
-            train_total_batch_size=training.batch_size * processes * gradient_accumulation_steps,
-            eval_total_batch_size=evaluation.batch_size * processes,
-            num_update_steps_per_epoch=updates_per_epoch,
-            max_num_train_steps=max_num_train_steps,
-            is_local_process_zero=self.is_local_main_process,
-            is_world_process_zero=self.is_main_process,
-            is_distributed=processes > 1,
-            mixed_precision=_accelerate.computed_precision(self._accelerator),
-            num_processes=processes,
-            gradient_clip_norm=self._engine.gradient_clip_norm,
-            seed=self._engine.resumption.seed,
+        return self._engine.make_run_config(
+            self,
+            per_device_batch_size,
+            num_epochs,
+            gradient_accumulation_steps,
+            max_num_train_steps,
+            gradient_clip_value,
         )
 
     @property
@@ -340,27 +322,27 @@ class AnyTrainer(ABC):
     @property
     def num_processes(self) -> int:
         """The number of processes that train together, on all machines."""
-        return self._accelerator.num_processes
+        return self._engine.accelerator.num_processes
 
     @property
     def process_index(self) -> int:
         """Which of them this process is, from 0: its rank."""
-        return self._accelerator.process_index
+        return self._engine.accelerator.process_index
 
     @property
     def local_process_index(self) -> int:
         """Which of the processes on its machine this one is, from 0."""
-        return self._accelerator.local_process_index
+        return self._engine.accelerator.local_process_index
 
     @property
     def is_main_process(self) -> bool:
         """Whether this is the process of rank zero."""
-        return self._accelerator.is_main_process
+        return self._engine.accelerator.is_main_process
 
     @property
     def is_local_main_process(self) -> bool:
         """Whether this is the first process on its machine."""
-        return self._accelerator.is_local_main_process
+        return self._engine.accelerator.is_local_main_process
 
     def wait_for_everyone(self) -> None:
         """Wait until every process has come here; every process must call this.
@@ -370,7 +352,7 @@ class AnyTrainer(ABC):
                 ``on_main_process`` decorates, and would wait for ever.
         """
         processes.require_all_processes("wait_for_everyone()")
-        self._accelerator.wait_for_everyone()
+        self._engine.accelerator.wait_for_everyone()
 
     def on_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
         """Make a function run on the process of rank zero only; the others return None at once.
@@ -448,12 +430,12 @@ class AnyTrainer(ABC):
     @property
     def device(self) -> torch.device:
         """The device that this process computes on."""
-        return _accelerate.device_of(self._accelerator)
+        return _accelerate.device_of(self._engine.accelerator)
 
     @property
     def mixed_precision(self) -> str:
         """The mixed precision that the model computes in: "no", "bf16" or "fp16"."""
-        return _accelerate.computed_precision(self._accelerator)
+        return _accelerate.computed_precision(self._engine.accelerator)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return a context in which torch computes in the mixed precision of the trainer.
@@ -470,7 +452,7 @@ class AnyTrainer(ABC):
             >>> product.dtype
             torch.float32
         """
-        return self._accelerator.autocast()
+        return self._engine.accelerator.autocast()
 
     # The course of a run
 
@@ -624,7 +606,7 @@ class AnyTrainer(ABC):
 
     def describe_run(self) -> str:
         """Return one line that says what runs: processes, backend, device and precision."""
-        return _accelerate.describe_processes(self._accelerator)
+        return _accelerate.describe_processes(self._engine.accelerator)
 
     def describe_model(self, depth: int = 2) -> str:
         """Return a table of the modules that the run trains or calls: parameters, trainable ones, memory, dtype.
@@ -653,7 +635,7 @@ class AnyTrainer(ABC):
         If standard output cannot be written to any more, such as a pipe whose reader has ended, a warning says so and
         the run continues.
         """
-        if self._accelerator.is_local_main_process:
+        if self._engine.accelerator.is_local_main_process:
             with bars_hidden():
                 line = partial(print, *args, **kwargs)
                 line() if kwargs.get("file") is not None else write_or_warn(line)
@@ -710,7 +692,11 @@ class AnyTrainer(ABC):
         trained = self._parts_of_checkpoint(save_optimizer, save_scheduler)
         if any(one.is_sharded for one in trained.values()):
             processes.require_all_processes("save_checkpoint() of a sharded model")
-        writes = self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
+        writes = (
+            self._engine.accelerator.is_local_main_process
+            if save_per_node
+            else self._engine.accelerator.is_main_process
+        )
         content = checkpoint.build_checkpoint(trained, checkpoint_kwargs, keep=writes, trainable_only=trainable_only)
         if writes:
             checkpoint.write_checkpoint(save_path, content)
@@ -736,7 +722,7 @@ class AnyTrainer(ABC):
             CheckpointError: The file is damaged, needs code to be unpickled, or belongs to another model; or
                 ``create_optimizer_fn`` has not made the optimizer yet, whose state is to be loaded. Nothing was loaded.
         """
-        self._accelerator.wait_for_everyone()
+        self._engine.accelerator.wait_for_everyone()
         trained = self._parts_of_checkpoint(load_optimizer, load_scheduler)
         # Not on the device of the run, which may have no room for everything a second time.
         content = checkpoint.read_checkpoint(
@@ -785,7 +771,7 @@ class AnyTrainer(ABC):
         model = self.get_model(keep_torch_compile=False)
         if is_sharded_module(model):
             processes.require_all_processes("save_model() of a sharded model")
-        save_safetensors(self._accelerator, model, save_directory, max_shard_size, trainable_only=trainable_only)
+        save_safetensors(self._engine.accelerator, model, save_directory, max_shard_size, trainable_only=trainable_only)
 
     def save_training_state(
         self,
@@ -848,7 +834,7 @@ class AnyTrainer(ABC):
         """
         saved = training_state.find_saved_run(training_state.fetched(input_dir, {}, self.print))
         with asked_settings.not_asking(*self.named_optimizers().values()):
-            saved.restore_training(self, self._accelerator.scaler)
+            saved.restore_training(self, self._engine.accelerator.scaler)
         return {"current_epoch": saved.current_epoch, **saved.extras}
 
     def reserve_state_folder(self, folder: str | Path, *, upload_to: str | None = None) -> Path | None:
@@ -942,7 +928,16 @@ class AnyTrainer(ABC):
                 )
         self._engine.safe_points.registered.extend(objects)
 
-    # The names under which scripts know the loaders
+    # The names under which scripts know the accelerator and the loaders
+
+    @property
+    def _accelerator(self) -> _accelerate.AcceleratorLike:
+        """The ``accelerate.Accelerator`` of the trainer."""
+        return self._engine.accelerator
+
+    @_accelerator.setter
+    def _accelerator(self, accelerator: _accelerate.AcceleratorLike) -> None:
+        self._engine.accelerator = accelerator
 
     @property
     def _train_dataloader(self) -> SizedIterable:
@@ -1130,10 +1125,6 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
 CallbackLike: TypeAlias = "TrainerCallback[_TrainerT, Any, Any] | type[TrainerCallback[_TrainerT, Any, Any]]"
 
-# A method this similar to an event is taken for a typo of it at once; others may be custom events, and
-# are warned about when a run has ended without firing them.
-_SURELY_A_TYPO = 0.85
-
 EVENT_NAMES = frozenset(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 
@@ -1166,7 +1157,7 @@ class CallbackHandler(Generic[_TrainerT]):
 
     def add_callbacks(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> None:
         """Register several callbacks, in the order given."""
-        _require_iterable(callbacks)
+        require_iterable(callbacks, TrainerCallback)
         for callback in callbacks:
             self.add_callback(callback)
 
@@ -1180,7 +1171,7 @@ class CallbackHandler(Generic[_TrainerT]):
             ConfigurationError: A callback of the same class is registered already.
             ArgumentTypeError: The object is not a callback, or a class whose constructor needs arguments.
         """
-        _require_callback(callback)
+        require_callback(callback, TrainerCallback)
         instance = callback() if isinstance(callback, type) else callback
         if any(type(other) is type(instance) for other in self.callbacks):
             registered = ", ".join(type(other).__name__ for other in self.callbacks)
@@ -1191,11 +1182,10 @@ class CallbackHandler(Generic[_TrainerT]):
             )
         self.callbacks.append(instance)
         self._listeners.clear()
-        for name, nearest in _unknown_events(instance).items():
-            is_typo = difflib.SequenceMatcher(None, name, nearest).ratio() >= _SURELY_A_TYPO
-            if is_typo and (type(instance), name) not in self._warned:
+        for name, nearest in unknown_events(instance, EVENT_NAMES).items():
+            if is_surely_a_typo(name, nearest) and (type(instance), name) not in self._warned:
                 self._warned.add((type(instance), name))
-                _warn_of_unknown_event(instance, name, nearest)
+                warn_of_unknown_event(instance, name, nearest)
 
     def remove_callback(self, callback: TrainerCallback[_TrainerT, Any, Any]) -> None:
         """Take a registered callback out again.
@@ -1240,9 +1230,11 @@ class CallbackHandler(Generic[_TrainerT]):
         """Return the bound methods that the event calls, in order; empty where none implements it."""
         bound = self._listeners.get(event)
         if bound is None:
-            bound = [getattr(callback, event) for callback in self.callbacks if _implements(callback, event)]
+            bound = [
+                getattr(callback, event) for callback in self.callbacks if implements(callback, event, TrainerCallback)
+            ]
             if event in EVENT_NAMES:
-                bound = [_with_known_arguments(method) for method in bound]
+                bound = [with_known_arguments(method) for method in bound]
             self._listeners[event] = bound
             self._fired.add(event)
         return bound
@@ -1250,95 +1242,10 @@ class CallbackHandler(Generic[_TrainerT]):
     def warn_of_unfired_events(self) -> None:
         """Warn about each ``on_`` method that was never called by the end of a run."""
         for callback in self.callbacks:
-            for name, nearest in _unknown_events(callback).items():
+            for name, nearest in unknown_events(callback, EVENT_NAMES).items():
                 if name not in self._fired and (type(callback), name) not in self._warned:
                     self._warned.add((type(callback), name))
-                    _warn_of_unknown_event(callback, name, nearest)
-
-
-def _require_iterable(callbacks: object) -> None:
-    if isinstance(callbacks, Iterable):
-        return
-    if _is_callback(callbacks):
-        shown = callbacks.__name__ if isinstance(callbacks, type) else f"{type(callbacks).__name__}(...)"
-        raise ArgumentTypeError(
-            "The callbacks are not in a list.",
-            given=f"callbacks={shown}",
-            do=f"Put it into a list: callbacks=[{shown}].",
-        )
-    raise ArgumentTypeError(
-        "The callbacks are not a list.",
-        given=f"callbacks={callbacks!r}",
-        do="Pass callbacks=[] for none, or leave the argument out for the default ones.",
-    )
-
-
-def _require_callback(callback: object) -> None:
-    """Raise an error for anything that is not a callback, or a class that cannot be constructed without arguments."""
-    if not _is_callback(callback):
-        kind = callback if isinstance(callback, type) else type(callback)
-        is_users_class = kind.__module__ != "builtins"
-        raise ArgumentTypeError(
-            "An object in the list of callbacks is not a callback.",
-            given=repr(callback),
-            expected="an instance or a subclass of TrainerCallback",
-            do=f"Derive {kind.__name__} from TrainerCallback." if is_users_class else "Take it out of the list.",
-        )
-    if isinstance(callback, type) and (missing := _required_arguments(callback)):
-        raise ArgumentTypeError(
-            f"{callback.__name__} cannot be created without arguments.",
-            given=f"the class {callback.__name__}",
-            do=f"Create it: {callback.__name__}({', '.join(f'{name}=...' for name in missing)}).",
-        )
-
-
-def _is_callback(value: object) -> bool:
-    return isinstance(value, TrainerCallback) or (isinstance(value, type) and issubclass(value, TrainerCallback))
-
-
-def _required_arguments(kind: type) -> list[str]:
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(kind).parameters.values()
-    return [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
-
-
-def _implements(callback: TrainerCallback[Any, Any, Any], event: str) -> bool:
-    method = getattr(callback, event, None)
-    inherited = getattr(TrainerCallback, event, None)
-    return method is not None and getattr(method, "__func__", method) is not inherited
-
-
-def _with_known_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Leave out what an event passes beyond its documented arguments where a callback takes no ``**kwargs``."""
-    parameters = inspect.signature(method).parameters.values()
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
-        return method
-    names = {one.name for one in parameters}
-
-    @wraps(method)
-    def listener(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **{name: value for name, value in kwargs.items() if name in names})
-
-    return listener
-
-
-def _unknown_events(callback: TrainerCallback[Any, Any, Any]) -> dict[str, str]:
-    """Map the ``on_`` methods of a callback that are not events of the trainer to the nearest event."""
-    named = [name for name in dir(callback) if name.startswith("on_") and name not in EVENT_NAMES]
-    unknown = [name for name in named if callable(getattr(type(callback), name, None))]
-    return {name: difflib.get_close_matches(name, EVENT_NAMES, n=1, cutoff=0.0)[0] for name in unknown}
-
-
-def _warn_of_unknown_event(callback: TrainerCallback[Any, Any, Any], name: str, nearest: str) -> None:
-    """Point at the method in its class: that is what has to be renamed."""
-    message = (
-        f"{type(callback).__name__}.{name} is never called: no event has this name. The nearest event is {nearest}."
-    )
-    code = getattr(inspect.unwrap(getattr(type(callback), name)), "__code__", None)
-    if code is None:
-        warn_user(message)
-    else:
-        warnings.warn_explicit(message, UserWarning, code.co_filename, code.co_firstlineno)
+                    warn_of_unknown_event(callback, name, nearest)
 
 
 def _unset() -> Any:

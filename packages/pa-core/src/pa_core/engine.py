@@ -15,10 +15,11 @@ from pa_core.distributed.comparison import Describe
 from pa_core.distributed.hang_detector import HangDetector
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.progress import Progress
+from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.settings import ShardingSettings
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.trained import Trained
-from pa_core.training_state import EvaluationInterrupted, Resumption, RunParts, SafePoints
+from pa_core.training_state import EvaluationInterrupted, ResumableRun, Resumption, RunParts, SafePoints
 
 __all__ = ["Engine", "RunKind"]
 
@@ -143,6 +144,57 @@ class Engine:
                     raise
         if stops:
             self.agreement.stop_if_alone()
+
+    def make_run_config(
+        self,
+        run: ResumableRun,
+        per_device_batch_size: int,
+        num_epochs: int,
+        gradient_accumulation_steps: int,
+        max_num_train_steps: int | None,
+        gradient_clip_value: float | None,
+    ) -> TrainerRunConfig:
+        """Describe a run, from what was requested and from the loaders that were made.
+
+        Args:
+            run: The run, with its loaders.
+            per_device_batch_size: As for ``Trainer._create_run_config``, and so are the others.
+            num_epochs: As above.
+            gradient_accumulation_steps: As above.
+            max_num_train_steps: As above.
+            gradient_clip_value: As above.
+        """
+        training = self.loaders.settings("train", run.train_dataloader, per_device_batch_size)
+        evaluation = self.loaders.settings("eval", run.eval_dataloader, per_device_batch_size)
+        updates_per_epoch = 0
+        if self.running == "train":
+            lengths = run.epoch_lengths
+            if max_num_train_steps is None:
+                max_num_train_steps = lengths.updates_before(num_epochs)
+            else:
+                num_epochs = lengths.epochs_for(max_num_train_steps)
+            updates_per_epoch = lengths.mean_updates(num_epochs)
+        processes = self.accelerator.num_processes
+        return TrainerRunConfig(
+            num_epochs=num_epochs,
+            train_per_device_batch_size=training.batch_size,
+            train_dl_kwargs=training.kwargs,
+            eval_per_device_batch_size=evaluation.batch_size,
+            eval_dl_kwargs=evaluation.kwargs,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_clip_value=gradient_clip_value,
+            train_total_batch_size=training.batch_size * processes * gradient_accumulation_steps,
+            eval_total_batch_size=evaluation.batch_size * processes,
+            num_update_steps_per_epoch=updates_per_epoch,
+            max_num_train_steps=max_num_train_steps,
+            is_local_process_zero=self.accelerator.is_local_main_process,
+            is_world_process_zero=self.accelerator.is_main_process,
+            is_distributed=processes > 1,
+            mixed_precision=_accelerate.computed_precision(self.accelerator),
+            num_processes=processes,
+            gradient_clip_norm=self.gradient_clip_norm,
+            seed=self.resumption.seed,
+        )
 
     @contextmanager
     def separate_means(self) -> Generator[None]:

@@ -133,7 +133,8 @@ def _texts_on_attributes(cls: type, private: Collection[str]) -> Iterator[str]:
 
 def _texts_on_names(cls: type, trainer_class: type, events: Collection[str]) -> Iterator[str]:
     """Methods that nothing calls, though their names say that the loop should; a helper may have any name."""
-    called = [*_OVERRIDABLE, *vars(trainer_class)]
+    own = [one for one in _our_classes(trainer_class) if one.__module__ != "pa_core.any_trainer"]
+    called = [*_OVERRIDABLE, *(name for one in own for name in vars(one))]
     functions = _functions(cls)
     for name in functions:
         is_helper = any(name in other.__code__.co_names for other in functions.values())

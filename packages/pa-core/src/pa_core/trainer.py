@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast, overload
+from typing import Any, Generic, Literal, Self, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, alike, default_step, distributed, input_checks, run_scheduler
+from pa_core import distributed, input_checks
 from pa_core.accumulation import MicroBatch
-from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
 from pa_core.callbacks.limit_batches import first_batches
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import lengths_of_epochs
-from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS, Place
+from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.loop import Loop
-from pa_core.placeholders import create_scheduler
-from pa_core.predictions import PredictionWriter, PredictsBatches
-from pa_core.predictions.default_prediction import predict_batch
-from pa_core.predictions.job import PredictionJob
-from pa_core.predictions.prediction_run import PredictionHooks, PredictionRun
-from pa_core.predictions.types import PredictionT
-from pa_core.predictions.written import Writing, require_nothing_to_write
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig, check_count
@@ -47,13 +40,16 @@ from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_counts import count_metrics, numbers_since
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.trained import Trained, zero_loss_of_stand_in
+from pa_core.trainer_methods import TrainerMethods
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 from pa_data.orders import Order
 
 __all__ = ["Trainer"]
 
 
-class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
+class Trainer(
+    TrainerMethods[ModelT_co, BatchT, OutputT_co, SchedulerT], Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]
+):
     """Trains a model on a dataset, on the hardware that the script was launched on.
 
     Methods that start with *create* or *calculate* return something; all others change the state of the run. Override
@@ -291,7 +287,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.train_dataset = cast("Dataset[Any]", train_data.dataset)
         self._set_evaluation(eval_sets)
         self.collate_fn = collate_fn
-        self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower
+        self.create_scheduler_fn = create_scheduler_fn
         self._engine.gradient_clip_norm = gradient_clip_norm
         self._loop.asked = asked
 
@@ -402,284 +398,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self, lambda data: self._engine.loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
         )
 
-    @overload
-    def predict(
-        self: PredictsBatches[PredictionT],
-        dataset: Dataset[Any],
-        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
-        dataloader_kwargs: dict[str, Any] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        *,
-        write: None = None,
-        seed: int = 0,
-        samples_per_piece: int | None = None,
-        pieces: str | Path | None = None,
-        other_pieces: Literal["error", "remove"] = "error",
-    ) -> Generator[PredictionT, None, None]: ...
-
-    @overload
-    def predict(
-        self: PredictsBatches[PredictionT],
-        dataset: Dataset[Any],
-        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
-        dataloader_kwargs: dict[str, Any] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        *,
-        write: str | Path,
-        seed: int = 0,
-        samples_per_piece: int | None = None,
-        pieces: str | Path | None = None,
-        other_pieces: Literal["error", "remove"] = "error",
-    ) -> Path: ...
-
-    @overload
-    def predict(
-        self: PredictsBatches[PredictionT],
-        dataset: Dataset[Any],
-        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
-        dataloader_kwargs: dict[str, Any] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        *,
-        write: PredictionWriter[PredictionT],
-        seed: int = 0,
-        samples_per_piece: int | None = None,
-        pieces: str | Path | None = None,
-        other_pieces: Literal["error", "remove"] = "error",
-    ) -> None: ...
-
-    def predict(
-        self: Any,
-        dataset: Dataset[Any],
-        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
-        dataloader_kwargs: dict[str, Any] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        *,
-        write: str | Path | PredictionWriter[Any] | None = None,
-        seed: int = 0,
-        samples_per_piece: int | None = None,
-        pieces: str | Path | None = None,
-        other_pieces: Literal["error", "remove"] = "error",
-    ) -> Generator[Any, None, None] | Path | None:
-        """Predict each sample of a dataset once, in its order: yield what ``predict_batch`` returns, or write it.
-
-        The batches are the same on any number of processes, which share them. What the dataset draws for a sample, and
-        ``predict_batch`` for a batch, depends on ``seed`` and on their positions alone; the RNGs of the script stay as
-        they are. The model is in evaluation mode meanwhile.
-
-        Without ``write``, all batches are yielded on the first process, with their tensors on the CPU. On the others
-        the iterator yields nothing and must be iterated all the same; it ends when the iterator of the first process
-        ends or is closed, such as by leaving its loop early.
-
-        With a file, each process writes pieces of it to a folder next to it, and the first one joins them at the end. A
-        prediction that was killed is completed by calling ``predict()`` again, on any number of processes: existing
-        pieces are kept. The file is byte-for-byte identical to the file of an uninterrupted prediction.
-
-        Args:
-            dataset: The samples, with or without targets.
-            per_device_batch_size: Samples in a batch.
-            dataloader_kwargs: Arguments for the loader, which override the defaults. Arguments that change the order
-                raise an error.
-            collate_fn: Makes a batch of a list of samples; None keeps the one of the run before.
-            write: A file whose name ends in .csv, .jsonl or .parquet, each column of which has a value for each sample;
-                or a function, called on each process with the predictions for each of its batches and the ``range`` of
-                their positions in the dataset.
-            seed: The seed of random draws; the default is 0.
-            samples_per_piece: The most samples that a process predicts again after a kill. The default is a thousandth
-                of the samples.
-            pieces: The folder of the pieces. The default is a folder next to the file, with ``.pieces`` added to its
-                name. With a function, the folder holds a record of what was written; without it, a killed prediction
-                starts again.
-            other_pieces: What to do with pieces of another model, with other weights, a different number of samples or
-                other arguments: ``"error"``, the default, or ``"remove"``.
-
-        Returns:
-            An iterator; the path of the file, once it is complete; or None, once a function was given everything.
-
-        Raises:
-            ConfigurationError: The dataset has no length, or an argument cannot work.
-            EmptyDatasetError: There is no sample.
-            UnsupportedConfigurationError: A Parquet file is to be written without pyarrow.
-            CheckpointError: There are pieces of other predictions.
-            BatchOutputError: What ``predict_batch`` returns does not fit the file.
-
-        Example:
-            >>> import torch
-            >>> from pa_core import Trainer
-            >>> trainer = Trainer(torch.nn.Identity(), None, None, callbacks=[])
-            >>> list(trainer.predict(torch.arange(3.0), per_device_batch_size=2))
-            [tensor([0., 1.]), tensor([2.])]
-        """
-        trainer: Trainer[ModelT_co, BatchT, OutputT_co, SchedulerT] = self
-        trainer._lifecycle.require_ready("predict")
-        with showing_errors_once():
-            check_count("per_device_batch_size", per_device_batch_size)
-            collate_fn = trainer.collate_fn if collate_fn is None else collate_fn
-            job = PredictionJob(dataset, per_device_batch_size, dataloader_kwargs or {}, collate_fn, seed)
-            if write is None:
-                require_nothing_to_write(samples_per_piece, pieces, other_pieces)
-                return trainer._prediction_run(job).batches()
-            writing = Writing(write, job, samples_per_piece=samples_per_piece, folder=pieces, other_pieces=other_pieces)
-        trainer._prediction_run(job).write(writing)
-        return writing.path
-
-    # What a run is made of
-
-    def create_train_dataloader(
-        self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None
-    ) -> SizedIterable[BatchT]:
-        """Create the loader of the training epochs.
-
-        Args:
-            batch_size: Samples in a batch of one process; ``batch_size`` in ``train_dl_kwargs`` wins.
-            train_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which win over
-                ``get_default_train_dl_kwargs``. A ``sampler`` or ``batch_sampler`` disables the trainer's own order.
-
-        Returns:
-            A ``KeyedDataLoader``, or a plain ``DataLoader`` where the order is another: with a sampler, or for
-            an ``IterableDataset``. An override may return any iterable with a length.
-        """
-        defaults = self.get_default_train_dl_kwargs(batch_size)
-        return self._loop.create_loader(self.train_dataset, "train", defaults, train_dl_kwargs)
-
-    def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
-        """Return the default arguments of the training loader: shuffled, pinned where there is an accelerator.
-
-        Args:
-            batch_size: Samples in a batch of one process.
-        """
-        return {"shuffle": True, **self._engine.loaders.default_kwargs(self.train_dataset, batch_size)}
-
-    def create_eval_dataloader(
-        self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None
-    ) -> SizedIterable[BatchT]:
-        """Create the loader of the evaluation epochs.
-
-        Args:
-            batch_size: Samples in a batch of one process; ``batch_size`` in ``eval_dl_kwargs`` wins.
-            eval_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which win over
-                ``get_default_eval_dl_kwargs``.
-
-        Returns:
-            As ``create_train_dataloader``; samples of a ``KeyedDataLoader`` are split over processes without padding.
-        """
-        dataset, defaults = cast("Dataset[Any]", self.eval_dataset), self.get_default_eval_dl_kwargs(batch_size)
-        return self._loop.create_loader(dataset, "eval", defaults, eval_dl_kwargs)
-
-    def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
-        """Return the default arguments of the evaluation loader: in order, pinned where there is an accelerator.
-
-        Args:
-            batch_size: Samples in a batch of one process.
-        """
-        dataset = cast("Dataset[Any]", self.eval_dataset)
-        return {"shuffle": False, **self._engine.loaders.default_kwargs(dataset, batch_size)}
-
-    def create_scheduler(self) -> SchedulerT | None:
-        """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders filled in.
-
-        Called when ``train()`` is given a factory. An override that needs none is also called without one, unless a
-        scheduler was assigned to ``trainer.scheduler``.
-
-        Returns:
-            The scheduler, or None if no factory was given.
-
-        Raises:
-            TypeError: What was given is not a factory, but a scheduler for example; or it returned nothing.
-        """
-        factory = self.create_scheduler_fn
-        if factory is None:
-            return None
-        return create_scheduler(factory, self.optimizer, self._loop.placeholder_values())
-
-    def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
-        """Calculate the training loss of a batch.
-
-        Args:
-            batch: What the training loader yields, on the device; by default inputs and targets at the indices 0
-                and 1. With ``loss_func=None``, a mapping that the model is called with as ``model(**batch)``: its
-                outputs have the loss as ``.loss`` or ``["loss"]``, as in Hugging Face models.
-
-        Returns:
-            A dictionary with ``loss``, ``model_outputs`` and ``batch_size``, and any further keys.
-
-        Raises:
-            ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
-            BatchMismatchError: The batch, the model and the loss function do not fit together.
-        """
-        return self._calculate_batch_loss(batch, "calculate_train_batch_loss")
-
-    def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
-        """Calculate the evaluation loss of a batch; no gradients are recorded.
-
-        Args:
-            batch: What the evaluation loader yields, on the device.
-
-        Returns:
-            As ``calculate_train_batch_loss``.
-
-        Raises:
-            ConfigurationError: As ``calculate_train_batch_loss``.
-            BatchMismatchError: As ``calculate_train_batch_loss``.
-        """
-        return self._calculate_batch_loss(batch, "calculate_eval_batch_loss")
-
-    def _calculate_batch_loss(self, batch: BatchT, method: str) -> OutputT_co:
-        """The default step, whose parts are checked in the first step of a run."""
-        checked = self._engine.checked_steps
-        output = default_step.calculate_batch_loss(self.model, self.loss_func, batch, method, checked)
-        return cast("OutputT_co", output)
-
-    def predict_batch(self, batch: BatchT) -> Any:
-        """Return the predictions for a batch; no gradients are recorded, and the model is in evaluation mode.
-
-        Override this for what comes after the model, such as the class with the highest score. Annotate what it
-        returns, and ``predict()`` yields that. It is called for one batch of one process, and cannot communicate.
-
-        Args:
-            batch: What the loader yields, on the device. By default the model is called with the items of a mapping,
-                with the first item of a list or a tuple, or with the batch itself if it is anything else.
-
-        Returns:
-            The outputs of the model; of a mapping without its ``"loss"``.
-
-        Raises:
-            BatchMismatchError: The batch and the model do not fit together.
-        """
-        return predict_batch(self.model, batch)
-
-    # The hooks of a run; a callback's event of the same name follows each of them
-
-    def training_run_start(self) -> None:
-        """Called when a training run starts."""
-
-    def train_epoch_start(self) -> None:
-        """Called when a training epoch starts; puts the model into training mode, and added modules that it trains."""
-        self.model.train()
-        self._engine.added.train(self.optimizer)
-
-    def train_epoch_end(self) -> None:
-        """Called when a training epoch has ended, before its loss is recorded."""
-
-    def eval_epoch_start(self) -> None:
-        """Called when an evaluation epoch starts; puts the model and all added modules into evaluation mode."""
-        self.model.eval()
-        self._engine.added.eval()
-
-    def eval_epoch_end(self) -> None:
-        """Called when an evaluation epoch has ended, before its loss is recorded."""
-
-    def training_run_epoch_end(self) -> None:
-        """Called after the training epoch and the evaluation epoch that follows it."""
-
-    def training_run_end(self) -> None:
-        """Called when a training run has ended, early or not."""
-
-    def evaluation_run_start(self) -> None:
-        """Called when ``evaluate()`` starts."""
-
-    def evaluation_run_end(self) -> None:
-        """Called when ``evaluate()`` has ended."""
-
     # The loop
 
     def _run_training(self) -> None:
@@ -787,14 +505,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with self._loop.at_empty_batch():
             return zero_loss_of_stand_in(self.calculate_train_batch_loss(batch)["loss"])
 
-    def backward_step(self, loss: Tensor) -> None:
-        """Run the backward pass.
-
-        Args:
-            loss: The loss of the batch, scaled to its share of the optimizer update.
-        """
-        _accelerate.backward(self._accelerator, loss)
-
     def _update_weights(self, trained: Trained, overflowed: bool) -> None:
         self._clip_gradients()
         if not overflowed:
@@ -809,28 +519,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         for optimizer in self._engine.added.optimizers.values():
             optimizer.zero_grad()
 
-    def _clip_gradients(self) -> None:
-        """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
-        self._loop.clip(self._trained.parameters)
-
-    def optimizer_step(self) -> None:
-        """Update the parameters by their gradients; not called if gradients overflowed in fp16."""
-        self.optimizer.step()
-
-    def scheduler_step(self) -> None:
-        """Step the scheduler, if there is one: after each update, unless ``step_scheduler`` says otherwise."""
-        if self.scheduler is not None:
-            self._loop.asked.stepping.step(self.scheduler, self)
-
     def _step_schedulers(self) -> None:
         if self.scheduler is not None:
             self.scheduler_step()
         for scheduler in self._engine.added.schedulers.values():
             self._loop.asked.stepping.step(scheduler, self)
-
-    def optimizer_zero_grad(self) -> None:
-        """Clear the gradients of all parameters of the optimizer."""
-        self.optimizer.zero_grad()
 
     def _run_evaluation(self) -> None:
         """Run one evaluation epoch between the events of an evaluation run."""
@@ -882,90 +575,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._engine.means.count_samples(output["batch_size"])
         self._engine.call_event(self, TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
-    def _prediction_run(self, job: PredictionJob) -> PredictionRun:
-        hooks = PredictionHooks(
-            running=self._predicting,
-            predict_batch=self.predict_batch,
-            models=lambda: {**self.named_models(), **self._engine.added.called()},
-        )
-        return PredictionRun(self, job, self._engine.loaders, hooks)
-
-    @contextmanager
-    def _predicting(self, job: PredictionJob) -> Generator[None]:
-        """Begin a run that predicts, and have the model ready within the context."""
-        self._lifecycle.require_ready("predict")  # again, as another run may have begun since
-
-        def describe_arguments() -> dict[str, str]:
-            return {"call": f"{type(self).__qualname__}.predict()", **alike.describe_arguments(job.describe())}
-
-        with self._lifecycle.running("predict", {}, describe_arguments, seed=job.seed):
-            self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
-            self._lifecycle.require_same_parts()
-            self._prepare_model_optimizer_and_dataloaders()
-            self.run_config = self._create_run_config(job.batch_size, 1, 1, None, None)
-            with self._loop.evaluating(Place.PREDICTION):
-                self.model.eval()
-                self._engine.added.eval()
-                yield
-
-    def _set_scheduler(self) -> None:
-        """Make a scheduler where there is a factory; otherwise keep what was assigned, or the one of the run before."""
-        is_assigned = self.scheduler is not None and self.scheduler is not self._created_scheduler
-        if run_scheduler.is_created(type(self), self.create_scheduler_fn, is_assigned=is_assigned):
-            self._created_scheduler = self.create_scheduler()
-            self.scheduler = self._created_scheduler  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
-        else:
-            run_scheduler.check_kept_scheduler(self.scheduler, self.optimizer, type(self))
-
-    def _prepare_model_optimizer_and_dataloaders(self) -> None:
-        """Place the model, and let accelerate split custom data loaders; optimizers stay unchanged."""
-        lifecycle = self._lifecycle
-        lifecycle.shard(self.model)
-        is_training = self._engine.running == "train"
-        self.model = cast("ModelT_co", lifecycle.place(self.model, is_training))
-        if is_training and self._makes_optimizer:
-            self._make_optimizer()
-        self._engine.added.prepare(lifecycle.place, self.optimizer, for_training=is_training)
-        if is_training:
-            self.train_dataloader = self._engine.loaders.split_for_training(self.train_dataloader)
-        if self._engine.running != "predict":
-            self.change_eval_dataloaders(self._engine.loaders.split)
-
-    @property
-    def _makes_optimizer(self) -> bool:
-        return self._create_optimizer_fn is not None and cast("Optimizer | None", self.optimizer) is None
-
-    def _make_optimizer(self) -> None:
-        model = self.get_model(keep_torch_compile=False)
-        with showing_errors_once():
-            optimizer = cast("Callable[[Any], Optimizer]", self._create_optimizer_fn)(model)
-            input_checks.check_kind_of_optimizer(optimizer)
-            self._check_optimizer(model, optimizer)
-        self.optimizer = optimizer
-        self._lifecycle.require_same_parts()
-
-    def _check_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
-        input_checks.check_optimizer(model, optimizer)
-        if getattr(self.optimizer_step, "__func__", None) is Trainer.optimizer_step:
-            input_checks.require_step_without_closure(optimizer)
-
     def _start(self, trained: Trained) -> None:
         """Let one exchange have the gradients of the model and of what is trained with it."""
         model = self.get_model()  # a script that prepares the model itself may have wrapped it
-        self.model = model  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
+        self.model = model
         trained.optimizers = self.named_optimizers()
         trained.start({"model": model, **self._engine.added.trained(self.optimizer)})
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
             trained.exchange_each_pass()
-
-    @property
-    def _trained(self) -> Trained:
-        return self._engine.trained["optimizer"]
-
-    if TYPE_CHECKING:
-
-        @override
-        def get_model(self, keep_torch_compile: bool = True) -> ModelT_co: ...
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
