@@ -67,9 +67,10 @@ def _is_described_elsewhere(home: str, module: str) -> bool:
 
 
 def _members(cls: type) -> list[str]:
-    """The public methods and properties that a class defines itself."""
+    """The public methods and properties that a class defines itself, or that a base without a public name does."""
     members: list[str] = []
-    for name, value in sorted(vars(cls).items()):
+    own = {name: value for one in (*_unnamed_bases(cls), cls) for name, value in vars(one).items()}
+    for name, value in sorted(own.items()):
         if name.startswith("_") and name != "__call__":
             continue
         if isinstance(value, property):
@@ -77,6 +78,14 @@ def _members(cls: type) -> list[str]:
         elif isinstance(value, (staticmethod, classmethod)) or inspect.isfunction(value):
             members.append(f"{name}{_signature(getattr(cls, name))}")
     return members
+
+
+def _unnamed_bases(cls: type) -> list[type]:
+    """Bases of the same distribution that only the classes derived from them make public."""
+    top = cls.__module__.partition(".")[0]
+    modules = [importlib.import_module(name) for name in MODULES if name.partition(".")[0] == top]
+    named = {name for module in modules for name in module.__all__}
+    return [one for one in cls.__bases__ if one.__module__.partition(".")[0] == top and one.__name__ not in named]
 
 
 def _signature(value: object) -> str:

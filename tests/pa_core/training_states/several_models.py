@@ -20,7 +20,7 @@ from pa_core.distributed.agreement import Agreement
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.progress import Phase, Progress
 from pa_core.tracking import LossTracker, StepMeans
-from pa_core.training_state import Resumption, RunParts, SafePoints, StateEvent, StateRequest
+from pa_core.training_state import Resumption, RunParts, SafePoints, StateRequest
 from pa_core.training_state.asked_settings import begin_run
 from pa_core.types import SizedIterable
 
@@ -145,7 +145,7 @@ class RunByHand(TwoModels):
         self.safe_points.save(request, self, self.call)
         return request.directory
 
-    def call(self, event: StateEvent) -> None:
+    def call(self, event: str, **_: object) -> None:
         """Note an event."""
         self.events.append(event)
 

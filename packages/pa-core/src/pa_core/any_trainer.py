@@ -648,11 +648,6 @@ class AnyTrainer(ABC):
         """
         return self._engine.is_at_empty_batch
 
-    @property
-    def _evaluates_in_script(self) -> bool:
-        """Whether evaluations are a part of the script's loop, so that nobody knows of them before."""
-        return False
-
     @abstractmethod
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
         """Evaluate ``eval_dataset`` once in the middle of a training run, which then continues as before."""
@@ -692,11 +687,7 @@ class AnyTrainer(ABC):
         trained = self._parts_of_checkpoint(save_optimizer, save_scheduler)
         if any(one.is_sharded for one in trained.values()):
             processes.require_all_processes("save_checkpoint() of a sharded model")
-        writes = (
-            self._engine.accelerator.is_local_main_process
-            if save_per_node
-            else self._engine.accelerator.is_main_process
-        )
+        writes = self.is_local_main_process if save_per_node else self.is_main_process
         content = checkpoint.build_checkpoint(trained, checkpoint_kwargs, keep=writes, trainable_only=trainable_only)
         if writes:
             checkpoint.write_checkpoint(save_path, content)
@@ -728,12 +719,13 @@ class AnyTrainer(ABC):
         content = checkpoint.read_checkpoint(
             checkpoint_path, torch.device("cpu"), mapped=any(one.is_sharded for one in trained.values())
         )
-        with asked_settings.not_asking(*self.named_optimizers().values()):
+        optimizers = self.named_optimizers()
+        with asked_settings.not_asking(*optimizers.values()):
             load_checkpoint_into(
                 content,
                 trained,
-                needs_optimizer=load_optimizer,
-                makes_optimizer=self._engine.makes_optimizer and not self.named_optimizers(),
+                needs_optimizer=load_optimizer and (not optimizers or "optimizer" in optimizers),
+                makes_optimizer=self._engine.makes_optimizer and not optimizers,
                 source=checkpoint_path,
             )
         return content
@@ -1058,7 +1050,13 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_eval_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when an evaluation epoch has ended and its loss is recorded."""
+        """Called when an evaluation epoch has ended and its loss is recorded.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Within a training epoch, ``is_intermediate=True``, and ``num_sets_to_come``: how many evaluation
+                sets are evaluated after this one.
+        """
 
     def on_training_run_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called after the training epoch and, where there is one, the evaluation epoch that follows it."""

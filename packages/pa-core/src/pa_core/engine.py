@@ -45,6 +45,7 @@ class Engine:
 
     Attributes:
         accelerator: As passed.
+        num_processes: The number of processes.
         watch: As passed.
         sharding: As passed.
         loaders: Makes and splits loaders.
@@ -75,6 +76,7 @@ class Engine:
         sharding: ShardingSettings | None,
     ) -> None:
         self.accelerator = accelerator
+        self.num_processes: int = accelerator.num_processes
         self.watch = watch
         self.sharding = sharding
         self.loaders: Loaders = Loaders(accelerator)
@@ -105,7 +107,7 @@ class Engine:
         device = _accelerate.device_of(self.accelerator)
         self.trained = trained
         self.progress: Progress = Progress()
-        self.agreement: Agreement = Agreement(device, self.accelerator.num_processes, describe_course)
+        self.agreement: Agreement = Agreement(device, self.num_processes, describe_course)
         self.resumption: Resumption = Resumption(self.progress, device)
         self.loaders.start_run()
         self.checked_steps: set[str] = set()
@@ -174,7 +176,7 @@ class Engine:
             else:
                 num_epochs = lengths.epochs_for(max_num_train_steps)
             updates_per_epoch = lengths.mean_updates(num_epochs)
-        processes = self.accelerator.num_processes
+        processes = self.num_processes
         return TrainerRunConfig(
             num_epochs=num_epochs,
             train_per_device_batch_size=training.batch_size,

@@ -87,6 +87,7 @@ class Loop:
         engine: As passed.
         asked: The arguments of the run.
         count: What counts the batches of a custom loader in the training of an epoch.
+        num_sets_to_come: How many sets are evaluated after this one, within the same training epoch.
         updates_of_batch: How many updates were made of the current batch of the training loader.
         gathered_without_rows: What a process without a sample has gathered of the others, which go backward through it.
     """
@@ -109,6 +110,7 @@ class Loop:
         self._stands_in = stands_in
         self._has_stand_ins = self._keeps_batch = False
         self._first_step = self._step = 0
+        self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
         self.gathered_without_rows: list[Tensor] = []
 
@@ -144,8 +146,7 @@ class Loop:
         event: Callable[..., None],
         hook: Callable[[], None] | None = None,
         describe: Describe | None = None,
-        *,
-        is_intermediate: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Call an event that all processes come to; if one of them requests a stop, all of them stop.
 
@@ -153,15 +154,12 @@ class Loop:
             event: The event, as a method of ``TrainerCallback``.
             hook: The method of the trainer that is called before it.
             describe: Returns what must be the same on all processes afterwards; None for what must stay so.
-            is_intermediate: Whether it is an event of an evaluation within a training epoch; passed only where it is.
+            **kwargs: Passed on.
         """
         with self.engine.agreement.together(describe):
             if hook is not None:
                 hook()
-            if is_intermediate:
-                self.call(event, is_intermediate=True)
-            else:
-                self.call(event)
+            self.call(event, **kwargs)
 
     # The beginning of a run
 
@@ -448,7 +446,7 @@ class Loop:
     def start_update(self) -> None:
         """Begin an update: give all processes the buffers of rank zero, such as statistics of batch norm."""
         self.engine.safe_points.leave()
-        if self.trainer.num_processes > 1 and _accelerate.broadcasts_buffers(self.engine.accelerator):
+        if self.engine.num_processes > 1 and _accelerate.broadcasts_buffers(self.engine.accelerator):
             for model in self.trainer.named_models().values():
                 distributed.broadcast_buffers(model)
 
@@ -481,7 +479,7 @@ class Loop:
             return self._stand_in(part) if self._has_stand_ins else None
         if self._keeps_batch:
             self.engine.last_batch = batch
-        self.call(TrainerCallback.on_train_step_start)
+        self.engine.call_event(self.trainer, TrainerCallback.on_train_step_start)
         return batch
 
     def _stand_in(self, part: MicroBatch) -> Any:
@@ -580,7 +578,7 @@ class Loop:
         Raises:
             StopTrainingError: A process requested a stop.
         """
-        if self.make_step(trained, at_once=self.engine.progress.starts_epoch):
+        if self.make_step(trained, at_once=self.engine.progress.samples_in_epoch == 0):
             self.finish_update()
         else:
             self.engine.means.end_step()
@@ -599,17 +597,13 @@ class Loop:
 
     def finish_update(self) -> None:
         """Call the event of an update, between two steps, where an evaluation may be interrupted."""
-        with self._between_steps():
-            self.call(TrainerCallback.on_optimizer_step_end, update=self.engine.progress.updates)
-        self.engine.means.end_step()
-
-    @contextmanager
-    def _between_steps(self) -> Generator[None]:
-        self.engine.safe_points.is_between_steps = True
+        engine = self.engine
+        engine.safe_points.is_between_steps = True
         try:
-            yield
+            engine.call_event(self.trainer, TrainerCallback.on_optimizer_step_end, update=engine.progress.updates)
         finally:
-            self.engine.safe_points.is_between_steps = False
+            engine.safe_points.is_between_steps = False
+        engine.means.end_step()
 
     # Evaluations
 
@@ -703,8 +697,10 @@ class Loop:
             report=lambda steps: self.call(TrainerCallback.on_train_steps_passed_over, steps=steps),
         )
         if phase is Phase.INTERMEDIATE_EVALUATION:
-            with self._between_steps():
-                try:
-                    trainer.run_evaluation_epoch(is_intermediate=True, eval_names=resumption.interrupted_sets(trainer))
-                except EvaluationInterrupted:
-                    self.reach(Phase.STEP)
+            self.engine.safe_points.is_between_steps = True
+            try:
+                trainer.run_evaluation_epoch(is_intermediate=True, eval_names=resumption.interrupted_sets(trainer))
+            except EvaluationInterrupted:
+                self.reach(Phase.STEP)
+            finally:
+                self.engine.safe_points.is_between_steps = False

@@ -291,8 +291,8 @@ class Trainer(
         self._engine.gradient_clip_norm = gradient_clip_norm
         self._loop.asked = asked
 
-        trained = Trained(self._accelerator)
-        with self._lifecycle.running("train", {"optimizer": trained}, asked.describe):
+        self._trained = Trained(self._engine.accelerator)
+        with self._lifecycle.running("train", {"optimizer": self._trained}, asked.describe):
             self._loop.find_state(asked)
             train_dl = self._engine.loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
@@ -300,7 +300,7 @@ class Trainer(
             self._loop.announce()
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
-            self._start(trained)
+            self._start_training_together()
             self.epoch_lengths = lengths_of_epochs(
                 self.train_dataloader, gradient_accumulation_steps, max_num_train_steps
             )
@@ -540,10 +540,11 @@ class Trainer(
         """Evaluate each batch of the loader, within a training run or alone, and perhaps within a training epoch."""
         loop, engine = self._loop, self._engine
         is_own_loader = valid_dl is self.eval_dataloader
+        within: dict[str, Any] = {}
+        if is_intermediate:
+            within = {"is_intermediate": True, "num_sets_to_come": loop.num_sets_to_come}
         with engine.safe_points.evaluating(), loop.evaluating(), torch.no_grad():
-            loop.call_together(
-                TrainerCallback.on_eval_epoch_start, self.eval_epoch_start, is_intermediate=is_intermediate
-            )
+            loop.call_together(TrainerCallback.on_eval_epoch_start, self.eval_epoch_start, **within)
             with engine.agreement.together():
                 # A callback may have limited the loader for this epoch.
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
@@ -554,7 +555,7 @@ class Trainer(
                     engine.safe_points.leave_evaluation_if_asked(self)
             loop.call_hook(self.eval_epoch_end)
             loop.record_means(engine.eval_sets.loss_name(is_training=is_training), count, requires_loss=True)
-            loop.call_together(TrainerCallback.on_eval_epoch_end, is_intermediate=is_intermediate)
+            loop.call_together(TrainerCallback.on_eval_epoch_end, **within)
 
     def _run_eval_step(self, batch: BatchT, step: int) -> None:
         if self.is_at_empty_batch:
@@ -575,14 +576,13 @@ class Trainer(
         self._engine.means.count_samples(output["batch_size"])
         self._engine.call_event(self, TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
-    def _start(self, trained: Trained) -> None:
+    def _start_training_together(self) -> None:
         """Let one exchange have the gradients of the model and of what is trained with it."""
-        model = self.get_model()  # a script that prepares the model itself may have wrapped it
-        self.model = model
-        trained.optimizers = self.named_optimizers()
-        trained.start({"model": model, **self._engine.added.trained(self.optimizer)})
+        self.model = self.get_model()  # a script that prepares the model itself may have wrapped it
+        self._trained.optimizers = self.named_optimizers()
+        self._trained.start({"model": self.model, **self._engine.added.trained(self.optimizer)})
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
-            trained.exchange_each_pass()
+            self._trained.exchange_each_pass()
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
@@ -605,7 +605,7 @@ class Trainer(
         phase = Phase.INTERMEDIATE_EVALUATION
         with recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""):
             for index, name in enumerate(names):
-                self._engine.eval_sets.num_to_come = len(names) - index - 1
+                self._loop.num_sets_to_come = len(names) - index - 1
                 with (
                     self._engine.safe_points.interruptible(phase, self, names[index:])
                     if is_intermediate

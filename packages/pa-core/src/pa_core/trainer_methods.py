@@ -44,6 +44,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     _create_optimizer_fn: Callable[[Any], Optimizer] | None
     _lifecycle: RunLifecycle
     _loop: Loop
+    _trained: Trained
 
     if TYPE_CHECKING:
 
@@ -134,7 +135,10 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
             BatchMismatchError: The batch, the model and the loss function do not fit together.
         """
-        return self._calculate_batch_loss(batch, "calculate_train_batch_loss")
+        output = default_step.calculate_batch_loss(
+            self.model, self.loss_func, batch, "calculate_train_batch_loss", self._engine.checked_steps
+        )
+        return cast("OutputT_co", output)
 
     def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
         """Calculate the evaluation loss of a batch; no gradients are recorded.
@@ -149,12 +153,9 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             ConfigurationError: As ``calculate_train_batch_loss``.
             BatchMismatchError: As ``calculate_train_batch_loss``.
         """
-        return self._calculate_batch_loss(batch, "calculate_eval_batch_loss")
-
-    def _calculate_batch_loss(self, batch: BatchT, method: str) -> OutputT_co:
-        """The default step, whose parts are checked in the first step of a run."""
-        checked = self._engine.checked_steps
-        output = default_step.calculate_batch_loss(self.model, self.loss_func, batch, method, checked)
+        output = default_step.calculate_batch_loss(
+            self.model, self.loss_func, batch, "calculate_eval_batch_loss", self._engine.checked_steps
+        )
         return cast("OutputT_co", output)
 
     def predict_batch(self, batch: BatchT) -> Any:
@@ -277,10 +278,6 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         input_checks.check_optimizer(model, optimizer)
         if getattr(self.optimizer_step, "__func__", None) is TrainerMethods.optimizer_step:
             input_checks.require_step_without_closure(optimizer)
-
-    @property
-    def _trained(self) -> Trained:
-        return self._engine.trained["optimizer"]
 
     # Predictions
 

@@ -105,7 +105,8 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
             "The metric to watch belongs to a single evaluation dataset, and this run has several with names: "
             f"watch_metric={metric_name!r}. Pass watch_metric={named[0]!r}."
         )
-    is_evaluated = trainer.eval_dataloader is not None or trainer._evaluates_in_script  # pyright: ignore[reportPrivateUsage]  # nobody else needs to know
+    # A custom loop evaluates itself, and nobody knows of it before.
+    is_evaluated = trainer.eval_dataloader is not None or hasattr(trainer, "evaluation_batches")
     if not is_evaluated and metric_name.removeprefix(INTERMEDIATE_PREFIX) == "eval_loss_epoch":
         raise ConfigurationError(
             f"The metric to watch is not recorded without an evaluation: watch_metric={metric_name!r} and no "

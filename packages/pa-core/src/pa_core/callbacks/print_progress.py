@@ -150,13 +150,15 @@ class PrintProgressCallback(RowDisplay):
         self._stop_training(trainer)
 
     @override
-    def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+    def on_eval_epoch_end(
+        self, trainer: AnyTrainer, *, is_intermediate: bool = False, num_sets_to_come: int = 0, **kwargs: Any
+    ) -> None:
         """Note the metrics, and print the row of an evaluation within the epoch, when all of its sets are evaluated."""
         self._table.take(trainer, lambda name: "train" not in name)
         if not is_intermediate:
             return
         self._table.is_within_epoch = True
-        if not trainer._eval_sets.num_to_come:  # pyright: ignore[reportPrivateUsage]  # nobody else needs to know
+        if num_sets_to_come == 0:
             self._print_row(trainer)
         self._training.start(trainer)
 

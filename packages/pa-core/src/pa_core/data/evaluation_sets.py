@@ -92,7 +92,6 @@ class EvaluationSets:
         data: What the loaders are made of, by the names of the sets, or None for a single dataset.
         name: The name of the set that is being evaluated or whose loader is being made, or of an evaluation in a custom
             training loop; None where there is none.
-        num_to_come: How many sets are evaluated after this one, within the same training epoch.
 
     Raises:
         ConfigurationError: The data cannot be evaluated, or the name of a set cannot be part of the name of a metric.
@@ -100,7 +99,6 @@ class EvaluationSets:
 
     def __init__(self, data: EvaluationData = None, argument: str = "", kwargs: dict[str, Any] | None = None) -> None:
         self.name: str | None = None
-        self.num_to_come = 0
         self.given: dict[str, EvaluationSet] = {}
         if isinstance(data, EvaluationSet):
             raise ConfigurationError(

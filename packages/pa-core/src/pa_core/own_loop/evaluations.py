@@ -81,11 +81,12 @@ class Evaluations(Generic[BatchT]):
             is_intermediate: Whether the training epoch continues afterwards.
         """
         loop, run, engine = self._loop, self._loop.trainer, self._loop.engine
+        within: dict[str, Any] = {"is_intermediate": True} if is_intermediate else {}
         prefix = f"{name}_" if name is not None else INTERMEDIATE_PREFIX if is_intermediate else ""
         with ExitStack() as self._open:
             for context in (recording_with_prefix(run.run_history, prefix), self._evaluating(name), torch.no_grad()):
                 self._open.enter_context(context)
-            loop.call_together(TrainerCallback.on_eval_epoch_start, is_intermediate=is_intermediate)
+            loop.call_together(TrainerCallback.on_eval_epoch_start, **within)
             loader = cast("SizedIterable", run.eval_dataloader)  # a callback may have limited it
             count = engine.loaders.count_batches(loader, "evaluation")
             keyed = innermost(loader)
@@ -103,7 +104,7 @@ class Evaluations(Generic[BatchT]):
                     yield keyed.fetch_for(last, rank=0)
             engine.agreement.stop_if_alone()
             loop.record_means("eval_loss_epoch" if name is None else "loss_epoch", count)
-            loop.call_together(TrainerCallback.on_eval_epoch_end, is_intermediate=is_intermediate)
+            loop.call_together(TrainerCallback.on_eval_epoch_end, **within)
 
     @contextmanager
     def _evaluating(self, name: str | None) -> Generator[None]:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import distributed
+from pa_core import checkpoint, distributed
 from pa_core.accumulation import forget_gradients
 from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
@@ -820,69 +820,10 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self.eval_dataloader = self._evaluations.loader(data, batch_size, name, self._create_eval_loader)
         yield from self._evaluations.batches(name, is_intermediate=self._update is not None)
 
-    # Checkpoints
-
     @override
-    def save_checkpoint(
-        self,
-        save_path: str | Path,
-        checkpoint_kwargs: dict[str, Any] | None = None,
-        save_optimizer: bool = True,
-        save_scheduler: bool = True,
-        save_per_node: bool = True,
-        *,
-        trainable_only: bool = False,
-    ) -> None:
-        """Write the weights to one file, with the optimizer and its scheduler if the run has one of each.
-
-        A training state has all of several optimizers.
-
-        Args:
-            save_path: The file, by convention ending in ``.pt``.
-            checkpoint_kwargs: Further entries: tensors, numbers, strings and containers of them.
-            save_optimizer: Whether the state of the one optimizer is included.
-            save_scheduler: Whether the state of its scheduler is included.
-            save_per_node: True writes once on each machine, False once in the whole run.
-            trainable_only: Whether parameters that are frozen are left out.
-
-        Raises:
-            ConfigurationError: Nothing is trainable, with ``trainable_only``.
-            CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
-        """
-        is_single = len(self._trained) == 1
-        super().save_checkpoint(
-            save_path,
-            checkpoint_kwargs,
-            save_optimizer=save_optimizer and is_single,
-            save_scheduler=save_scheduler and is_single,
-            save_per_node=save_per_node,
-            trainable_only=trainable_only,
-        )
-
-    @override
-    def load_checkpoint(
-        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
-    ) -> dict[str, Any]:
-        """Read a file that ``save_checkpoint`` wrote; every process must call this.
-
-        Args:
-            checkpoint_path: The file.
-            load_optimizer: Whether the state of the one optimizer is loaded.
-            load_scheduler: Whether the state of its scheduler is loaded, if the file has one.
-
-        Returns:
-            The whole content of the file, with its tensors on the CPU.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            CheckpointError: The file is damaged, or belongs to another model; nothing was loaded.
-        """
-        is_single = len(self._trained) == 1
-        return super().load_checkpoint(
-            checkpoint_path,
-            load_optimizer=load_optimizer and is_single,
-            load_scheduler=load_scheduler and is_single,
-        )
+    def _parts_of_checkpoint(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
+        is_single = len(self._trained) == 1  # a training state has all of several optimizers
+        return super()._parts_of_checkpoint(with_optimizers and is_single, with_schedulers and is_single)
 
     # Loaders
 
@@ -925,11 +866,6 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         return self._update
 
     # What a run refuses
-
-    @property
-    @override
-    def _evaluates_in_script(self) -> bool:
-        return True
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
