@@ -50,7 +50,7 @@ class Engine:
         sharding: As passed.
         loaders: Makes and splits loaders.
         safe_points: Saves training states.
-        added: The modules that are trained beside the model.
+        added: The modules that are trained with the model.
         eval_sets: What the run evaluates.
         losses: The losses of the epoch so far.
         means: What the steps of the epoch have logged.
@@ -200,7 +200,7 @@ class Engine:
 
     @contextmanager
     def separate_means(self) -> Generator[None]:
-        """Within the context, losses and logged values are those of something else, such as an evaluation."""
+        """Within the context, losses and logged values belong to something else, such as an evaluation."""
         losses, means = self.losses, self.means
         self.losses, self.means = LossTracker(), StepMeans()
         try:

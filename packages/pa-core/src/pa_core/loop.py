@@ -192,7 +192,7 @@ class Loop:
             dataset: The dataset.
             purpose: What the loader is for.
             defaults: Its arguments, which others override.
-            kwargs: The arguments that were asked for.
+            kwargs: The requested arguments.
             allows_empty_shares: Whether a process may have no sample in a step.
         """
         return self.engine.loaders.create(

@@ -466,7 +466,7 @@ class Trainer(
         loop.finish_training(self.train_epoch_end, requires_loss=True)
 
     def _run_train_step(self, batch: BatchT, part: MicroBatch) -> None:
-        """Calculate the loss of one batch, and add its gradients to those of its update."""
+        """Calculate the loss of one batch, and add its gradients to the gradients of its update."""
         accumulation = self._trained.accumulation
         with self._trained.in_batch(part):
             loss = self._forward(batch, part)
