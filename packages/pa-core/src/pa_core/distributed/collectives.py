@@ -20,8 +20,7 @@ from typing_extensions import override
 from pa_core import _accelerate
 from pa_core.distributed.padding import remove_padding
 from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
-from pa_core.module_tensors import buffers_of_module, parameters_of_module
-from pa_core.sharded_tensors import is_sharded, reshard
+from pa_core.model_tensors import buffers_of_module, is_sharded, parameters_of_module, reshard
 from pa_core.types import TensorsT
 
 __all__ = [
