@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pa_callbacks_extra import ConvertSyncBatchNormCallback, ModelEmaCallback
 from pa_core import AnyTrainer, Run, StepBasedEvaluationCallback, StopTrainingError, Trainer, TrainerCallback
-from pa_core.sharded_tensors import whole_tensor
+from pa_core.model_tensors import whole_tensor
 from pa_core.testing import TinyClassifier, make_classification
 from tests.launching import Launch
 
@@ -337,7 +337,7 @@ import torch
 from torch import nn
 from pa_callbacks_extra import ConvertSyncBatchNormCallback
 from pa_core import Trainer
-from pa_core.sharded_tensors import whole_tensor
+from pa_core.model_tensors import whole_tensor
 from pa_core.testing import TinyClassifier, make_classification
 
 dtypes = set()

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import BatchOutput, BatchOutputError, Trainer
-from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.data import epoch_order
+from pa_core.trained import Accumulation, MicroBatch
 from tests.support.models import weights_of
 
 LENGTH = 6

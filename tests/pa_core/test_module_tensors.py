@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pa_core.module_tensors import buffers_of_module, parameters_of_module
+from pa_core.model_tensors import buffers_of_module, parameters_of_module
 
 
 def _tied() -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pa_core.optimizer_parameters import parameters_of
+from pa_core.model_tensors import parameters_of
 
 
 def test_parameters_come_in_the_order_of_the_groups_also_those_that_were_added_later() -> None:

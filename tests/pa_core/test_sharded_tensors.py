@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pa_core.sharded_tensors import (
+from pa_core.model_tensors import (
     is_sharded,
     is_sharded_module,
     local_piece,

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pa_checkpoint._checkpoint import DOCUMENTS
-from pa_checkpoint._digested_file import DigestingWriter
 from pa_checkpoint._encoding import JsonScalar
+from pa_checkpoint._files import DigestingWriter
 from pa_checkpoint._manifest import MANIFEST, FileEntry, manifest_text
 from pa_checkpoint._tensor_file import DTYPE_NAMES, write_tensors
 

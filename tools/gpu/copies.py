@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from pa_data._device import prefetched
+from pa_data._fetching import prefetched
 from tools.gpu.figures import NEEDS_CUDA, not_measured, publish
 from tools.gpu.setting import Setting
 from tools.gpu.window import synchronize

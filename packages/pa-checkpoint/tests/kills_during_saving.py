@@ -29,9 +29,9 @@ from typing import Any
 import torch
 
 from pa_checkpoint import Folder, load
-from pa_checkpoint._background import BackgroundWriter, HostPool
 from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import JsonScalar, encode
+from pa_checkpoint._writer import BackgroundWriter, HostPool
 
 RUN = "killed"
 PHASES = ("before the first save", "between", "writing", "fsync", "rename", "removal")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pa_checkpoint import CheckpointError
-from pa_checkpoint._background import BackgroundWriter
+from pa_checkpoint._writer import BackgroundWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,7 +127,7 @@ def test_the_end_of_the_program_waits_for_the_write(launch: Launch, tmp_path: Pa
     script = """
 import sys, time
 import torch
-from pa_checkpoint._background import BackgroundWriter
+from pa_checkpoint._writer import BackgroundWriter
 from pa_checkpoint._checkpoint import write_checkpoint
 
 def write():

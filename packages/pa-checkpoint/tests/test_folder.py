@@ -16,7 +16,7 @@ from pa_checkpoint import CheckpointInfo, Folder, load
 from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, InvalidArgumentError
-from pa_checkpoint._staging import used
+from pa_checkpoint._files import used
 
 
 def _write(path: Path, sequence: int, update: int, run: str = "first") -> Path:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pa_checkpoint import CheckpointError, FolderInUseError
-from pa_checkpoint import _folder_lock as folder_lock
-from pa_checkpoint._folder_lock import LOCK, OWNER, FolderLock
+from pa_checkpoint import _folder as folder_lock
+from pa_checkpoint._folder import LOCK, OWNER, FolderLock
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pa_checkpoint._background import HostPool
 from pa_checkpoint._encoding import Encoded, decode, encode
+from pa_checkpoint._writer import HostPool
 
 
 def _encoded(**values: object) -> dict[str, Encoded]:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pa_checkpoint import CheckpointError
-from pa_checkpoint._background import HostPool
 from pa_checkpoint._encoding import encode
 from pa_checkpoint._torch import local_piece
+from pa_checkpoint._writer import HostPool
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 

@@ -18,8 +18,7 @@ from pa_checkpoint import _remote_folder as state_store
 from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._manifest import manifest_text, read_manifest
-from pa_checkpoint._object_store import ObjectStore, ObjectStoreError
-from pa_checkpoint._remote_folder import RemoteFolder
+from pa_checkpoint._remote_folder import ObjectStore, ObjectStoreError, RemoteFolder
 from tests.support.faulty_store import KINDS, Faults, fault_rates, store_url, use_faults
 
 
@@ -33,7 +32,7 @@ def faults() -> Iterator[Faults]:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails is tried again at once."""
-    monkeypatch.setattr("pa_checkpoint._object_store.PAUSES", (0.0,) * 8)
+    monkeypatch.setattr("pa_checkpoint._remote_folder.PAUSES", (0.0,) * 8)
 
 
 def save(folder: Path, update: int, run: str = "first", trained: float | None = None) -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from pa_data import move_to_device
-from pa_data._device import pin_memory
+from pa_data._fetching import pin_memory
 
 META = torch.device("meta")
 

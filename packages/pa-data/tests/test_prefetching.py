@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from pa_data import KeyedDataLoader
-from pa_data._device import prefetched
+from pa_data._fetching import prefetched
 
 
 class StandIn:

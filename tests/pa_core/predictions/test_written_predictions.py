@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_checkpoint import _folder_lock as folder_lock
+from pa_checkpoint import _folder as folder_lock
 from pa_core import (
     AnyTrainer,
     BatchOutputError,

@@ -25,7 +25,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from pa_core.sharded_tensors import is_sharded
+from pa_core.model_tensors import is_sharded
 from tests.pa_core.sharding.test_meta_weights import MakesItsWeights, on_meta
 from tests.pa_core.sharding.test_shard_model import accelerator_with, sharding
 from tests.support.sharded_models import sentences, tiny_transformer, whole_weights

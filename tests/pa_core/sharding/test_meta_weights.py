@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import ConfigurationError, Trainer
-from pa_core.sharded_tensors import is_sharded
+from pa_core.model_tensors import is_sharded
 from tests.pa_core.sharding.test_shard_model import sharding
 from tests.support.sharded_models import TinyTransformer, sentences, tiny_transformer, whole_weights
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import ArgumentTypeError, ConfigurationError, Run, Trainer, UnsupportedConfigurationError
-from pa_core.sharded_tensors import is_sharded, is_unit
+from pa_core.model_tensors import is_sharded, is_unit
 from tests.cells import forget_accelerate_state
 from tests.support.loops import updates_of
 from tests.support.sharded_models import Block, TinyTransformer, sentences, tiny_transformer, whole_weights

@@ -26,7 +26,7 @@ from pa_core import (
     UnsupportedConfigurationError,
     gather_objects,
 )
-from pa_core.sharded_tensors import is_sharded
+from pa_core.model_tensors import is_sharded
 from tests.support.loops import updates_of
 from tests.support.sharded_models import (
     LENGTH,

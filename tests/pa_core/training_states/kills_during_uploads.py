@@ -29,7 +29,7 @@ import torch
 import torch._dynamo  # pyright: ignore[reportUnusedImport]  # as above
 from typing_extensions import override
 
-from pa_checkpoint import _object_store as object_store
+from pa_checkpoint import _remote_folder as object_store
 from pa_checkpoint._remote_folder import RemoteCheckpoint, RemoteFolder
 from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainerCallback
 from pa_core.storage import StateFolder

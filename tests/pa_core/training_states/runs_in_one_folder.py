@@ -28,12 +28,12 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from pa_checkpoint import _folder as folder_lock
 from pa_checkpoint import _folder as state_folder
-from pa_checkpoint import _folder_lock as folder_lock
 from pa_checkpoint import _writer as checkpoint_writer
 from pa_checkpoint._checkpoint import write_checkpoint
+from pa_checkpoint._files import discard
 from pa_checkpoint._manifest import read_manifest
-from pa_checkpoint._staging import discard
 from pa_core import AnyTrainer, CheckpointError, FolderInUseError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.storage import StateFolder, newest_valid
 from pa_core.testing import TinyClassifier, make_classification

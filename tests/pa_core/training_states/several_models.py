@@ -13,13 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import TensorDataset
 
 from pa_core import InMemoryRunHistory, TrainerRunConfig
-from pa_core.accumulation import Accumulation
 from pa_core.callbacks import CallbackHandler
 from pa_core.data import KeyedDataLoader
 from pa_core.distributed.agreement import Agreement
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.progress import Phase, Progress
 from pa_core.tracking import LossTracker, StepMeans
+from pa_core.trained import Accumulation
 from pa_core.training_state import Resumption, RunParts, SafePoints, StateRequest
 from pa_core.training_state.asked_settings import begin_run
 from pa_core.types import SizedIterable

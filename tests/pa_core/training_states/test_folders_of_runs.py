@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from pa_checkpoint import FolderLock
-from pa_checkpoint import _folder_lock as folder_lock
+from pa_checkpoint import _folder as folder_lock
 from pa_core import (
     AnyTrainer,
     CheckpointError,

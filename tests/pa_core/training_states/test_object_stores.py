@@ -16,7 +16,7 @@ import torch
 from typing_extensions import override
 
 from pa_checkpoint import RemoteFolder
-from pa_checkpoint._object_store import ObjectStore, ObjectStoreError
+from pa_checkpoint._remote_folder import ObjectStore, ObjectStoreError
 from pa_core import (
     AnyTrainer,
     CheckpointError,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
     """What goes wrong in the stores of a test: nothing, unless it says so; what fails is tried again at once."""
-    monkeypatch.setattr("pa_checkpoint._object_store.PAUSES", (0.0,) * 3)
+    monkeypatch.setattr("pa_checkpoint._remote_folder.PAUSES", (0.0,) * 3)
     yield use_faults(Faults())
     use_faults(Faults())
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, CheckpointError, Trainer, TrainerCallback
-from pa_core.sharded_tensors import is_sharded
+from pa_core.model_tensors import is_sharded
 from pa_core.training_state import find_saved_run
 from tests.pa_core.training_states.small_runs import make_trainer, train
 from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from pa_checkpoint._manifest import read_manifest
 from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
-from pa_core.sharded_tensors import whole_tensor
+from pa_core.model_tensors import whole_tensor
 from pa_core.storage import StateFolder, read_state
 from tests.support.disks import full_disk
 from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights

@@ -5,12 +5,10 @@ Public are the names in ``__all__`` of ``pa_checkpoint``.
 
 from __future__ import annotations
 
-from pa_checkpoint._atomic_file import atomic_write
-from pa_checkpoint._checkpoint import Checkpoint, load
+from pa_checkpoint._checkpoint import Checkpoint, Messages, load
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, FolderInUseError
-from pa_checkpoint._folder import CheckpointInfo, Folder, Skipped
-from pa_checkpoint._folder_lock import FolderLock
-from pa_checkpoint._messages import Messages
+from pa_checkpoint._files import atomic_write
+from pa_checkpoint._folder import CheckpointInfo, Folder, FolderLock, Skipped
 from pa_checkpoint._remote_folder import RemoteFolder
 from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_checkpoint._writer import Writer, save

@@ -1,29 +1,34 @@
-"""One checkpoint: a directory that is either whole or absent."""
+"""One checkpoint on disk, written by one process or by several together."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 from typing_extensions import TypeVar
 
-from pa_checkpoint._digested_file import DigestingReader, DigestingWriter
 from pa_checkpoint._encoding import Encoded, JsonScalar, JsonValue, decode, encode
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, damage
+from pa_checkpoint._files import DigestingReader, DigestingWriter, find, located, publish, staged
 from pa_checkpoint._manifest import (
     FIRST_VERSION,
     LAST_VERSION,
     MANIFEST,
     FileEntry,
+    LinkableFiles,
     Manifest,
     check_summary,
     has_manifest,
@@ -31,25 +36,329 @@ from pa_checkpoint._manifest import (
     read_manifest,
 )
 from pa_checkpoint._piece_file import PieceFile, is_piece_file
-from pa_checkpoint._piece_places import document_with_places, entries_of_pieces
-from pa_checkpoint._pieces import file_of_pieces
-from pa_checkpoint._sharded_tensor import StoredTensor
-from pa_checkpoint._shared_write import ShareOfFirst
-from pa_checkpoint._staging import find, located, publish, staged
-from pa_checkpoint._tensor_file import read_tensors, write_tensors
-from pa_checkpoint._unchanged import LinkableFiles
+from pa_checkpoint._sharded_tensor import StoredTensor, file_of_pieces
+from pa_checkpoint._tensor_file import DTYPES, TensorEntry, read_header, read_tensors, write_tensors
+from pa_checkpoint._torch import store_of_processes
 
 __all__ = [
     "CONSTANT",
     "DOCUMENTS",
     "TENSORS",
     "Checkpoint",
+    "EntriesOfPieces",
+    "Messages",
+    "MessagesInStore",
+    "Nobody",
+    "ShareOfFirst",
+    "ShareOfOther",
     "check_files",
+    "document_with_places",
+    "entries_of_pieces",
     "is_checkpoint",
     "load",
+    "several_processes",
     "write_checkpoint",
     "write_pieces",
 ]
+
+
+class Messages(Protocol):
+    """What the processes tell each other of one checkpoint, without waiting for each other in the main thread.
+
+    ``Writer`` uses the store of ``torch.distributed``. Give it others to notice sooner that a process is gone.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        ...
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes there are."""
+        ...
+
+    def post(self, key: str, message: str) -> None:
+        """Leave a message for the others."""
+        ...
+
+    def wait_for(self, key: str, rank: int) -> str:
+        """Return a message once the process of that rank has left it."""
+        ...
+
+    def remove(self, key: str) -> None:
+        """Remove a message that everybody has read."""
+        ...
+
+
+class Nobody:
+    """The messages of a process that writes by itself."""
+
+    rank: int = 0
+    num_processes: int = 1
+
+    def post(self, key: str, message: str) -> None:
+        """Tell nobody."""
+
+    def wait_for(self, key: str, rank: int) -> str:
+        """Return what nobody says."""
+        raise LookupError(key, rank)
+
+    def remove(self, key: str) -> None:
+        """Leave everything as it is."""
+
+
+class MessagesInStore:
+    """Messages in the store by which the processes have found each other.
+
+    Every process makes as many as the others, in the same order.
+    """
+
+    def __init__(self) -> None:
+        self.rank: int = dist.get_rank()
+        self.num_processes: int = dist.get_world_size()
+        # A connection of its own: other threads may be waiting in theirs.
+        shared: Any = store_of_processes()
+        self._store = PrefixStore(f"pa_checkpoint/{next(_numbers)}", shared.clone())
+
+    def post(self, key: str, message: str) -> None:
+        """Leave a message for the others."""
+        self._store.set(key, message)
+
+    def wait_for(self, key: str, rank: int) -> str:
+        """Return a message once it is there."""
+        return self._store.get(key).decode()
+
+    def remove(self, key: str) -> None:
+        """Remove a message that everybody has read."""
+        self._store.delete_key(key)
+
+
+_numbers = itertools.count(1)
+
+
+def several_processes() -> bool:
+    """Whether there are other processes."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+_FOLDER, _OUTCOME = "folder", "outcome"
+
+
+class ShareOfFirst:
+    """What the first process does for a checkpoint, or the only one that writes it.
+
+    Args:
+        messages: Those about this checkpoint; None for a process that is alone.
+    """
+
+    rank: int = 0
+
+    def __init__(self, messages: Messages | None = None) -> None:
+        self._messages = Nobody() if messages is None else messages
+        self._others = list(range(1, self._messages.num_processes))
+        self._is_announced = False
+
+    @contextmanager
+    def telling_outcome(self) -> Generator[None]:
+        """The context in which the checkpoint is written; the others learn how it ends."""
+        outcome: dict[str, str] = _problem(_NOT_WRITTEN)
+        try:
+            yield
+            outcome = {}
+        except Exception as error:
+            outcome = _problem(error)
+            raise
+        finally:
+            with suppress(RuntimeError):  # whoever passes on the messages is gone
+                self._announce("")
+                self._messages.post(_OUTCOME, json.dumps(outcome))
+
+    @contextmanager
+    def in_folder(self, folder: Path) -> Generator[None]:
+        """The context in which all processes write to a folder, and after which none does.
+
+        Args:
+            folder: The folder.
+        """
+        self._announce(folder.name)
+        try:
+            yield
+        except Exception:
+            while self._others:  # nobody may write any more when the folder is removed
+                with suppress(RuntimeError):
+                    self._next_receipt()
+            raise
+
+    def files_of_others(self, folder: Path) -> dict[str, FileEntry]:
+        """Wait for the other processes, and return the sizes and digests of what they have written.
+
+        Args:
+            folder: The folder, as this process sees it.
+
+        Raises:
+            CheckpointError: One of them could not write its files, or wrote them to another disk.
+            RuntimeError: One of them is gone.
+        """
+        files: dict[str, FileEntry] = {}
+        while self._others:
+            rank = self._others[0]
+            written = self._next_receipt()
+            for name, entry in written.items():
+                _require_visible(folder / name, entry, rank)
+            files |= written
+        return files
+
+    def _announce(self, folder: str) -> None:
+        if not self._is_announced:
+            self._is_announced = True
+            self._messages.post(_FOLDER, folder)
+
+    def _next_receipt(self) -> dict[str, FileEntry]:
+        rank = self._others.pop(0)
+        receipt: dict[str, Any] = json.loads(self._messages.wait_for(_receipt(rank), rank))
+        self._messages.remove(_receipt(rank))
+        if "problem" in receipt:
+            raise CheckpointError(**{**receipt, "given": f"rank {rank}: {receipt['given']}"})
+        return {name: FileEntry(*entry) for name, entry in receipt["files"].items()}
+
+
+class ShareOfOther:
+    """What each other process does for a checkpoint that several write.
+
+    Args:
+        messages: Those about this checkpoint.
+    """
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self._messages.rank
+
+    def write(self, directory: Path, write_files: Callable[[Path], dict[str, FileEntry]]) -> None:
+        """Write the files of this process, hand in the receipt, and return when the checkpoint is there.
+
+        Args:
+            directory: Where the checkpoint will be.
+            write_files: Writes them to a folder, and returns their sizes and digests.
+
+        Raises:
+            CheckpointError: They cannot be written, or another process could not do its part.
+            RuntimeError: The first process is gone.
+        """
+        name = self._messages.wait_for(_FOLDER, 0)
+        problem: CheckpointError | None = None
+        if name:
+            try:
+                self._write(Path(os.path.realpath(directory)).parent / name, write_files)
+            except CheckpointError as error:
+                problem = error
+        outcome: dict[str, str] = json.loads(self._messages.wait_for(_OUTCOME, 0))
+        if outcome:  # the same on all processes
+            raise CheckpointError(**outcome) from problem
+
+    def _write(self, folder: Path, write_files: Callable[[Path], dict[str, FileEntry]]) -> None:
+        receipt: dict[str, Any] = _problem(_NOT_WRITTEN)
+        try:
+            if not folder.is_dir():
+                raise _not_shared(folder, "the first process has made it, and it is not there")
+            files = write_files(folder)
+            receipt = {"files": {name: (entry.bytes, entry.sha256) for name, entry in files.items()}}
+        except CheckpointError as error:
+            receipt = _problem(error)
+            raise
+        finally:
+            self._messages.post(_receipt(self.rank), json.dumps(receipt))
+
+
+def _problem(error: Exception) -> dict[str, str]:
+    """What the processes tell each other of an error."""
+    if not isinstance(error, CheckpointError):
+        found = f"{type(error).__name__}: {error}"
+        error = CheckpointError(_NOT_WRITTEN.problem, found, _NOT_WRITTEN.expected, _NOT_WRITTEN.do)
+    return {"problem": error.problem, "given": error.given, "expected": error.expected, "do": error.do}
+
+
+def _receipt(rank: int) -> str:
+    return f"receipt/{rank}"
+
+
+_NOT_WRITTEN = CheckpointError(
+    "A process did not finish its part of the checkpoint; nothing that was there before is lost.",
+    given="interrupted while it wrote",
+    do="See what that process printed last.",
+)
+
+
+def _require_visible(path: Path, entry: FileEntry, rank: int) -> None:
+    if not path.is_file() or path.stat().st_size != entry.bytes:
+        raise _not_shared(path, f"rank {rank} has written {entry.bytes} bytes, which are not there")
+
+
+def _not_shared(path: Path, found: str) -> CheckpointError:
+    return CheckpointError(
+        "The processes do not see the same folder of checkpoints.",
+        given=f"{path}: {found}",
+        do="Save to a file system that all machines share, under the same path on each.",
+    )
+
+
+EntriesOfPieces = Mapping[str, Mapping[str, TensorEntry]]
+"""By the names of the files with pieces, what is in them."""
+
+
+def entries_of_pieces(folder: Path, files: Iterable[str]) -> EntriesOfPieces:
+    """Return what the files with pieces say of them.
+
+    Args:
+        folder: Where the files are.
+        files: The names of all files that were written to the folder.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    entries: dict[str, Mapping[str, TensorEntry]] = {}
+    for name in filter(is_piece_file, files):
+        with (folder / name).open("rb") as file:
+            entries[name] = read_header(DigestingReader(file, verify=False), (folder / name).stat().st_size).entries
+    return entries
+
+
+def document_with_places(document: JsonValue, entries: EntriesOfPieces) -> JsonValue:
+    """Return the document of a part with the files in which its pieces are: of what changes, or of what is linked.
+
+    Args:
+        document: As ``encode`` made it on this process.
+        entries: What the processes have written.
+
+    Raises:
+        CheckpointError: The files do not have the pieces that this process expects of the others.
+    """
+    if isinstance(document, list):
+        return [document_with_places(item, entries) for item in document]
+    if not isinstance(document, dict):
+        return document
+    if "$sharded" not in document:
+        return {key: document_with_places(item, entries) for key, item in document.items()}
+    tensor: dict[str, Any] = document
+    return {**tensor, "pieces": [{**one, "file": _file_of(one, tensor, entries)} for one in tensor["pieces"]]}
+
+
+def _file_of(piece: Mapping[str, Any], tensor: Mapping[str, Any], entries: EntriesOfPieces) -> str:
+    expected: str = piece["file"]
+    for file in (expected, expected.replace(".", ".constant.", 1)):
+        entry = entries.get(file, {}).get(tensor["$sharded"])
+        if entry is not None and (entry.shape, entry.dtype) == (piece["shape"], DTYPES[tensor["dtype"]]):
+            return file
+    raise CheckpointError(
+        "The processes do not have the same sharded tensors, so together they do not make a checkpoint.",
+        given=f"in {expected}, no piece of {tensor['$sharded']} such as rank 0 expects",
+        do="Make the model, the optimizer and what is registered to be saved the same on each process.",
+    )
+
 
 DOCUMENTS = "state.json"
 TENSORS = ".safetensors"

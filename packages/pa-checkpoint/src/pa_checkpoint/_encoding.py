@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from pa_checkpoint._errors import CheckpointError
 from pa_checkpoint._piece_file import PieceFile
-from pa_checkpoint._pieces import PieceLayout, ShardedPiece, UnknownLayoutError
-from pa_checkpoint._sharded_tensor import StoredPiece, StoredTensor
-from pa_checkpoint._tensor_file import DTYPES
-from pa_checkpoint._tensor_memory import (
+from pa_checkpoint._sharded_tensor import PieceLayout, ShardedPiece, StoredPiece, StoredTensor, UnknownLayoutError
+from pa_checkpoint._tensor_file import (
+    DTYPES,
     is_storable,
     memory_of,
     memory_of_piece,

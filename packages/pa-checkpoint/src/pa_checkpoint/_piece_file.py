@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pa_checkpoint._digested_file import DigestingReader
 from pa_checkpoint._errors import damage
+from pa_checkpoint._files import DigestingReader
 from pa_checkpoint._tensor_file import Header, TensorEntry, read_header
 
 __all__ = ["FilePiece", "PieceFile", "is_piece_file"]

@@ -27,12 +27,8 @@ from pa_core.callbacks import (
 )
 from pa_core.data import DataLoaderSlice, EvaluationSet, KeyedDataLoader
 from pa_core.distributed import gather_objects
-from pa_core.distributed.processes import (
-    local_process_zero_first,
-    local_process_zero_only,
-    notebook_launcher,
-    world_process_zero_only,
-)
+from pa_core.distributed.launch import notebook_launcher
+from pa_core.distributed.processes import local_process_zero_first, local_process_zero_only, world_process_zero_only
 from pa_core.errors import (
     ArgumentTypeError,
     BatchMismatchError,
@@ -54,6 +50,7 @@ from pa_core.errors import (
     UnsupportedConfigurationError,
 )
 from pa_core.model_description import describe_model
+from pa_core.model_tensors import unwrap_model
 from pa_core.own_loop import Run, Update
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig
@@ -62,7 +59,6 @@ from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, RunC
 from pa_core.tracking.plot import plot_run_history
 from pa_core.trainer import Trainer
 from pa_core.types import BatchOutput, SchedulerLike, SizedIterable, StatefulScheduler, SupportsStateDict
-from pa_core.unwrapping import unwrap_model
 
 __all__ = [
     "DEFAULT_CALLBACKS",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core.errors import NonFiniteLossError, UnsupportedConfigurationError
-from pa_core.unwrapping import compiled_from
+from pa_core.model_tensors import compiled_from
 
 __all__ = [
     "OTHER_ENGINES",

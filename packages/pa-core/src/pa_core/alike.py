@@ -23,10 +23,9 @@ from pa_core import _accelerate
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed, length_of
 from pa_core.data.given_data import GivenData
 from pa_core.data.split_sampler import split_sampler
-from pa_core.module_tensors import parameters_of_module
+from pa_core.model_tensors import is_sharded, parameters_of_module
 from pa_core.placeholders import PlaceholderExpression
-from pa_core.sharded_tensors import is_sharded
-from pa_core.training_state.optimizer_state import hyperparameters
+from pa_core.training_state.model_state import hyperparameters
 from pa_data import count_samples
 from pa_data.orders import has_plain_order
 

@@ -38,7 +38,6 @@ from typing_extensions import TypeVar, override
 
 from pa_core import _accelerate, checkpoint, compatibility, distributed, input_checks, training_state
 from pa_core._tqdm import bars_hidden
-from pa_core.added_modules import AddedModule
 from pa_core.callback_checks import (
     implements,
     is_surely_a_typo,
@@ -52,14 +51,15 @@ from pa_core.checkpoint import save_safetensors
 from pa_core.checkpoint_loading import load_checkpoint_into
 from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.distributed import processes
-from pa_core.distributed.failures import showing_errors_once
 from pa_core.distributed.hang_detector import HangDetector
+from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.extra_models import AddedModule
 from pa_core.model_description import describe_model
+from pa_core.model_tensors import is_sharded_module, unwrap_model
 from pa_core.run_config import TrainerRunConfig
-from pa_core.sharded_tensors import is_sharded_module
 from pa_core.sharding.settings import read_settings
 from pa_core.state_dicts import missing_methods
 from pa_core.subclasses import check_subclass
@@ -74,7 +74,6 @@ from pa_core.types import (
     SupportsStateDict,
     TensorsT,
 )
-from pa_core.unwrapping import unwrap_model
 from pa_core.user_warnings import warn_user, write_or_warn
 
 __all__ = ["EVENT_NAMES", "AnyTrainer", "CallbackHandler", "CallbackLike", "TrainerCallback"]

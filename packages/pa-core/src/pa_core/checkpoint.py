@@ -24,7 +24,7 @@ from typing_extensions import TypeIs
 from pa_checkpoint import CheckpointInfo
 from pa_core import _accelerate
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
-from pa_core.sharded_tensors import is_sharded_module
+from pa_core.model_tensors import is_sharded_module
 from pa_core.sharding.gathering import gather_state
 from pa_core.sharding.weight_export import WeightExport
 from pa_core.state_dicts import without_frozen

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pa_core import _accelerate, accelerator_settings
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.input_checks import check_precision_and_device
-from pa_core.sharded_tensors import is_sharded_module
+from pa_core.model_tensors import is_sharded_module
 
 __all__ = ["create_accelerator", "require_usable", "require_usable_model", "require_whole_model"]
 

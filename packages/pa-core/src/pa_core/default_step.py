@@ -1,22 +1,383 @@
-"""The step of a trainer that overrides none: inputs and targets of a batch, or a model that returns its own loss."""
+"""The default step, what is checked of the output of any step, and what is said of a step that fails."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+import numbers
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import dropwhile
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from pa_core.batch_mismatches import describe_failed_loss, require_pairs
 from pa_core.batch_structure import count_samples, lists_of_numbers
-from pa_core.errors import ConfigurationError
+from pa_core.errors import BatchMismatchError, BatchOutputError, ConfigurationError, is_explained
+from pa_core.model_tensors import unwrap_model
 from pa_core.types import LossFunction
-from pa_core.unwrapping import unwrap_model
 from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
 
-__all__ = ["calculate_batch_loss", "forward_takes"]
+__all__ = [
+    "calculate_batch_loss",
+    "check_step_output",
+    "count_items",
+    "describe_failed_loss",
+    "forward_takes",
+    "name_step",
+    "no_sample_counted",
+    "require_count",
+    "require_pairs",
+    "unusable_kind",
+]
+
+_CLASSES = 1
+_PROBABILITIES = {"bce", "binarycrossentropy"}
+_ELEMENTWISE = {
+    *(*_PROBABILITIES, "bcewithlogits", "binarycrossentropywithlogits", "huber", "kldiv", "l1", "mse", "poissonnll"),
+    *("smoothl1", "softmargin"),
+}
+
+
+def require_pairs(loss_func: object, outputs: object, targets: object) -> None:
+    """Raise an error where torch would compute a wrong loss, or fail with it in the backward pass.
+
+    It looks at shapes and dtypes alone, and waits for no accelerator.
+
+    Raises:
+        BatchMismatchError: The outputs and the targets do not fit the loss function, which is one of torch's.
+    """
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+        return
+    kind, of_dtype = _kind(loss_func), ""
+    if kind == "crossentropy" and outputs.dim() > _CLASSES and outputs.shape[_CLASSES] == 1:
+        expected = "an output for each class, two at least: the loss of a single one is always 0"
+        do = "Use nn.BCEWithLogitsLoss() with targets of dtype float32 and the shape of the outputs."
+    elif kind in _ELEMENTWISE and _without_leading_ones(outputs) != _without_leading_ones(targets):
+        expected = "outputs and targets of the same shape, which are compared element by element"
+        do = _advise_on_shapes(outputs, targets)
+    elif kind == "huber" and outputs.dtype is not targets.dtype:
+        # Other losses convert the targets; this one leaves that to its backward pass, which does not.
+        of_dtype = f" and dtype {targets.dtype}"
+        expected = f"targets of dtype {outputs.dtype}, as the outputs"
+        do = f"Convert the targets: targets.to({outputs.dtype})."
+    else:
+        return
+    raise BatchMismatchError(
+        "The model's outputs and the targets do not fit the loss function.",
+        given=f"outputs of shape {tuple(outputs.shape)}, targets of shape {tuple(targets.shape)}{of_dtype}",
+        expected=expected,
+        do=do,
+    )
+
+
+def describe_failed_loss(error: Exception, loss_func: object, outputs: object, targets: object) -> Iterator[str]:
+    """Iterate over notes on a loss function that raised an error: what it was called with, and what it takes.
+
+    Args:
+        error: What it raised.
+        loss_func: The loss function.
+        outputs: What the model returned.
+        targets: What the outputs were to be compared with.
+    """
+    yield f"The model returned {describe_batch(outputs)}; the targets are {describe_batch(targets)}."
+    kind = _kind(loss_func)
+    if kind and not isinstance(outputs, Tensor):
+        yield (
+            "The loss function takes tensors: pass a function that takes them from the outputs, for example "
+            "loss_func=lambda outputs, targets: your_loss(outputs[0], targets)."
+        )
+    elif "device" in str(error):
+        yield "MoveModulesToDeviceCallback, one of the default callbacks, moves the weights of a loss function."
+    elif kind in {"crossentropy", "nll"}:
+        yield (
+            "The loss function takes outputs of shape (samples, classes, ...), and as targets the indices of classes, "
+            "from 0 to classes - 1 (or ignore_index), without the second dimension: targets.squeeze(1).long(). Targets "
+            "that are probabilities have the shape and the dtype of the outputs: targets.float()."
+        )
+    elif kind in _ELEMENTWISE:
+        yield (
+            "The loss function takes targets of the shape and the dtype of the outputs, as from targets.unsqueeze(1) "
+            "or targets.float(). In a model, squeeze() takes away the dimension of a single sample too: use "
+            "squeeze(1)."
+        )
+    if kind in _PROBABILITIES:
+        yield "Outputs and targets are from 0 to 1: nn.BCEWithLogitsLoss() applies the sigmoid to the outputs itself."
+
+
+def _advise_on_shapes(outputs: Tensor, targets: Tensor) -> str:
+    of_outputs, of_targets = tuple(outputs.shape), tuple(targets.shape)
+    if of_outputs == (*of_targets, 1):
+        return f"Add the last dimension to the targets: targets.unsqueeze({len(of_targets)})."
+    if of_targets == (*of_outputs, 1):
+        return f"Take the last dimension from the targets: targets.squeeze({len(of_outputs)})."
+    return f"Let the model return outputs of shape {of_targets}: its last layer decides how many a sample has."
+
+
+def _without_leading_ones(tensor: Tensor) -> tuple[int, ...]:
+    """Broadcasting may only add dimensions, as to a batch of one sample that the model has squeezed."""
+    return tuple(dropwhile(lambda size: size == 1, tensor.shape))
+
+
+def _kind(loss_func: object) -> str:
+    """The name of one of torch's losses, such as "mse" of MSELoss and mse_loss; a class derived from it has none."""
+    is_class = type(loss_func).__module__ == nn.modules.loss.__name__
+    name = type(loss_func).__name__ if is_class else str(getattr(loss_func, "__name__", ""))
+    if not is_class and getattr(functional, name or "_", None) is not loss_func:
+        return ""
+    return name.lower().replace("_", "").removesuffix("loss")
+
+
+_BUILT_IN = {"builtins", "torch"}
+_Convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def name_step(error: Exception, step: str, batch: object, model: nn.Module) -> None:
+    """Add the step, the structure of its batch and the layer to an error that is about to leave the step.
+
+    Errors that explain themselves are left alone, and so are exceptions of custom classes.
+
+    Args:
+        error: Any exception that the step raised.
+        step: The step, such as ``"training step 3 of epoch 1"``.
+        batch: What the step was called with.
+        model: The model of the trainer, without what it is wrapped in.
+    """
+    if isinstance(error, BatchMismatchError):
+        error.name_step(step)
+    elif not is_explained(error) and type(error).__module__ in _BUILT_IN:
+        error.add_note(f"Raised in {step}, whose batch is {describe_batch(batch)}.")
+        notes = *_of_layer(error, model), *_of_lists(batch), *_of_devices(error, model), *_of_pieces(error)
+        for text in notes:
+            error.add_note(text)
+
+
+def _of_layer(error: Exception, model: nn.Module) -> Iterator[str]:
+    """The innermost layer that was called, and its input, which all layers of torch call so."""
+    names = {id(module): name for name, module in _named_modules(model)}
+    calls = [
+        (frame.f_locals["self"], frame.f_locals.get("input"))
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if id(frame.f_locals.get("self")) in names
+    ]
+    layer, value = calls[-1] if calls else (model, None)
+    if isinstance(value, Tensor):
+        where = f"the layer {names[id(layer)]!r}" if names[id(layer)] else "the model"
+        described = f"{type(layer).__name__}({layer.extra_repr()})"
+        advice = _advice_on(layer, str(error))
+        yield f"In {where}, which is {described}, with {describe_batch(value)} as input. {advice}"
+
+
+def _of_pieces(error: Exception) -> Iterator[str]:
+    if "got mixed torch.Tensor and DTensor" in str(error):
+        yield (
+            "A layer of a sharded model was called by itself. Call self.model, and before the run "
+            'torch.distributed.fsdp.register_fsdp_forward_method(model, "NAME") for a method other than forward.'
+        )
+
+
+def _advice_on(layer: nn.Module, message: str) -> str:
+    if isinstance(layer, nn.Embedding):
+        return "It takes indices from 0 to num_embeddings - 1, which are whole numbers: inputs.long()."
+    if isinstance(layer, _BatchNorm) and "more than 1 value" in message:
+        return 'Leave out a last batch of one sample: train(..., train_dataloader_kwargs={"drop_last": True}).'
+    if "type" in message:
+        return "Convert the inputs to the dtype of its weights, for example with inputs.float()."
+    if isinstance(layer, nn.Linear) and "shapes" in message:
+        return "The last dimension of its input is in_features: change that, or put nn.Flatten() before the layer."
+    if isinstance(layer, _Convolution) and "xpected" in message:
+        return (
+            "The second dimension of its input is in_channels: change that, add the dimension with "
+            "inputs.unsqueeze(1), or move it there, for example with inputs.permute(0, 3, 1, 2)."
+        )
+    return ""
+
+
+def _of_lists(batch: object) -> Iterator[str]:
+    for key in lists_of_numbers(batch):
+        yield (
+            f"The lists under {key!r} were taken apart. Let the dataset return tensors: one of `datasets` does "
+            'after dataset.with_format("torch").'
+        )
+
+
+def _of_devices(error: Exception, model: nn.Module) -> Iterator[str]:
+    """The tensors that are neither parameters nor buffers, and are not where the model is.
+
+    Torch takes numbers, which have no dimension, from any device.
+    """
+    if "device" not in str(error):
+        return
+    there = next((parameter.device for parameter in model.parameters()), None)
+    for prefix, module in _named_modules(model):
+        attributes: dict[str, Any] = vars(module)
+        for name, value in attributes.items():
+            if isinstance(value, Tensor) and value.dim() > 0 and there not in {None, value.device}:
+                yield (
+                    f"{type(model).__name__}.{prefix}{'.' if prefix else ''}{name} is a tensor on {value.device}, and "
+                    "does not move with the model: make it a buffer with "
+                    f"self.register_buffer({name!r}, ..., persistent=False)."
+                )
+
+
+def _named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    return cast("Iterable[tuple[str, nn.Module]]", model.named_modules())  # not annotated by torch
+
+
+_KEYS = ("loss", "model_outputs", "batch_size")
+
+
+def check_step_output(output: object, method: str, *, trained: nn.Module | None) -> Tensor:
+    """Return the loss of a step.
+
+    Args:
+        output: What the step returned.
+        method: The method that returned it, for the message.
+        trained: The model, if a backward pass follows.
+
+    Raises:
+        BatchOutputError: The output is not a dictionary, a key is missing, or the loss or the batch size cannot be
+            used.
+    """
+    if not isinstance(output, dict):
+        given = "nothing: None" if output is None else f"an object of type {type(output).__name__}"
+        raise _error(method, given, "a dictionary")
+    fields = cast("dict[str, Any]", output)
+    for key in _KEYS:
+        if key not in fields:
+            raise _error(method, f"a dictionary with the keys {', '.join(map(str, fields))}", f"the key {key} as well")
+    loss = fields["loss"]
+    if not isinstance(loss, Tensor):
+        do = "Return the loss as the tensor that the loss function returned, without item() or float()."
+        raise _error(method, f"a loss of type {type(loss).__name__}", "a tensor with one element", do)
+    if loss.numel() != 1:
+        do = "Return the mean of the losses: loss.mean(), or a loss function without reduction='none'."
+        raise _error(method, f"a loss of shape {tuple(loss.shape)}", "a tensor with one element, such as its mean", do)
+    odd = unusable_kind(loss)
+    if odd is not None and (trained is not None or not _counts(loss)):
+        do = "Return a real number that was computed from the outputs: of a complex loss, loss.abs() for example."
+        raise _error(method, odd, "a tensor with one real element, such as one of dtype float32", do)
+    if trained is not None and not loss.requires_grad:
+        raise _no_gradient(method, trained)
+    batch_size = fields["batch_size"]
+    # Asked of the class first, as asking the abstract one takes several times as long.
+    if not (batch_size.__class__ is int or _is_integer(batch_size)) or batch_size < 0:
+        do = "Return the number of samples as the batch_size, for example len(targets)."
+        raise _error(method, f"batch_size={batch_size!r}", "the number of samples in the batch, a whole number", do)
+    return loss
+
+
+def count_items(output: Mapping[str, Any], method: str) -> int | None:
+    """Return what a step says its loss is the mean over; None if that is the samples.
+
+    Args:
+        output: What the step returned. A tensor as a count is read, which waits for an accelerator.
+        method: The method that returned it, for the message.
+
+    Raises:
+        BatchOutputError: The number cannot be used.
+    """
+    items = output.get("num_items_in_batch")
+    if items is None:
+        return None
+    number = _as_count(items)
+    if number is None:
+        raise BatchOutputError(f"num_items_in_batch of {method} must be a whole number >= 0, got {items!r}.")
+    return number
+
+
+def require_count(num_items: object, call: str) -> int:
+    """Return the ``num_items`` that a call was passed.
+
+    Args:
+        num_items: What was passed. A tensor is read, which waits for an accelerator.
+        call: The call, for the message.
+
+    Raises:
+        BatchOutputError: The number cannot be used.
+    """
+    number = num_items if num_items.__class__ is int else _as_count(num_items)
+    if not isinstance(number, int) or number < 0:
+        raise BatchOutputError(f"num_items in {call} must be a whole number >= 0, got {num_items!r}.")
+    return number
+
+
+def unusable_kind(loss: Tensor) -> str | None:
+    """Return what a loss is that torch differentiates for no parameter, None if it is a real number.
+
+    Args:
+        loss: A tensor with one element.
+
+    Example:
+        >>> import torch
+        >>> unusable_kind(torch.tensor(True)), unusable_kind(torch.tensor(0.5))
+        ('a loss of dtype torch.bool', None)
+    """
+    if not loss.is_floating_point():
+        return f"a loss of dtype {loss.dtype}"
+    if loss.is_meta:
+        return "a loss on the device 'meta', which holds no numbers"
+    return None if loss.layout is torch.strided else f"a loss of layout {loss.layout}"
+
+
+def no_sample_counted(metric_name: str) -> BatchOutputError:
+    """Return the error of an epoch whose steps all say that their losses are means over nothing.
+
+    Args:
+        metric_name: What was to be recorded.
+    """
+    return BatchOutputError(
+        f"There is no {metric_name}: each step of the epoch has returned a batch_size or num_items_in_batch of 0. "
+        "Return the number of samples, and look at whether all items are masked."
+    )
+
+
+def _is_integer(value: object) -> bool:
+    return value.__class__ is not bool and isinstance(value, numbers.Integral)
+
+
+def _as_count(value: object) -> int | None:
+    """A whole number, possibly as a tensor or as a float from a sum; None if it counts nothing."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex() or value.dtype is torch.bool:
+            return None
+        value = value.item()
+    is_whole = value.is_integer() if isinstance(value, float) else _is_integer(value)
+    number = int(cast("int | float", value)) if is_whole else -1
+    return None if number < 0 else number
+
+
+def _counts(loss: Tensor) -> bool:
+    """Whether it is a whole number, as an evaluation may count errors."""
+    return not (loss.is_floating_point() or loss.is_complex() or loss.dtype is torch.bool)
+
+
+def _no_gradient(method: str, model: nn.Module) -> BatchOutputError:
+    if any(parameter.requires_grad for parameter in model.parameters()):
+        return _error(
+            method,
+            "a loss without a gradient: it was detached",
+            "a loss that depends on trainable parameters",
+            "Calculate the loss from the model's outputs without detach(), item() or no_grad() on the way.",
+        )
+    return BatchOutputError(
+        "There is nothing to train.",
+        given=f"{method} returned a loss without a gradient, since every parameter of {type(model).__name__} is frozen",
+        do="Unfreeze what is to be trained before train(), for example with model.requires_grad_().",
+    )
+
+
+def _error(method: str, given: str, expected: str, do: str | None = None) -> BatchOutputError:
+    return BatchOutputError(
+        f"The trainer cannot use what {method} returned.",
+        given=given,
+        expected=expected,
+        do=do or f"Return {{'loss': ..., 'model_outputs': ..., 'batch_size': ...}} from {method}.",
+    )
+
 
 _TARGET_NAMES = ("labels", "label", "targets", "target", "y")
 

@@ -7,13 +7,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, Protocol, TypeAlias
 
 from pa_core import _accelerate
-from pa_core.added_modules import AddedModules
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Loaders
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.comparison import Describe
 from pa_core.distributed.hang_detector import HangDetector
 from pa_core.errors import NonFiniteLossError, StopTrainingError
+from pa_core.extra_models import AddedModules
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.settings import ShardingSettings

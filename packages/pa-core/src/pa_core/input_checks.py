@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
-from pa_core.optimizer_parameters import parameters_of
+from pa_core.model_tensors import parameters_of
 
 __all__ = [
     "check_kind_of_module",

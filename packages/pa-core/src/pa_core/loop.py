@@ -13,27 +13,26 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from pa_core import _accelerate, distributed, run_scheduler
-from pa_core.accumulation import MicroBatch, micro_batches
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.given_data import GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Purpose, batches_on_device, count_steps
+from pa_core.default_step import no_sample_counted
 from pa_core.distributed import sum_over_processes
 from pa_core.distributed.comparison import Describe
 from pa_core.distributed.hang_detector import Place
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
+from pa_core.model_tensors import unwrap_model
 from pa_core.placeholders import placeholder_values
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
-from pa_core.step_output import no_sample_counted
-from pa_core.trained import Trained
+from pa_core.trained import MicroBatch, Trained, micro_batches
 from pa_core.training_state import EvaluationInterrupted, folder_of, homes_of
 from pa_core.types import SizedIterable
-from pa_core.unwrapping import unwrap_model
 
 __all__ = ["Loop", "Steps"]
 

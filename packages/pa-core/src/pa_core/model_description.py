@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pa_core._torch import CHILDREN
+from pa_core.model_tensors import is_sharded, local_piece, unwrap_model
 from pa_core.run_config import check_count
-from pa_core.sharded_tensors import is_sharded, local_piece
-from pa_core.unwrapping import unwrap_model
 
 __all__ = ["describe_model"]
 

@@ -40,24 +40,42 @@ from pa_core.distributed.collectives import (
     values_of_all,
 )
 from pa_core.distributed.comparison import Describe, agree_on_integer, require_alike
-from pa_core.distributed.failures import ending_process_unless_all_fail, showing_errors_once
+from pa_core.distributed.fail_fast import ending_process_unless_all_fail
+from pa_core.distributed.gloo_forks import fork_between_collectives
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS, HangDetector, Place
-from pa_core.distributed.processes import fork_between_collectives
-from pa_core.module_tensors import buffers_of_module, parameters_of_module
-from pa_core.optimizer_parameters import parameters_of
+from pa_core.distributed.shared_errors import showing_errors_once
+from pa_core.model_tensors import (
+    buffers_of_module,
+    is_sharded,
+    is_sharded_module,
+    local_piece,
+    local_pieces,
+    parameters_of,
+    parameters_of_module,
+    reshard,
+)
 from pa_core.progress import Progress
 from pa_core.run_lifecycle import nothing_kept_of_runs
-from pa_core.sharded_tensors import is_sharded, is_sharded_module, local_piece, local_pieces, reshard
 from pa_core.sharding.whole_states import split_like
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.state_misfits import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 from pa_core.storage.plain_values import ensure_plain
 from pa_core.storage.torch_file import find_damage
 from pa_core.training_state.model_state import SavedModel, capture_model, restore_models
-from pa_core.training_state.optimizer_state import load_state as load_optimizer_state
+from pa_core.training_state.model_state import load_state as load_optimizer_state
 from pa_core.user_warnings import warn_user
-from pa_data._device import can_pin_memory, pin_memory, prefetched, rebuilt_mapping, rebuilt_sequence
-from pa_data._fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset, can_fetch_batch
+from pa_data._fetching import (
+    BatchFetcher,
+    SampleFetcher,
+    WholeBatchFetcher,
+    WorkerDataset,
+    can_fetch_batch,
+    can_pin_memory,
+    pin_memory,
+    prefetched,
+    rebuilt_mapping,
+    rebuilt_sequence,
+)
 from pa_data._workers import WorkerStart, explaining_failed_start, sigterm_held_back
 
 __all__ = [

@@ -12,9 +12,8 @@ from torch import nn
 from pa_core import _accelerate, distributed
 from pa_core.compatibility import require_usable_model
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.sharded_tensors import is_sharded_module, reshard
+from pa_core.model_tensors import is_sharded_module, reshard, unwrap_model
 from pa_core.sharding.sharded_modules import ShardedModules
-from pa_core.unwrapping import unwrap_model
 
 __all__ = ["place"]
 

@@ -15,18 +15,18 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from pa_core import distributed, input_checks
-from pa_core.accumulation import MicroBatch
 from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
 from pa_core.callbacks.limit_batches import first_batches
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import lengths_of_epochs
-from pa_core.distributed.failures import showing_errors_once
+from pa_core.default_step import check_step_output, count_items, name_step
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS
+from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
+from pa_core.extra_models import require_one_trained_module
 from pa_core.loop import Loop
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
@@ -34,12 +34,10 @@ from pa_core.run_config import TrainerRunConfig, check_count
 from pa_core.run_lifecycle import RunLifecycle
 from pa_core.sanity_evaluation import sanity_evaluation
 from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.step_failures import name_step
-from pa_core.step_output import check_step_output, count_items
 from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_counts import count_metrics, numbers_since
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
-from pa_core.trained import Trained, zero_loss_of_stand_in
+from pa_core.trained import MicroBatch, Trained, zero_loss_of_stand_in
 from pa_core.trainer_methods import TrainerMethods
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 from pa_data.orders import Order

@@ -6,10 +6,8 @@ Public are the names in ``__all__`` of ``pa_data``, ``pa_data.batches``, ``pa_da
 
 from __future__ import annotations
 
-from pa_data._device import move_to_device
-from pa_data._fetching import SupportsFetchBatch, is_in_memory
-from pa_data._keyed_loader import KeyedDataLoader
-from pa_data._loader_checks import count_samples
+from pa_data._fetching import SupportsFetchBatch, is_in_memory, move_to_device
+from pa_data._keyed_loader import KeyedDataLoader, count_samples
 from pa_data._split import BatchSplit, EvalSplit, Split, TrainSplit
 from pa_data._workers import start_method, worker_init_fn
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pa_core._tqdm import draw_bar, is_terminal
 from pa_core.any_trainer import AnyTrainer
 from pa_core.device_reads import ScalarTransfer
-from pa_core.optimizer_parameters import learning_rates_of
+from pa_core.model_tensors import learning_rates_of
 from pa_core.tracking import LossTracker
 
 __all__ = ["EpochProgress", "format_rate"]

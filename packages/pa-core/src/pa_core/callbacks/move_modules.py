@@ -9,7 +9,7 @@ from torch import nn
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.beside_model import named_modules_of
+from pa_core.extra_models import named_modules_of
 
 __all__ = ["MoveModulesToDeviceCallback"]
 

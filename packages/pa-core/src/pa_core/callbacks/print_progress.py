@@ -19,7 +19,7 @@ from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.callbacks.trained_parameters import describe_trained
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
-from pa_core.optimizer_parameters import learning_rates_of
+from pa_core.model_tensors import learning_rates_of
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX
 
 __all__ = ["PrintProgressCallback"]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from pa_core.optimizer_parameters import parameters_of
+from pa_core.model_tensors import parameters_of
 
 __all__ = ["describe_trained"]
 

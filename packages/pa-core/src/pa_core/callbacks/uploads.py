@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pa_checkpoint import CheckpointError, CheckpointNotFoundError, RemoteFolder
 from pa_core import distributed
-from pa_core.distributed.rank_messages import raise_on_all, wait_together
+from pa_core.distributed.long_waits import raise_on_all, wait_together
 from pa_core.errors import ConfigurationError, TrainingPreempted
 from pa_core.storage import StateFolder
 from pa_core.storage.urls import url_of
@@ -167,10 +167,9 @@ class Uploads:
             for problem in self._take_problems():
                 exception.add_note(f"Besides: {problem.problem} ({problem.given})")
             return
-        self._wait()
+        wait_together(self._wait)
         self.retry()
-        self._wait()
-        wait_together()
+        wait_together(self._wait)
         if exception is None and self._errors == "raise":
             raise_on_all(next(iter(self._take_problems()), None))
         self._warn_of_problems()

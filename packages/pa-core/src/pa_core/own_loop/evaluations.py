@@ -17,8 +17,8 @@ from pa_core.data.given_data import GivenData
 from pa_core.data.loaders import count_steps, end_workers
 from pa_core.loop import Loop
 from pa_core.tracking import MetricValue
+from pa_core.tracking.epoch_means import logged_twice, single_number
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
-from pa_core.tracking.step_means import logged_twice, single_number
 from pa_core.types import BatchT, SizedIterable
 
 __all__ = ["Evaluations"]

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from pa_core.default_step import unusable_kind
 from pa_core.errors import ConfigurationError
-from pa_core.step_output import unusable_kind
 from pa_data.batches import describe_batch
 
 __all__ = [

@@ -16,16 +16,17 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from pa_core import checkpoint, distributed
-from pa_core.accumulation import forget_gradients
 from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import lengths_of_epochs
+from pa_core.default_step import require_count
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
-from pa_core.distributed.failures import showing_errors_once
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS
+from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.loop import Loop, Steps
+from pa_core.model_tensors import reshard
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.evaluations import Evaluations
 from pa_core.own_loop.loop_batches import batches_of_loop
@@ -37,9 +38,8 @@ from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig
 from pa_core.run_lifecycle import RunLifecycle
 from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.sharded_tensors import reshard
-from pa_core.step_output import require_count
 from pa_core.tracking import MetricValue, RunClock, RunHistory
+from pa_core.trained import forget_gradients
 from pa_core.types import (
     BatchT,
     ModelT_co,

@@ -17,8 +17,8 @@ from pa_core.input_checks import (
     check_trainer_arguments,
     require_step_without_closure,
 )
+from pa_core.model_tensors import reshard
 from pa_core.own_loop.trained_model import TrainedModel
-from pa_core.sharded_tensors import reshard
 from pa_core.types import SchedulerFactory
 from pa_data.batches import is_mapping
 

@@ -8,14 +8,14 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from pa_core.accumulation import MicroBatch
 from pa_core.any_trainer import TrainerCallback
 from pa_core.batch_structure import count_samples
+from pa_core.default_step import require_count
 from pa_core.errors import BatchOutputError, ConfigurationError
 from pa_core.loop import Loop, Steps
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.trained_model import TrainedModel
-from pa_core.step_output import require_count
+from pa_core.trained import MicroBatch
 from pa_core.types import BatchT
 
 __all__ = ["Update"]

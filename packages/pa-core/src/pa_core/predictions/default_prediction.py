@@ -9,7 +9,7 @@ from torch import nn
 
 from pa_core.default_step import forward_takes
 from pa_core.errors import BatchMismatchError
-from pa_core.unwrapping import unwrap_model
+from pa_core.model_tensors import unwrap_model
 from pa_data.batches import describe_batch, is_mapping, keys_of
 
 __all__ = ["predict_batch"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.loaders import Loaders
+from pa_core.default_step import name_step
 from pa_core.distributed import gather_objects, processes
 from pa_core.distributed.comparison import require_alike
 from pa_core.predictions.first_process import gather_on_first, goes_on
@@ -20,7 +21,6 @@ from pa_core.predictions.job import PredictionJob
 from pa_core.predictions.pieces import Pieces
 from pa_core.predictions.weights_digest import digest_of_weights
 from pa_core.predictions.written import Writing
-from pa_core.step_failures import name_step
 from pa_data import move_to_device
 
 __all__ = ["PredictionHooks", "PredictionRun"]

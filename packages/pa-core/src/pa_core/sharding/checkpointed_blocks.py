@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from pa_core.unwrapping import compiled_from
+from pa_core.model_tensors import compiled_from
 
 __all__ = ["checkpoint_activations"]
 

@@ -9,8 +9,7 @@ from torch import nn
 
 from pa_core import _accelerate
 from pa_core._torch import is_compiled_in_place
-from pa_core.sharded_tensors import is_sharded_module, is_unit
-from pa_core.unwrapping import compiled_from, unwrap_model
+from pa_core.model_tensors import compiled_from, is_sharded_module, is_unit, unwrap_model
 
 __all__ = ["compile_in_place"]
 

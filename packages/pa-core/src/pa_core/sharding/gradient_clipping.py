@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pa_core._torch import foreach
 from pa_core.distributed.collectives import num_processes, sum_over_processes
-from pa_core.sharded_tensors import is_sharded, local_pieces
+from pa_core.model_tensors import is_sharded, local_pieces
 
 __all__ = ["clip_gradient_norm", "clip_gradient_values"]
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pa_checkpoint import StoredTensor
-from pa_core.optimizer_parameters import parameters_of
-from pa_core.sharded_tensors import is_sharded
+from pa_core.model_tensors import is_sharded, parameters_of
 
 __all__ = ["split_like_parameters"]
 

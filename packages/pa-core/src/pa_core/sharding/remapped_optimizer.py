@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pa_core.sharded_tensors import is_sharded
+from pa_core.model_tensors import is_sharded
 
 __all__ = ["RemappedOptimizers"]
 

@@ -14,14 +14,13 @@ from torch.optim import Optimizer
 from pa_core import _accelerate
 from pa_core._torch import PARAMETERS
 from pa_core.distributed.collectives import broadcast_tensors, num_processes
-from pa_core.sharded_tensors import is_sharded_module
+from pa_core.model_tensors import is_sharded_module, unwrap_model
 from pa_core.sharding.checkpointed_blocks import checkpoint_activations
 from pa_core.sharding.meta_weights import MetaWeights, NamedTensor, allocate, has_meta_tensors, tensors_of
 from pa_core.sharding.remapped_optimizer import RemappedOptimizers
 from pa_core.sharding.settings import ShardingSettings
 from pa_core.sharding.shardable import prepare_for_sharding, require_shardable
 from pa_core.sharding.sharding_plan import blocks_of, modules_of_block, whole_parameters
-from pa_core.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pa_core import _torch
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.sharded_tensors import is_sharded, local_piece
+from pa_core.model_tensors import is_sharded, local_piece
 
 __all__ = ["ShardedModules", "forget_local_gradients"]
 

@@ -12,8 +12,8 @@ from typing import cast
 from torch import nn
 
 from pa_core.errors import ConfigurationError
+from pa_core.model_tensors import compiled_from
 from pa_core.sharding.settings import ShardingSettings
-from pa_core.unwrapping import compiled_from
 from pa_core.user_warnings import warn_user
 
 __all__ = ["blocks_of", "modules_of_block", "whole_parameters"]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pa_checkpoint import StoredTensor
-from pa_core.sharded_tensors import is_sharded
+from pa_core.model_tensors import is_sharded
 
 __all__ = ["load_whole_weights", "split_like"]
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pa_core.tracking.clock import RunClock
-from pa_core.tracking.in_memory import InMemoryRunHistory, MetricRecord
-from pa_core.tracking.loss_tracker import LossTracker
+from pa_core.tracking.epoch_means import LossTracker, StepMeans
 from pa_core.tracking.metric_values import MetricValue
-from pa_core.tracking.run_history import RunHistory
-from pa_core.tracking.step_means import StepMeans
+from pa_core.tracking.run_history import InMemoryRunHistory, MetricRecord, RunClock, RunHistory
 
 __all__ = [
     "InMemoryRunHistory",

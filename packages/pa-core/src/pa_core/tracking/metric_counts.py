@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pa_core.tracking.in_memory import InMemoryRunHistory
 from pa_core.tracking.metric_values import as_number
-from pa_core.tracking.run_history import RunHistory
+from pa_core.tracking.run_history import InMemoryRunHistory, RunHistory
 
 __all__ = ["UpdatedMetrics", "count_metrics", "numbers_since", "values_with_epochs"]
 

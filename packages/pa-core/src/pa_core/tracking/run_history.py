@@ -1,15 +1,101 @@
-"""What a trainer expects of the place where metrics are recorded."""
+"""The metrics that a run records, as a history and as columns, and the clock that they are recorded by."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, KeysView, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from pa_core.tracking.clock import RunClock
+import torch
+from torch import Tensor
+from typing_extensions import override
 
-__all__ = ["RunHistory"]
+from pa_core.errors import CheckpointError, MetricNotFoundError
+from pa_core.tracking.metric_values import Kept, MetricValue, as_number, numbers_of_mapping, recordable
+
+__all__ = [
+    "InMemoryRunHistory",
+    "MetricColumns",
+    "MetricRecord",
+    "RunClock",
+    "RunHistory",
+]
+
+
+class RunClock:
+    """How far a run has come, in each of the units that a metric can be plotted over.
+
+    The trainer advances it; code that records a metric reads it. Time runs from the moment when the clock was made or
+    last reset, without the spans between ``stop`` and ``start``.
+
+    Attributes:
+        epoch: The current epoch, counted from 1.
+        update: Optimizer updates that are complete.
+        samples: Training samples of all processes that went into them.
+
+    Example:
+        >>> clock = RunClock()
+        >>> clock.update += 1
+        >>> clock.samples += 32
+        >>> clock
+        RunClock(epoch=1, update=1, samples=32)
+        >>> 0 <= clock.seconds < 60
+        True
+    """
+
+    epoch: int
+    update: int
+    samples: int
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Go back to the beginning of a run, with the time running."""
+        self.epoch, self.update, self.samples = 1, 0, 0
+        self._seconds_before = 0.0
+        self._started_at: float | None = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that have passed, on a clock that is never set back."""
+        running = 0.0 if self._started_at is None else time.monotonic() - self._started_at
+        return self._seconds_before + running
+
+    def stop(self) -> None:
+        """Let no more time pass; does nothing when stopped already."""
+        self._seconds_before = self.seconds
+        self._started_at = None
+
+    def start(self) -> None:
+        """Start or restart the clock; does nothing when it is running."""
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the readings."""
+        return {
+            "epoch": self.epoch,
+            "update": self.update,
+            "samples": self.samples,
+            "seconds": self.seconds,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from the readings that ``state_dict`` returned; a clock that runs keeps running."""
+        epoch, update, samples = (int(state_dict[unit]) for unit in ("epoch", "update", "samples"))
+        self._seconds_before = float(state_dict["seconds"])
+        self.epoch, self.update, self.samples = epoch, update, samples
+        if self._started_at is not None:
+            self._started_at = time.monotonic()
+
+    @override
+    def __repr__(self) -> str:
+        return f"RunClock(epoch={self.epoch}, update={self.update}, samples={self.samples})"
 
 
 class RunHistory(ABC):
@@ -142,3 +228,340 @@ class RunHistory(ABC):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` returned."""
         self.clock.load_state_dict(state_dict["clock"])
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRecord:
+    """One value of a metric and the moment at which it was recorded.
+
+    Attributes:
+        metric: The full name, with the prefix that was set.
+        value: The value.
+        epoch: The epoch, counted from 1.
+        update: Optimizer updates that were complete.
+        samples: Training samples that had gone into them.
+        seconds: Seconds since the run started.
+
+    Example:
+        >>> history = InMemoryRunHistory()
+        >>> history.update_metric("accuracy", 0.5)
+        >>> record = history.records()[0]
+        >>> record.metric, record.value, record.epoch, record.update
+        ('accuracy', 0.5, 1, 0)
+    """
+
+    metric: str
+    value: float
+    epoch: int
+    update: int
+    samples: int
+    seconds: float
+
+
+class InMemoryRunHistory(RunHistory):
+    """A history that keeps every value in memory, at about 50 bytes a number.
+
+    A value is a number, a string, a tensor or an array, or a list, a tuple, a set or a dictionary of such values, and
+    is given back as it was recorded. The numbers in a dictionary that is recorded as ``name`` are also found under
+    ``name_key``. What is not a number is left out of ``records``, and so of plots and tables.
+
+    A tensor is recorded as it is at that moment: nothing of its graph or of the tensor that it was a part of
+    is kept, and a later change of it changes nothing here. A tensor on an accelerator is not waited for when
+    it is recorded, but when its value is first read.
+
+    Example:
+        >>> history = InMemoryRunHistory()
+        >>> history.set_metric_name_prefix("ema_")
+        >>> history.update_metric("accuracy", 0.5)
+        >>> history.update_metric("accuracy", 0.75)
+        >>> list(history.get_metric_names()), list(history.get_metric_values("ema_accuracy"))
+        (['ema_accuracy'], [0.5, 0.75])
+        >>> {column: history.to_dict()[column] for column in ("metric", "value", "epoch")}
+        {'metric': ['ema_accuracy', 'ema_accuracy'], 'value': [0.5, 0.75], 'epoch': [1, 1]}
+        >>> history.update_metric("test", {"f1": 0.25, "worst": "cat"})
+        >>> history.get_latest_metric("ema_test"), history.get_latest_metric("ema_test_f1")
+        ({'f1': 0.25, 'worst': 'cat'}, 0.25)
+        >>> history
+        <InMemoryRunHistory in epoch 1: ema_accuracy=0.75, ema_test_f1=0.25>
+    """
+
+    _prefix = ""
+
+    @cached_property
+    def _metrics(self) -> dict[str, MetricColumns]:
+        return {}
+
+    @cached_property
+    def _entries(self) -> dict[str, dict[str, MetricColumns]]:
+        """By the metric that is a mapping: its numbers, under their full names."""
+        return {}
+
+    @override
+    def __repr__(self) -> str:
+        numbers = {name: as_number(self.get_latest_metric(name)) for name in sorted(self.get_metric_names())}
+        latest = ", ".join(f"{name}={number:.6g}" for name, number in numbers.items() if number is not None)
+        return f"<{type(self).__name__} in epoch {self.current_epoch}: {latest or 'nothing recorded'}>"
+
+    def _find(self, metric_name: str) -> MetricColumns | None:
+        """The values under a name; one that was recorded under it hides the entry of a mapping."""
+        found = self._metrics.get(metric_name)
+        if found is None:
+            of_mappings = (entries[metric_name] for entries in self._entries.values() if metric_name in entries)
+            found = next(of_mappings, None)
+        return found
+
+    def _columns_of(self, metric_name: str) -> MetricColumns:
+        columns = self._find(metric_name)
+        if columns is None:
+            names = ", ".join(self.get_metric_names())
+            raise MetricNotFoundError(
+                f"The metric {metric_name!r} was never recorded. Recorded were: {names or 'none so far'}. Correct the "
+                "name (a prefix is part of it), or record it with update_metric first."
+            )
+        return columns
+
+    @override
+    def get_metric_names(self) -> KeysView[str]:
+        """Return the names of all metrics, as a set in the order in which they were first recorded."""
+        return {full_name: None for name in self._metrics for full_name in (name, *self._entries.get(name, ()))}.keys()
+
+    @override
+    def get_metric_values(self, metric_name: str) -> list[Any]:
+        """Return all values of a metric as they were recorded, numbers on the CPU; none if it never was."""
+        columns = self._find(metric_name)
+        return [] if columns is None else list(columns.recorded())
+
+    @override
+    def count_metric_values(self, metric_name: str) -> int:
+        """Return how many values of a metric were recorded."""
+        columns = self._find(metric_name)
+        return 0 if columns is None else len(columns)
+
+    @override
+    def get_latest_metric(self, metric_name: str) -> Any:
+        """Return the last value of a metric as it was recorded, a tensor on its own device.
+
+        Raises:
+            MetricNotFoundError: It was never recorded.
+        """
+        return self._columns_of(metric_name).latest
+
+    @override
+    def update_metric(self, metric_name: str, metric_value: Any) -> None:
+        """Record a value at the present reading of the clock, and the numbers in a mapping under ``name_key`` too.
+
+        Raises:
+            ConfigurationError: The value, or something in it, is not plain.
+        """
+        name = self._prefix + metric_name
+        value = metric_value if type(metric_value) is float else recordable(name, metric_value)
+        columns = self._metrics.get(name)
+        if columns is None:
+            columns = self._metrics[name] = MetricColumns()
+        columns.append(value, self.clock)
+        if isinstance(value, Kept):
+            self._record_entries(name, value.value)
+
+    def _record_entries(self, name: str, value: object) -> None:
+        for full_name, number in numbers_of_mapping(name, value):
+            columns = self._entries.setdefault(name, {}).setdefault(full_name, MetricColumns())
+            columns.append(recordable(full_name, number), self.clock)
+
+    @property
+    @override
+    def metric_name_prefix(self) -> str:
+        return self._prefix
+
+    @override
+    def set_metric_name_prefix(self, prefix: str = "") -> None:
+        self._prefix = prefix
+
+    @override
+    def reset(self) -> None:
+        """Forget every recorded value and go back to the first epoch; a prefix that was set stays."""
+        self._metrics.clear()
+        self._entries.clear()
+        self.clock.reset()
+
+    @override
+    def delete_metric(self, metric_name: str) -> None:
+        """Forget all values of one metric, and the values that its mappings have under separate names.
+
+        Raises:
+            MetricNotFoundError: It was never recorded.
+        """
+        self._columns_of(metric_name)
+        if self._metrics.pop(metric_name, None) is not None:
+            self._entries.pop(metric_name, None)
+        else:
+            for entries in self._entries.values():
+                entries.pop(metric_name, None)
+
+    def records(self, metric_name: str | None = None) -> list[MetricRecord]:
+        """Return the values that are numbers with their moments: metric by metric, in the order of recording.
+
+        Args:
+            metric_name: The full name of the only metric to return; None returns all.
+
+        Raises:
+            MetricNotFoundError: It was never recorded.
+        """
+        names = self.get_metric_names() if metric_name is None else (metric_name,)
+        return [MetricRecord(name, *row) for name in names for row in self._columns_of(name).rows()]
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Return every number with its moment as columns of equal length, for ``pandas.DataFrame(...)``.
+
+        The columns are the attributes of ``MetricRecord``.
+        """
+        records = self.records()
+        return {entry.name: [getattr(record, entry.name) for record in records] for entry in fields(MetricRecord)}
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return all values, the clock and the prefix: ready for JSON where all values are numbers."""
+        entries = {name: _states(entries) for name, entries in self._entries.items()}
+        return {
+            **super().state_dict(),
+            "metric_name_prefix": self._prefix,
+            "metrics": _states(self._metrics),
+            **({"entries": entries} if entries else {}),
+        }
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Replace everything by what ``state_dict`` returned; tensors come back on the CPU.
+
+        Raises:
+            CheckpointError: This is not the state of a history; what was recorded here is kept.
+        """
+        try:
+            metrics = _from_states(state_dict["metrics"])
+            entries = {name: _from_states(states) for name, states in state_dict.get("entries", {}).items()}
+            prefix = str(state_dict["metric_name_prefix"])
+            super().load_state_dict(state_dict)
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"This is not the state of a run history: loading it raised {type(error).__name__}: {error}. Resume "
+                "from a training state that was written whole."
+            ) from error
+        self._metrics.clear()
+        self._metrics.update(metrics)
+        self._entries.clear()
+        self._entries.update(entries)
+        self._prefix = prefix
+
+
+def _states(metrics: Mapping[str, MetricColumns]) -> dict[str, dict[str, Any]]:
+    return {name: columns.state_dict() for name, columns in metrics.items()}
+
+
+def _from_states(states: Mapping[str, Mapping[str, Any]]) -> dict[str, MetricColumns]:
+    return {name: MetricColumns.from_state_dict(state) for name, state in states.items()}
+
+
+# The type of each column, as ``array`` names it.
+_COLUMNS = {"value": "d", "epoch": "q", "update": "q", "samples": "q", "seconds": "d"}
+
+
+class MetricColumns:
+    """The values of one metric and their moments, without a Python object for each that is a number."""
+
+    # reading tensors of an accelerator waits for it, so rarely; holding them costs its memory
+    _MAX_UNREAD = 512
+
+    def __init__(self) -> None:
+        self.latest: Any = float("nan")
+        # by index: what is not a number, or not exactly one that the column can hold
+        self._kept: dict[int, Any] = {}
+        # float, int or the dtype of a tensor; float where several of them were mixed
+        self._kind: type[int] | type[float] | torch.dtype | None = None
+        self._unread: dict[int, Tensor] = {}
+        self._columns: dict[str, array[Any]] = {name: array(code) for name, code in _COLUMNS.items()}
+        self._values: array[float] = self._columns["value"]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def append(self, value: MetricValue | Kept, clock: RunClock) -> None:
+        """Add a value that is recorded now."""
+        number = float("nan")
+        if isinstance(value, Kept):
+            self._kept[len(self._values)] = self.latest = value.value
+        else:
+            self.latest = value
+            kind = value.dtype if isinstance(value, Tensor) else type(value)
+            self._kind = kind if self._kind in (None, kind) else float
+            if isinstance(value, Tensor) and not value.is_cpu:
+                self._unread[len(self._values)] = value
+            else:
+                number = float(value)
+        row = (number, clock.epoch, clock.update, clock.samples, clock.seconds)
+        for column, cell in zip(self._columns.values(), row, strict=True):
+            column.append(cell)
+        if len(self._unread) >= self._MAX_UNREAD:
+            self._read()
+
+    def _read(self) -> None:
+        for index, tensor in self._unread.items():
+            self._values[index] = float(tensor)
+        self._unread.clear()
+
+    def recorded(self) -> Iterator[Any]:
+        """Yield the values as they were recorded."""
+        self._read()
+        return map(self._recorded_at, range(len(self._values)))
+
+    def _recorded_at(self, index: int) -> Any:
+        if index in self._kept:
+            return self._kept[index]
+        value = self._values[index]
+        if isinstance(self._kind, torch.dtype):
+            return torch.tensor(value, dtype=self._kind)
+        return int(value) if self._kind is int else value
+
+    def rows(self) -> Iterator[tuple[float, int, int, int, float]]:
+        """Yield value, epoch, update, samples and seconds of each record whose value is a number."""
+        self._read()
+        for index, (value, *moment) in enumerate(zip(*self._columns.values(), strict=True)):
+            number = as_number(self._kept[index]) if index in self._kept else value
+            if number is not None:
+                epoch, update, samples, seconds = moment
+                yield number, epoch, update, samples, seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything as names and lists of numbers, with the values that are kept as they are."""
+        self._read()
+        kind = str(self._kind).removeprefix("torch.") if isinstance(self._kind, torch.dtype) else _name_of(self._kind)
+        return {
+            "kind": kind,
+            **{name: column.tolist() for name, column in self._columns.items()},
+            **({"kept": [[index, value] for index, value in self._kept.items()]} if self._kept else {}),
+        }
+
+    @classmethod
+    def from_state_dict(cls, state_dict: Mapping[str, Any]) -> MetricColumns:
+        """Return the columns that ``state_dict`` was taken of."""
+        columns = cls()
+        if len({len(state_dict[name]) for name in _COLUMNS}) != 1 or not state_dict["value"]:
+            raise ValueError(f"the columns {tuple(_COLUMNS)} are empty or not equally long")
+        columns._kind = _kind_named(state_dict["kind"])
+        for name, column in columns._columns.items():
+            column.extend(state_dict[name])
+        columns._kept = {range(len(columns))[index]: value for index, value in state_dict.get("kept", ())}
+        columns.latest = columns._recorded_at(len(columns) - 1)
+        return columns
+
+
+def _name_of(kind: type[int] | type[float] | None) -> str:
+    return "float" if kind is None else kind.__name__
+
+
+def _kind_named(name: str) -> type[int] | type[float] | torch.dtype:
+    """Return the Python type or the torch dtype of that name."""
+    if name in ("float", "int"):
+        return float if name == "float" else int
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not the type of a number")
+    return dtype

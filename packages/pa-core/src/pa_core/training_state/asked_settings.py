@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pa_core.training_state.optimizer_state import hyperparameters
+from pa_core.training_state.model_state import hyperparameters
 
 __all__ = ["asked_settings", "begin_run", "end_run", "not_asking"]
 

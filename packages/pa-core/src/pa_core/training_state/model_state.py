@@ -1,28 +1,318 @@
-"""Everything about a module that training changes: weights, buffers, and which parameters are trained."""
+"""The states of models and optimizers in a training state."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pa_checkpoint import StoredTensor
+from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
-from pa_core.sharded_tensors import is_sharded
+from pa_core.model_tensors import is_sharded, parameters_of
+from pa_core.sharding.optimizer_state import split_like_parameters
 from pa_core.state_dicts import differences_of_weights, list_differences
+from pa_core.state_misfits import has_own_form, misfit_of_optimizer
+from pa_core.types import StatefulScheduler
 
 __all__ = [
     "SavedModel",
+    "SavedOptimizer",
+    "apply_hyperparameters",
     "capture_model",
+    "capture_optimizer",
+    "hyperparameters",
+    "load_state",
     "model_differs",
     "named_parameters",
     "require_same_models",
+    "require_same_optimizers",
     "restore_models",
+    "restore_optimizer",
+    "restore_parameters_beside_the_model",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedOptimizer:
+    """What ``capture_optimizer`` returned, read from a training state.
+
+    Attributes:
+        state: What its ``state_dict`` returned.
+        parameters: The names of its parameters, group by group; None for one that no model holds.
+        parameters_beside_the_model: Those that no model holds, in their order.
+    """
+
+    state: dict[str, Any]
+    parameters: list[list[str | None]]
+    parameters_beside_the_model: list[Tensor | StoredTensor]
+
+
+def capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the state of an optimizer, the names of its parameters, and those parameters that no model holds.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: The parameters of all models, by name.
+    """
+    names = _names(parameters)
+    others = [parameter.detach() for parameter in parameters_of(optimizer) if id(parameter) not in names]
+    return {
+        "state": optimizer.state_dict(),
+        "parameters": _group_names(optimizer, parameters),
+        "parameters_beside_the_model": others,
+    }
+
+
+def require_same_optimizers(
+    optimizers: Mapping[str, Optimizer],
+    parameters: Mapping[str, nn.Parameter],
+    saved: Mapping[str, SavedOptimizer],
+) -> None:
+    """Raise an error for anything that was saved of other optimizers, or of optimizers of other parameters.
+
+    Args:
+        optimizers: The optimizers by name, as the script made them.
+        parameters: The parameters of all models, by name.
+        saved: What was saved, by name.
+
+    Raises:
+        CheckpointError: It is not of these.
+    """
+    if optimizers.keys() != saved.keys():
+        raise CheckpointError(
+            "The run has other optimizers than the one that was saved.",
+            given=", ".join(optimizers) or "no optimizer",
+            expected=", ".join(saved),
+            do="Create the optimizers as the saved run did, under the same names, or begin a new run.",
+        )
+    for name, optimizer in optimizers.items():
+        _require_same_parameters(_group_names(optimizer, parameters), saved[name].parameters, parameters)
+        _require_fitting_state(name, optimizer, parameters, saved[name])
+
+
+def _require_fitting_state(
+    name: str, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], saved: SavedOptimizer
+) -> None:
+    groups: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
+    groups += _added_groups(saved, parameters, len(groups))
+    misfit = misfit_of_optimizer(optimizer, saved.state, groups)
+    known = _names(parameters)
+    others = [tuple(one.shape) for one in parameters_of(optimizer) if id(one) not in known]
+    if misfit is None and [tuple(one.shape) for one in saved.parameters_beside_the_model] != others:
+        misfit = f"its parameters outside of the model have other shapes than {', '.join(map(str, others)) or 'none'}"
+    if misfit is not None:
+        raise CheckpointError(
+            "The training state holds what this optimizer cannot continue with; nothing was loaded.",
+            given=f"optimizers.{name}.state: {misfit}",
+            expected=f"the state of a {type(optimizer).__name__} of these parameters",
+            do="Use another state, or create the optimizer as the saved run did.",
+        )
+
+
+def _added_groups(saved: SavedOptimizer, parameters: Mapping[str, Tensor], number: int) -> list[list[Tensor]]:
+    """The groups that the saved run has added to those with which the optimizer was made, of layers it unfroze."""
+    return [[parameters[name] for name in names if name is not None] for names in saved.parameters[number:]]
+
+
+@contextmanager
+def restore_optimizer(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], saved: SavedOptimizer
+) -> Generator[None]:
+    """Restore an optimizer to what was saved of it; an exception within the context undoes that.
+
+    Groups that were added during the run, for layers that were unfrozen, are added again.
+
+    Args:
+        optimizer: The optimizer, as the script made it.
+        parameters: The parameters of all models, by name.
+        saved: What was saved.
+    """
+    groups, state = optimizer.param_groups, optimizer.state
+    num_groups = len(groups)
+    try:
+        for group in _added_groups(saved, parameters, num_groups):
+            optimizer.add_param_group({"params": group})
+        load_state(optimizer, split_like_parameters(saved.state, optimizer))
+        yield
+    except BaseException:
+        del groups[num_groups:]
+        optimizer.param_groups, optimizer.state = groups, state  # loading has replaced them, and changed none
+        raise
+
+
+def restore_parameters_beside_the_model(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], saved: SavedOptimizer
+) -> None:
+    """Restore the parameters of an optimizer that no model holds.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: The parameters of all models, by name.
+        saved: What was saved.
+    """
+    known = _names(parameters)
+    others = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
+    for parameter, one in zip(others, saved.parameters_beside_the_model, strict=True):
+        StoredTensor.of(one).read_into(parameter)
+
+
+def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load what an optimizer's ``state_dict`` returned, which may have its own form.
+
+    Args:
+        optimizer: The optimizer.
+        state: The state, with its tensors on the CPU.
+
+    Raises:
+        CheckpointError: Afterwards the optimizer lacks tensors of the state.
+    """
+    optimizer.load_state_dict(state)
+    if has_own_form(optimizer):
+        loaded = _shapes(optimizer.state_dict())
+        lost = [name for name, shape in _shapes(state).items() if loaded.get(name) != shape]
+        if lost:
+            kind = type(optimizer).__name__
+            raise CheckpointError(
+                f"load_state_dict() of {kind} does not restore what its state_dict() returned.",
+                given=f"after load_state_dict(), state_dict() lacks {lost[0]}",
+                expected="an optimizer that continues as the saved one",
+                do=f"Correct load_state_dict() of {kind}, and resume again; if it has none, write it.",
+            )
+    by_parameter = state.get("state")
+    if isinstance(by_parameter, Mapping):
+        _keep_precision(optimizer, cast("Mapping[object, object]", by_parameter))
+
+
+def _shapes(value: object, name: str = "state_dict()") -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors in a state by what leads to them."""
+    if isinstance(value, Tensor):
+        return {name: tuple(value.shape)}
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value).items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(cast("Sequence[object]", value))
+    return {one: shape for key, item in items for one, shape in _shapes(item, f"{name}[{key!r}]").items()}
+
+
+def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the plain settings of each group, such as the learning rate: what a script sets on its optimizer."""
+    return [
+        {name: _number(value) for name, value in group.items() if name != "params" and _is_setting(value)}
+        for group in optimizer.param_groups
+    ]
+
+
+def apply_hyperparameters(
+    optimizer: Optimizer,
+    scheduler: StatefulScheduler | None,
+    before: Sequence[Mapping[str, Any]],
+    asked: Sequence[Mapping[str, Any]],
+) -> None:
+    """Apply what a script sets on its optimizer now and did not before.
+
+    A learning rate is changed in proportion, so that a scheduler continues from the same point of its curve.
+
+    Args:
+        optimizer: The optimizer with the state of the saved run.
+        scheduler: The scheduler with the state of the saved run.
+        before: What ``hyperparameters`` returned when the saved run began.
+        asked: What it returned when this run began.
+    """
+    for index, (group, old, new) in enumerate(zip(optimizer.param_groups, before, asked, strict=False)):
+        for name in sorted(new.keys() & old.keys()):
+            if new[name] == old[name]:
+                continue
+            if name == "lr" and old["lr"]:
+                _scale_rate(group, scheduler, index, new["lr"] / old["lr"])
+            elif name != "initial_lr":
+                group[name] = new[name]
+
+
+def _scale_rate(group: dict[str, Any], scheduler: object, index: int, factor: float) -> None:
+    for name in ("lr", "initial_lr"):
+        if name in group:
+            group[name] = group[name] * factor
+    _scale_base_rate(scheduler, index, factor)
+
+
+def _scale_base_rate(scheduler: object, index: int, factor: float) -> None:
+    base_rates = getattr(scheduler, "base_lrs", None)
+    if isinstance(base_rates, list):
+        base_rates[index] = base_rates[index] * factor
+    nested = getattr(scheduler, NESTED_SCHEDULERS, ())  # of SequentialLR and ChainedScheduler
+    for one in cast("Sequence[object]", nested) if isinstance(nested, list | tuple) else ():
+        _scale_base_rate(one, index, factor)
+
+
+def _require_same_parameters(
+    given: list[list[str | None]], saved: list[list[str | None]], known: Container[object]
+) -> None:
+    """Compare the groups; those that the saved run has added must be of parameters that a model has."""
+    for number, (names, expected) in enumerate(zip(given, saved, strict=False)):
+        if names != expected:
+            raise _other_parameters(f"group {number} with {_list(names)}", f"group {number} with {_list(expected)}")
+    if len(given) > len(saved):
+        raise _other_parameters(f"{len(given)} groups", f"{len(saved)} groups")
+    for number, names in enumerate(saved[len(given) :], start=len(given)):
+        if unknown := [one for one in names if one not in known]:
+            raise _other_parameters(f"{len(given)} groups", f"group {number} with {_list(unknown)}")
+
+
+def _other_parameters(given: str, expected: str) -> CheckpointError:
+    return CheckpointError(
+        "The optimizer holds other parameters than the one that was saved.",
+        given=f"an optimizer of {given}",
+        expected=expected,
+        do="Create the optimizer as the saved run did, in the same order, or begin a new run.",
+    )
+
+
+_SHOWN_NAMES = 4
+
+
+def _list(names: Sequence[str | None]) -> str:
+    shown = ", ".join(name or "a parameter outside of the model" for name in names[:_SHOWN_NAMES])
+    more = len(names) - _SHOWN_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown or "no parameters"
+
+
+def _keep_precision(optimizer: Optimizer, saved: Mapping[object, object]) -> None:
+    """Torch casts state to the precision of the parameter; an optimizer may keep its state in a higher one."""
+    for number, parameter in enumerate(parameters_of(optimizer)):
+        state, of_parameter = optimizer.state.get(parameter), saved.get(number)
+        if state is None or not isinstance(of_parameter, Mapping):
+            continue
+        for name, value in cast("Mapping[str, object]", of_parameter).items():
+            loaded = state.get(name)
+            if isinstance(value, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
+                state[name] = value.to(loaded.device)
+
+
+def _names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
+    """The first name of each parameter; tied weights have several."""
+    return {id(parameter): name for name, parameter in reversed(list(parameters.items()))}
+
+
+def _group_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str | None]]:
+    names = _names(parameters)
+    return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _is_setting(value: object) -> bool:
+    is_number = isinstance(value, bool | int | float | str | None)
+    are_numbers = isinstance(value, tuple) and all(_is_setting(item) for item in cast("tuple[object, ...]", value))
+    return is_number or are_numbers or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True, slots=True)

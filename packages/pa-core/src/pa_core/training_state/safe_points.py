@@ -18,18 +18,17 @@ from pa_core.distributed.agreement import Agreement
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
 from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state.resumption import Resumption
-from pa_core.training_state.run_state import RunState, capture
-from pa_core.training_state.saved_parts import Extension, find_extension
+from pa_core.training_state.run_state import Extension, RunState, capture, find_extension
 from pa_core.training_state.saved_runs import newest_state
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.training_state.state_writer import (
     StateRequest,
     StateWriter,
+    UnsavedAttributes,
     check_scheduler,
     check_state_of_optimizer,
     raising_on_all,
 )
-from pa_core.training_state.unsaved_attributes import UnsavedAttributes
 from pa_core.types import SupportsStateDict
 from pa_data.orders import has_plain_order
 from pa_data.rng import capture_rng_state

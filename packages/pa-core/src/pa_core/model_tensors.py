@@ -1,0 +1,190 @@
+"""The tensors of models and optimizers: parameters, buffers, pieces of sharded tensors, and models without wrappers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from pa_core._torch import BUFFERS, CHILDREN, COMPILED, PARAMETERS
+
+__all__ = [
+    "buffers_of_module",
+    "compiled_from",
+    "is_sharded",
+    "is_sharded_module",
+    "is_unit",
+    "learning_rates_of",
+    "local_piece",
+    "local_pieces",
+    "parameters_of",
+    "parameters_of_module",
+    "reshard",
+    "unwrap_model",
+    "whole_tensor",
+]
+
+
+def parameters_of_module(module: nn.Module) -> list[nn.Parameter]:
+    """Return ``[*module.parameters()]``; torch makes a name for each of them, and takes three times as long.
+
+    Args:
+        module: A module. Parameters that it lists by overriding ``named_parameters`` are not found.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> [parameter.numel() for parameter in parameters_of_module(nn.Sequential(layer, nn.ReLU(), layer))]
+        [2, 1]
+    """
+    found: dict[int, nn.Parameter] = {}
+    _add_tensors(PARAMETERS, module, found, set())
+    return list(found.values())
+
+
+def buffers_of_module(module: nn.Module) -> list[Tensor]:
+    """Return ``[*module.buffers()]``, as ``parameters_of_module`` returns parameters.
+
+    Args:
+        module: A module.
+    """
+    found: dict[int, Tensor] = {}
+    _add_tensors(BUFFERS, module, found, set())
+    return list(found.values())
+
+
+def _add_tensors(kind: str, module: nn.Module, found: dict[int, Any], seen: set[int]) -> None:
+    """Add what a module and those in it hold, each once; a module may even be in itself."""
+    seen.add(id(module))
+    attributes = vars(module)
+    for tensor in attributes[kind].values():
+        if tensor is not None:
+            found[id(tensor)] = tensor
+    for child in attributes[CHILDREN].values():
+        if child is not None and id(child) not in seen:
+            _add_tensors(kind, child, found, seen)
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Iterate over the parameters that an optimizer updates, in the order of its groups.
+
+    Example:
+        >>> import torch
+        >>> one, two = torch.nn.Linear(2, 1), torch.nn.Linear(3, 1, bias=False)
+        >>> groups = [{"params": one.parameters()}, {"params": two.parameters(), "lr": 0.5}]
+        >>> [tuple(parameter.shape) for parameter in parameters_of(torch.optim.SGD(groups, lr=0.1))]
+        [(1, 2), (1,), (1, 3)]
+    """
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def learning_rates_of(optimizer: Optimizer) -> list[float | Tensor]:
+    """Return the learning rates of the groups that have one.
+
+    Example:
+        >>> import torch
+        >>> one, two = torch.nn.Linear(2, 1), torch.nn.Linear(3, 1)
+        >>> groups = [{"params": one.parameters()}, {"params": two.parameters(), "lr": 0.5}]
+        >>> max(learning_rates_of(torch.optim.SGD(groups, lr=0.1)))
+        0.5
+    """
+    return [group["lr"] for group in optimizer.param_groups if "lr" in group]
+
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(value: object) -> TypeGuard[DTensor]:
+    """Whether a value is a ``DTensor``, of which each process has a piece."""
+    tensor: Any = sys.modules.get("torch.distributed.tensor")
+    return tensor is not None and isinstance(value, tensor.DTensor)
+
+
+def is_sharded_module(module: nn.Module) -> bool:
+    """Whether some parameter of a module is split over processes, even if it is whole between two passes."""
+    return any(map(is_unit, module.modules())) or any(map(is_sharded, module.parameters()))
+
+
+def is_unit(module: nn.Module) -> bool:
+    """Whether a module is one that ``fully_shard`` was called for."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def reshard(module: nn.Module) -> None:
+    """Let each process have nothing but its pieces, which exchanges nothing; a plain module stays as it is.
+
+    After a forward pass without a backward pass, such as one of an evaluation, the parameters outside of the blocks
+    are still whole: what is written to them, or set on them, would not reach the pieces.
+
+    Args:
+        module: A module, sharded or not.
+    """
+    for unit in filter(is_unit, module.modules()):
+        cast("Any", unit).reshard()
+
+
+def local_piece(tensor: Tensor) -> Tensor:
+    """Return the piece that this process has of a tensor, which shares its memory; a plain tensor as it is."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def local_pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the piece that this process has of each tensor.
+
+    Args:
+        tensors: Split over processes, or plain ones.
+    """
+    return [local_piece(tensor) for tensor in tensors]
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Return all of a tensor; every process must call this for one that is split, and waits for the others."""
+    if not is_sharded(tensor):
+        return tensor
+    device_type = tensor.device_mesh.device_type
+    if tensor.device.type != device_type:  # offloaded to the host, where the processes may not be able to exchange it
+        tensor = cast("DTensor", tensor.to(device_type))
+    return tensor.full_tensor()
+
+
+def unwrap_model(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:
+    """Return the model inside distributed wrappers and, if wanted, inside ``torch.compile``.
+
+    Args:
+        model: A model, which need not be wrapped at all.
+        keep_torch_compile: Whether a compiled model is returned compiled. What was compiled around a distributed
+            wrapper is never kept, as the wrapper is a part of it.
+
+    Returns:
+        The model itself, not a copy.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> unwrap_model(nn.DataParallel(model)) is model
+        True
+    """
+    inside = compiled_from(model)
+    if inside is not None:
+        inner = unwrap_model(inside, keep_torch_compile=keep_torch_compile)
+        return model if keep_torch_compile and inner is inside else inner
+    if isinstance(model, (DistributedDataParallel, DataParallel)):
+        return unwrap_model(cast("Any", model).module, keep_torch_compile=keep_torch_compile)
+    return model
+
+
+def compiled_from(model: nn.Module) -> nn.Module | None:
+    """Return what ``torch.compile``, or accelerate's regional compilation, made this module from; None for others.
+
+    Checking the class would import the compiler. A copy of a module whose repeated blocks are compiled keeps its
+    original as a plain attribute.
+    """
+    attributes = vars(model)
+    modules = attributes.get(CHILDREN, {})  # of a scripted module, a mapping without get
+    found = modules[COMPILED] if COMPILED in modules else attributes.get(COMPILED)
+    return cast("nn.Module | None", found)

@@ -1,0 +1,135 @@
+"""The code stays small enough to be known: what is there is counted, and what a step and a save go through."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.launching import Launch
+
+ROOT = Path(__file__).parents[2]
+PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
+
+LIMITS = {
+    "code lines of pa-core": 16_855,  # to become 14_500
+    "code lines of all packages": 31_376,  # to become 30_000
+    "code lines of tests": 55_100,  # to become 50_000
+    "code lines of a module of pa-core": 539,  # to become 500
+    "lines of trainer.py": 650,
+    "words of architecture.md": 2_500,
+    "files of an update": 21,  # to become 13
+    "more files of a save": 43,  # to become 20
+}
+"""The most that there may be of each."""
+
+WHAT_A_RUN_GOES_THROUGH = """
+import json, sys, threading
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
+
+files = {"update": set(), "save": set()}
+part = None
+
+def note(frame, event, argument):
+    module = frame.f_globals.get("__name__", "")
+    if part is not None and module.startswith("pa_"):
+        files[part].add(module)
+
+class Parts(TrainerCallback):
+    def on_optimizer_step_end(self, trainer, update, **kwargs):
+        global part
+        part = {5: "update", 10: "save"}.get(update)
+
+model = nn.Linear(8, 3)
+trainer = Trainer(
+    model,
+    nn.CrossEntropyLoss(),
+    torch.optim.SGD(model.parameters(), lr=0.1),
+    callbacks=[Parts, SaveTrainingStateCallback("states", save_every_n_steps=10)],
+)
+threading.setprofile(note)
+sys.setprofile(note)
+trainer.train(TensorDataset(torch.randn(256, 8), torch.randint(0, 3, (256,))), 1, per_device_batch_size=16)
+sys.setprofile(None)
+print(json.dumps({"update": sorted(files["update"]), "save": sorted(files["save"] - files["update"])}))
+"""
+
+
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def _lines_of_docstrings(source: str) -> set[int]:
+    lines = set[int]()
+    for node in ast.walk(ast.parse(source)):
+        has_body = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if has_body and ast.get_docstring(node, clean=False) is not None:
+            docstring = node.body[0]
+            lines.update(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
+    return lines
+
+
+def count_code_lines(source: str) -> int:
+    """Count the lines that are neither blank nor only a comment or a docstring."""
+    lines = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - _lines_of_docstrings(source))
+
+
+@cache
+def code_lines_below(folder: Path) -> dict[Path, int]:
+    """The number of code lines of each Python file below a folder; wrong programs for type checkers do not count."""
+    paths = [path for path in folder.rglob("*.py") if not any(part.startswith("must_") for part in path.parts)]
+    return {path: count_code_lines(path.read_text()) for path in paths}
+
+
+def _sum_of(folders: Iterator[Path]) -> int:
+    return sum(sum(code_lines_below(folder).values()) for folder in folders)
+
+
+def test_blank_lines_comments_and_docstrings_are_no_code() -> None:
+    """A statement over two lines counts twice, a string that is no docstring as well."""
+    source = (
+        '"""A module.\n\nOf two lines."""\n\n# a comment\ndef f():\n    """Do."""\n    return g("""a\nb""",\n  1)\n'
+    )
+    assert count_code_lines(source) == 4
+
+
+def test_pa_core_is_small() -> None:
+    """Whoever adds to it takes something out; each of its modules can be read in one go."""
+    modules = code_lines_below(PA_CORE)
+    most = LIMITS["code lines of a module of pa-core"]
+    assert {path.name: number for path, number in modules.items() if number > most} == {}
+    assert sum(modules.values()) <= LIMITS["code lines of pa-core"]
+    assert len((PA_CORE / "trainer.py").read_text().splitlines()) <= LIMITS["lines of trainer.py"]
+
+
+def test_all_packages_and_all_tests_are_small() -> None:
+    """What grows in one place shrinks in another."""
+    assert _sum_of(ROOT.glob("packages/*/src")) <= LIMITS["code lines of all packages"]
+    assert _sum_of(ROOT.glob("packages/*/tests")) + _sum_of(ROOT.glob("tests")) <= LIMITS["code lines of tests"]
+
+
+def test_the_page_for_new_maintainers_is_short() -> None:
+    """It is what they read first; what is longer has a page of its own."""
+    words = (ROOT / "docs" / "maintainers" / "architecture.md").read_text().split()
+    assert len(words) <= LIMITS["words of architecture.md"]
+
+
+def test_an_update_and_a_save_go_through_few_files(launch: Launch) -> None:
+    """A batch, and what is written of a run, can be followed through the code."""
+    launched = launch(WHAT_A_RUN_GOES_THROUGH)
+    assert launched.status == 0
+    files: dict[str, list[str]] = json.loads(launched.output.splitlines()[-1])
+    assert "pa_core.trainer" in files["update"]
+    assert "pa_checkpoint._checkpoint" in files["save"]
+    assert len(files["update"]) <= LIMITS["files of an update"]
+    assert len(files["save"]) <= LIMITS["more files of a save"]
