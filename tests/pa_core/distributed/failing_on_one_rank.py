@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
-from pa_core.distributed import fail_fast
+from pa_core.distributed import failures
 from pa_core.testing import TinyClassifier, make_classification
 
 ERRORS: dict[str, BaseException] = {
@@ -118,7 +118,7 @@ def train_and_evaluate(place: str, failure: Failure | None) -> None:
 def fail_at(place: str, failure: Failure, trainer: AnyTrainer, report: Report) -> None:
     """Let a hook of the trainer fail, or an event of the callback."""
     if place == "a callback that hangs":
-        fail_fast.SECONDS_TO_CLEAN_UP = 1.0
+        failures.SECONDS_TO_CLEAN_UP = 1.0
         vars(report)["on_exception"] = hang
     else:
         setattr(report if place.startswith("on_") else trainer, place, failure)

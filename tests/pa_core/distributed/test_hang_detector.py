@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -94,36 +95,44 @@ def test_ranks_that_part_in_a_loop_of_ones_own_end_with_an_error(ends: Ends) -> 
     assert ends["all break"]["outputs"] == ["5 updates\n", "5 updates\n"]
 
 
-IN_BACKWARD = Sign(run=1, place="in the training of an epoch", updates=5, collectives=20, waiting=12.0, doing="x")
+EXCHANGES = Sign(
+    beat=3, run=1, place="in the training of an epoch", updates=5, collectives=20, still=12.0, waits=True, doing="x"
+)
+COMPUTES = replace(EXCHANGES, waits=False)
+EVALUATES = replace(EXCHANGES, place="in an evaluation")
 
 
 @pytest.mark.parametrize(
-    ("other", "limit", "advice"),
+    ("own", "other", "limit", "advice"),
     [
         # which may still come
-        (Sign(run=1, place="in the training of an epoch", updates=5), 60.0, None),
-        (Sign(run=1, place="in an evaluation", updates=5, waiting=11.0), 60.0, None),
-        (IN_BACKWARD, math.inf, None),
-        (Sign(run=0), 5.0, None),
+        (EXCHANGES, COMPUTES, 60.0, None),
+        (EXCHANGES, EVALUATES, 60.0, None),
+        (EXCHANGES, EXCHANGES, math.inf, None),
+        (EXCHANGES, Sign(run=0), 5.0, None),
+        # which nobody waits for
+        (COMPUTES, EXCHANGES, 10.0, None),
         # which may not
-        (Sign(run=1), 60.0, "request_stop"),
-        (Sign(run=2, place="at the start of the run"), 60.0, "request_stop"),
-        (Sign(run=0, has_ended=True), 60.0, "request_stop"),
-        (Sign(run=1, place="in an evaluation", updates=5, waiting=11.0), 10.0, "only some of the processes"),
-        (Sign(run=1, place="at the end of the run", updates=5, waiting=11.0), 10.0, "request_stop"),
-        (Sign(run=1, place="in the training of an epoch", updates=5), 10.0, "raise max_wait_seconds"),
+        (EXCHANGES, Sign(run=1), 60.0, "request_stop"),
+        (EXCHANGES, Sign(run=2, place="at the start of the run"), 60.0, "request_stop"),
+        (EXCHANGES, Sign(run=0, has_ended=True), 60.0, "request_stop"),
+        (EXCHANGES, EVALUATES, 10.0, "only some of the processes"),
+        (EXCHANGES, replace(EXCHANGES, place="at the end of the run"), 10.0, "request_stop"),
+        (EXCHANGES, COMPUTES, 10.0, "raise max_wait_seconds"),
+        # which the accelerator of this one waits for
+        (COMPUTES, replace(COMPUTES, collectives=19), 10.0, "raise max_wait_seconds"),
     ],
 )
-def test_what_is_a_wait_in_vain(other: Sign, limit: float, advice: str | None) -> None:
+def test_what_is_a_wait_in_vain(own: Sign, other: Sign, limit: float, advice: str | None) -> None:
     """Nobody is ended for being slow before its time, nor spared when there is nothing left to hope for."""
-    found = find_vain_wait(0, {0: IN_BACKWARD, 1: other}, [], limit)
+    found = find_vain_wait(0, {0: own, 1: other}, limit)
     assert (found is None) == (advice is None)
     assert found is None or (advice is not None and advice in found.do)
 
 
 def test_ranks_in_the_same_place_are_named_together() -> None:
     """Of a thousand processes, those that do the same take one line."""
-    signs = dict.fromkeys((0, 1, 2, 4, 5, 6), IN_BACKWARD) | {3: Sign(run=1, place="in an evaluation", updates=5)}
+    signs = dict.fromkeys((0, 1, 2, 4, 5, 6), EXCHANGES) | {3: replace(EVALUATES, waits=False)}
     assert "ranks 0-2, 4-6 waited in x, in the training of an epoch, after 5 updates; rank 3 was" in describe_signs(
         signs, run=1
     )
@@ -149,7 +158,7 @@ def test_exchanges_in_a_group_of_their_own_are_no_wait(monkeypatch: pytest.Monke
         for _ in range(40):
             for _ in range(100):
                 dist.all_reduce(torch.zeros(1), group=group)
-            seen += [sign.waiting for sign in signs.of_others().values()]
+            seen += [sign.still for sign in signs.of_others().values()]
         dist.barrier()
     dist.destroy_process_group(group)
     assert max(seen) < (time.monotonic() - started) / 2

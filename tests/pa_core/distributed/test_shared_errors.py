@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 from pa_core import PrintProgressCallback, Trainer
-from pa_core.distributed import shared_errors
+from pa_core.distributed import failures
 
 
 class Failing(Trainer):
@@ -70,7 +70,7 @@ for name, act in cases.items():
     shown[name], sys.stderr = sys.stderr.getvalue(), stderr
 
 # Rank 0 catches the error, and nobody would see it if rank 1 relied on rank 0.
-patience, shared_errors._SECONDS_UNTIL_SHOWN = shared_errors._SECONDS_UNTIL_SHOWN, 0.5
+patience, failures._SECONDS_UNTIL_SHOWN = failures._SECONDS_UNTIL_SHOWN, 0.5
 stderr, sys.stderr = sys.stderr, io.StringIO()
 try:
     train(classes.double())
@@ -78,7 +78,7 @@ except RuntimeError:
     if rank == 1:
         sys.excepthook(*sys.exc_info())
 shown["an error that rank 0 catches"], sys.stderr = sys.stderr.getvalue(), stderr
-shared_errors._SECONDS_UNTIL_SHOWN = patience
+failures._SECONDS_UNTIL_SHOWN = patience
 Path(f"shown_{rank}.json").write_text(json.dumps(shown))
 train(classes.float())
 """

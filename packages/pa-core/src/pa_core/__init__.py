@@ -27,8 +27,12 @@ from pa_core.callbacks import (
 )
 from pa_core.data import DataLoaderSlice, EvaluationSet, KeyedDataLoader
 from pa_core.distributed import gather_objects
-from pa_core.distributed.launch import notebook_launcher
-from pa_core.distributed.processes import local_process_zero_first, local_process_zero_only, world_process_zero_only
+from pa_core.distributed.processes import (
+    local_process_zero_first,
+    local_process_zero_only,
+    notebook_launcher,
+    world_process_zero_only,
+)
 from pa_core.errors import (
     ArgumentTypeError,
     BatchMismatchError,

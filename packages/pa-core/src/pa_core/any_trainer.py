@@ -51,8 +51,8 @@ from pa_core.checkpoint import save_safetensors
 from pa_core.checkpoint_loading import load_checkpoint_into
 from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.distributed import processes
+from pa_core.distributed.failures import showing_errors_once
 from pa_core.distributed.hang_detector import HangDetector
-from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ArgumentTypeError, ConfigurationError

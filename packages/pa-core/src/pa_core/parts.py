@@ -40,10 +40,9 @@ from pa_core.distributed.collectives import (
     values_of_all,
 )
 from pa_core.distributed.comparison import Describe, agree_on_integer, require_alike
-from pa_core.distributed.fail_fast import ending_process_unless_all_fail
-from pa_core.distributed.gloo_forks import fork_between_collectives
+from pa_core.distributed.failures import ending_process_unless_all_fail, showing_errors_once
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS, HangDetector, Place
-from pa_core.distributed.shared_errors import showing_errors_once
+from pa_core.distributed.processes import fork_between_collectives
 from pa_core.model_tensors import (
     buffers_of_module,
     is_sharded,

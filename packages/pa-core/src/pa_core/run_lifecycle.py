@@ -11,10 +11,10 @@ from torch import nn
 from pa_core import _accelerate, alike
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.loaders import end_workers
-from pa_core.distributed import fail_fast
+from pa_core.distributed import failures
 from pa_core.distributed.comparison import PLACE, Describe, agree_on_integer, require_alike
+from pa_core.distributed.failures import showing_errors_once
 from pa_core.distributed.hang_detector import Place
-from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.engine import Engine, RunKind
 from pa_core.errors import StopTrainingError
 from pa_core.input_checks import refuse_run_within_run
@@ -93,7 +93,7 @@ class RunLifecycle:
                 yield
         except BaseException as exception:
             engine.safe_points.end(exception, trainer.device)
-            with fail_fast.ending_process_unless_all_fail(exception):
+            with failures.ending_process_unless_all_fail(exception):
                 self._close_after(exception)
             raise
         finally:

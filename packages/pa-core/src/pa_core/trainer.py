@@ -22,8 +22,8 @@ from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import lengths_of_epochs
 from pa_core.default_step import check_step_output, count_items, name_step
+from pa_core.distributed.failures import showing_errors_once
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS
-from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.extra_models import require_one_trained_module

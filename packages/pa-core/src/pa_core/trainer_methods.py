@@ -15,8 +15,8 @@ from typing_extensions import override
 from pa_core import _accelerate, alike, default_step, input_checks, run_scheduler
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE
+from pa_core.distributed.failures import showing_errors_once
 from pa_core.distributed.hang_detector import Place
-from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.loop import Loop
 from pa_core.placeholders import create_scheduler
 from pa_core.predictions import PredictionWriter, PredictsBatches

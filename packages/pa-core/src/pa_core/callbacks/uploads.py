@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pa_checkpoint import CheckpointError, CheckpointNotFoundError, RemoteFolder
 from pa_core import distributed
-from pa_core.distributed.long_waits import raise_on_all, wait_together
+from pa_core.distributed.rank_messages import raise_on_all, wait_together
 from pa_core.errors import ConfigurationError, TrainingPreempted
 from pa_core.storage import StateFolder
 from pa_core.storage.urls import url_of
@@ -167,9 +167,10 @@ class Uploads:
             for problem in self._take_problems():
                 exception.add_note(f"Besides: {problem.problem} ({problem.given})")
             return
-        wait_together(self._wait)
+        self._wait()
         self.retry()
-        wait_together(self._wait)
+        self._wait()
+        wait_together()
         if exception is None and self._errors == "raise":
             raise_on_all(next(iter(self._take_problems()), None))
         self._warn_of_problems()

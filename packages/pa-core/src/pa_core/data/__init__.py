@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.evaluation_sets import EvaluationSet
-from pa_core.distributed.padding import remove_padding
+from pa_core.distributed.collectives import remove_padding
 from pa_data import (
     BatchSplit,
     EvalSplit,

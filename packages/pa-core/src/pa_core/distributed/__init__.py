@@ -12,9 +12,9 @@ from pa_core.distributed.collectives import (
     gather_objects,
     num_processes,
     rank,
+    remove_padding,
     sum_over_processes,
 )
-from pa_core.distributed.padding import remove_padding
 
 __all__ = [
     "broadcast_buffers",

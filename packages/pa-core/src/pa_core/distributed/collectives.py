@@ -6,6 +6,7 @@ Everything here works without a trainer, and on one process without a process gr
 from __future__ import annotations
 
 import atexit
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,6 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from pa_core import _accelerate
-from pa_core.distributed.padding import remove_padding
 from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.model_tensors import buffers_of_module, is_sharded, parameters_of_module, reshard
 from pa_core.types import TensorsT
@@ -34,6 +34,7 @@ __all__ = [
     "num_local_processes",
     "num_processes",
     "rank",
+    "remove_padding",
     "runs_on_gloo",
     "sum_over_processes",
     "tensors_in_graph",
@@ -240,6 +241,34 @@ def _gather_tensor(tensor: Tensor, padding_value: float | None) -> Tensor:
         padded = padded + rows.sum()
     gathered = cast("tuple[Tensor, ...]", cast("Any", _Gather).apply(padded))
     return torch.cat([piece[: shape[0]] for piece, shape in zip(gathered, shapes, strict=True)])
+
+
+def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
+    """Return the rows of a tensor that are not padding.
+
+    A row, that is what stands at one index of the first dimension, is padding if every element of it is the padding
+    value. So choose a value that no row of your data consists of. What ``trainer.gather`` returns for a padding value
+    needs no such call: there is no padding in it.
+
+    Args:
+        padded_tensor: A tensor of shape ``(rows, ...)``, on any device.
+        pad_value: The value that it was padded with; NaN is possible.
+
+    Returns:
+        A tensor of shape ``(remaining rows, ...)``, in the same order.
+
+    Example:
+        >>> import torch
+        >>> remove_padding(torch.tensor([[1, -100], [-100, -100], [2, 3]]), -100)
+        tensor([[   1, -100],
+                [   2,    3]])
+        >>> remove_padding(torch.tensor([1, 2, -1, 3, -1]), -1)
+        tensor([1, 2, 3])
+    """
+    is_padding = padded_tensor.isnan() if math.isnan(pad_value) else padded_tensor == pad_value
+    if padded_tensor.dim() > 1:
+        is_padding = is_padding.flatten(start_dim=1).all(dim=1)
+    return padded_tensor[~is_padding]
 
 
 class _Gather(torch.autograd.Function):

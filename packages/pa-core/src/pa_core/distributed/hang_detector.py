@@ -11,8 +11,10 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+import traceback
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -21,10 +23,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pa_core import _torch
-from pa_core.distributed.collectives import num_processes
-from pa_core.distributed.fail_fast import tell_launcher
-from pa_core.distributed.signs import Place, Sign, Signs, advice_for_parted, describe_signs
-from pa_core.distributed.stacks import BACKWARD, activity_of, stack_of
+from pa_core.distributed.collectives import num_processes, runs_on_gloo
+from pa_core.distributed.failures import tell_launcher
+from pa_core.distributed.signs import Place, Sign, Signs, advice_for_parted, describe_signs, doing_of
 from pa_core.errors import ConfigurationError, OtherProcessError, is_explained
 
 __all__ = ["DEFAULT_MAX_WAIT_SECONDS", "HangDetector", "Place", "find_vain_wait"]
@@ -34,9 +35,8 @@ DEFAULT_MAX_WAIT_SECONDS: Final = 600.0
 
 SECONDS_BETWEEN_BEATS: Final = 1.0
 _SECONDS_UNTIL_OTHERS_ARE_ASKED = 2.0
-_SECONDS_UNTIL_SILENT = 5.0
-_SECONDS_UNTIL_GONE = 3.0
-"""After so many seconds without a heartbeat, a process whose connections were closed is gone."""
+_BEATS_UNTIL_GONE = 4
+"""Enough for a process that is gone to be silent."""
 _SECONDS_UNTIL_CERTAIN = 10.0
 """How long a process waits for one that has left the run before nothing but a mistake can be the reason."""
 _SECONDS_A_LOOK_COUNTS = 5.0
@@ -44,8 +44,6 @@ _SECONDS_TO_PRINT = 3.0
 _SECONDS_TO_END = 20.0
 _SHARE_OF_TIMEOUT = 0.9
 _STORE_TIMEOUT = timedelta(seconds=10)
-_IDLE = 0.2
-"""The share of a processor that a process uses at most while it does nothing but wait."""
 
 _LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Timed out waiting \d+ms|"
@@ -152,20 +150,18 @@ class _Heartbeat:
         self.group: int = id(dist.group.WORLD)
         self.run: HangDetector = run
         self._rank = dist.get_rank()
-        self._is_on_gloo = dist.get_backend() == "gloo"
+        self._is_on_gloo = runs_on_gloo()
         self._timeout = _SHARE_OF_TIMEOUT * _torch.seconds_until_timeout()
         # A connection of its own: the main thread may be waiting in the other one. Torch does not annotate clone().
         shared: Any = _torch.store_of_processes()
         self._store = PrefixStore("pa_core/watch", shared.clone())
         self._store.set_timeout(_STORE_TIMEOUT)
         self._signs = Signs(self._store, self._rank, dist.get_world_size())
-        self._beat = 0
-        self._collectives: int = -1
-        self._moved_at = self._waits_since = self._looked_at = time.monotonic()
-        self._used = 0.0
-        self._is_ahead = False
+        self._sign = Sign()
+        self._begun = -1
+        self._moved_at = self._looked_at = time.monotonic()
         self._has_ended = threading.Event()
-        self._signs.post(self._look())  # a version of torch that cannot count is refused here, and not in the thread
+        self._look()  # a version of torch that cannot count is refused here, and not in the thread
         self._thread = threading.Thread(target=self._beat_until_the_end, name="pa_core heartbeat", daemon=True)
         self._thread.start()
 
@@ -183,10 +179,10 @@ class _Heartbeat:
         where, do = "whoever connects the processes has ended", "See what the others printed last."
         with suppress(Exception):  # whoever keeps the store has ended
             run, signs = self.run.number, self._signs.of_others()
-            for _ in range(math.ceil(_SECONDS_UNTIL_GONE) + 1):
+            for _ in range(_BEATS_UNTIL_GONE):
                 time.sleep(SECONDS_BETWEEN_BEATS)
                 signs = self._signs.of_others()
-            where = describe_signs(signs, run, self._silent(signs, _SECONDS_UNTIL_GONE))
+            where = describe_signs(signs, run)
             if any(sign.run < run for sign in signs.values()):
                 do = "Begin as many runs on each process as on the others."
             elif any(sign.has_left(run) for sign in signs.values()):
@@ -199,52 +195,41 @@ class _Heartbeat:
             do=do,
         )
 
-    def _silent(self, signs: Mapping[int, Sign], seconds: float) -> list[int]:
-        return [rank for rank in signs if self._signs.silent_for(rank) >= seconds]
-
     def _beat_until_the_end(self) -> None:
         with suppress(Exception):  # whoever keeps the store has ended, or the processes have parted
             while not self._has_ended.wait(SECONDS_BETWEEN_BEATS):
-                sign = self._look()
-                self._signs.post(sign)
-                self._end_if_hung(sign)
-            self._signs.post(Sign(self._beat + 1, self.run.number, updates=self.run.updates(), has_ended=True))
+                self._look()
+                self._end_if_hung()
+            self._signs.post(replace(self._sign, beat=self._sign.beat + 1, updates=self.run.updates(), has_ended=True))
 
-    def _look(self) -> Sign:
-        """Describe this process."""
-        run, now, used = self.run, time.monotonic(), time.process_time()
-        passed = now - self._looked_at
-        is_idle = used - self._used < _IDLE * passed
+    def _look(self) -> None:
+        """Tell the others where this process is."""
+        run, now = self.run, time.monotonic()
         begun = _torch.collectives_begun_in_all_groups()
         # A machine that was asleep has not waited.
-        has_moved = begun != self._collectives or passed > _SECONDS_A_LOOK_COUNTS
-        activity = activity_of(run.thread)
+        has_moved = begun != self._begun or now - self._looked_at > _SECONDS_A_LOOK_COUNTS
         if has_moved:
-            self._moved_at, self._is_ahead = now, False
-        is_in_exchange = is_idle if activity.exchange == BACKWARD else bool(activity.exchange)
-        if has_moved or not (is_in_exchange or self._is_ahead):
-            self._waits_since = now
-        self._collectives, self._looked_at, self._used = begun, now, used
-        self._beat += 1
-        return Sign(
-            beat=self._beat,
+            self._moved_at = now
+        self._begun, self._looked_at = begun, now
+        waits, doing = (False, "") if has_moved else doing_of(run.thread)
+        self._sign = Sign(
+            beat=self._sign.beat + 1,
             run=run.number,
             place=run.place,
             updates=run.updates(),
-            collectives=_torch.collectives_begun(),
-            waiting=now - self._waits_since,
-            doing="" if has_moved else activity.describe(),
+            collectives=0 if self._is_on_gloo else _torch.collectives_begun(),
+            still=now - self._moved_at,
+            waits=waits,
+            doing=doing,
         )
+        self._signs.post(self._sign)
 
-    def _end_if_hung(self, own: Sign) -> None:
+    def _end_if_hung(self) -> None:
         """End the process if any process would wait forever, such as this one."""
-        if own.place and self._looked_at - self._moved_at >= _SECONDS_UNTIL_OTHERS_ARE_ASKED:
-            signs = self._signs.of_others()
-            silent = self._silent(signs, _SECONDS_UNTIL_SILENT)
-            # A process that waits for an accelerator, which waits for the others, shows it by no stack.
-            self._is_ahead = not self._is_on_gloo and any(one.collectives < own.collectives for one in signs.values())
-            limit = min(self.run.limit, self._timeout)
-            found = find_vain_wait(self._rank, {**signs, self._rank: own}, silent, limit)
+        own = self._sign
+        if own.place and own.still >= _SECONDS_UNTIL_OTHERS_ARE_ASKED:
+            signs = {**self._signs.of_others(), self._rank: own}
+            found = find_vain_wait(self._rank, signs, min(self.run.limit, self._timeout))
             if found is not None:
                 self._store.compare_set("verdict", "", json.dumps([self._rank, *found.args]))
         if self._store.check(["verdict"]):
@@ -261,7 +246,9 @@ class _Heartbeat:
             raise reason
         except OtherProcessError:
             tell_launcher(reason)
-        self._write(f"This process ends. Its stack, the innermost call last:\n{stack_of(self.run.thread)}")
+        frame = sys._current_frames().get(self.run.thread)  # pyright: ignore[reportPrivateUsage]  # documented in spite of its name
+        stack = "".join(traceback.format_stack(frame))
+        self._write(f"This process ends. Its stack, the innermost call last:\n{stack}")
         time.sleep(_SECONDS_TO_PRINT)
         if self._rank == found_by:
             self._write(f"{type(reason).__module__}.{type(reason).__qualname__}: {reason}\n")
@@ -302,33 +289,33 @@ def _end_heartbeat() -> None:
     atexit.unregister(_end_heartbeat)
 
 
-def find_vain_wait(
-    rank: int, signs: Mapping[int, Sign], silent: Collection[int], limit: float
-) -> OtherProcessError | None:
+def find_vain_wait(rank: int, signs: Mapping[int, Sign], limit: float) -> OtherProcessError | None:
     """Return why a process would wait forever, None as long as it may continue.
 
-    A process in no run yet may take as long as it likes. One that has left the run that others are in never comes.
+    It waits if its thread is in an exchange. Where it waits for an accelerator, which waits for the others, no stack
+    shows it, but that it has entered more collectives than another one. A process in no run yet may take as long as it
+    likes. One that has left the run that others are in never comes.
 
     Args:
         rank: The rank of the process that waits.
         signs: The signs of all processes.
-        silent: Those that have sent no heartbeat for some seconds.
         limit: For how many seconds it may wait for what may still come.
     """
-    run, waits_for = signs[rank].run, signs[rank].waiting
+    own = signs[rank]
     do = "See in the stacks above what the others are doing; if they may take that long, raise max_wait_seconds."
-    if any(sign.has_left(run) for sign in signs.values()):
+    if any(sign.has_left(own.run) for sign in signs.values()):
         limit = min(limit, _SECONDS_UNTIL_CERTAIN)
         do = advice_for_parted(Place.RUN_END)
-    elif any(sign.run < run and not sign.place and other not in silent for other, sign in signs.items()):
+    elif any(sign.run < own.run and not sign.place and not sign.is_silent for sign in signs.values()):
         return None
-    elif all(sign.waiting > 0 for sign in signs.values()):
-        do = advice_for_parted(describe_signs(signs, run))
-    if waits_for < limit:
+    elif all(sign.waits for sign in signs.values()):
+        do = advice_for_parted(describe_signs(signs, own.run))
+    is_ahead = any(sign.collectives < own.collectives for sign in signs.values())
+    if own.still < limit or not (own.waits or is_ahead):
         return None
     return OtherProcessError(
-        f"A process has waited for another one for {waits_for:.0f} seconds.",
-        given=describe_signs(signs, run, silent),
+        f"A process has waited for another one for {own.still:.0f} seconds.",
+        given=describe_signs(signs, own.run),
         do=do,
     )
 

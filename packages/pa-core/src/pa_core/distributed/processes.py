@@ -1,15 +1,17 @@
-"""What one process of a run does for all of them, or before the others."""
+"""How processes of a run are started and prepared, and what one of them does for all, or before the others."""
 
 from __future__ import annotations
 
 import functools
+import os
+import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import ParamSpec, Protocol, TypeVar, overload
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple, overload
 
 from pa_core import _accelerate
-from pa_core.distributed import gloo_forks
 from pa_core.distributed.collectives import (
     gather,
     gather_objects,
@@ -17,13 +19,15 @@ from pa_core.distributed.collectives import (
     num_processes,
     runs_on_gloo,
 )
-from pa_core.errors import ConfigurationError, OtherProcessError, StopTrainingError
+from pa_core.errors import ConfigurationError, OtherProcessError, StopTrainingError, UnsupportedConfigurationError
 
 __all__ = [
     "BlockOrDecorator",
     "apart",
+    "fork_between_collectives",
     "local_process_zero_first",
     "local_process_zero_only",
+    "notebook_launcher",
     "prepare_process",
     "require_all_processes",
     "run_if",
@@ -33,6 +37,7 @@ __all__ = [
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_Arguments = TypeVarTuple("_Arguments")
 
 _is_apart: ContextVar[bool] = ContextVar("_is_apart", default=False)
 """Whether this process is where the others are not, so that nobody may wait for anybody."""
@@ -52,7 +57,7 @@ def prepare_process(accelerator: _accelerate.AcceleratorLike) -> None:
     _accelerate.replace_gather(accelerator, gather)
     if runs_on_gloo():
         leave_processes_at_exit()
-        gloo_forks.fork_between_collectives()
+        fork_between_collectives()
 
 
 def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -231,3 +236,100 @@ def apart() -> Generator[None]:
         yield
     finally:
         _is_apart.reset(token)
+
+
+@overload
+def notebook_launcher(
+    function: Callable[[], object], args: tuple[()] = ..., num_processes: int | None = ..., **kwargs: Any
+) -> None: ...
+@overload
+def notebook_launcher(
+    function: Callable[[*_Arguments], object], args: tuple[*_Arguments], num_processes: int | None = ..., **kwargs: Any
+) -> None: ...
+def notebook_launcher(
+    function: Callable[..., object], args: tuple[object, ...] = (), num_processes: int | None = None, **kwargs: Any
+) -> None:
+    """Run a training function from a notebook, in as many processes as requested.
+
+    Create the trainer inside the function: what a notebook has initialised on an accelerator cannot be shared with
+    the processes that are started here.
+
+    Args:
+        function: The function to run; it is called once in each process, and what it returns is dropped.
+        args: Its positional arguments.
+        num_processes: The number of processes; None leaves the choice to accelerate.
+        **kwargs: Passed on to ``accelerate.notebook_launcher``, for example ``mixed_precision="bf16"``.
+
+    Raises:
+        UnsupportedConfigurationError: Several processes are requested, after a trainer was made in this one.
+
+    Example:
+        >>> def main(epochs: int) -> None:
+        ...     print("training for", epochs, "epochs")
+        >>> notebook_launcher(main, (3,), num_processes=1)
+        Launching training on CPU.
+        training for 3 epochs
+    """
+    if num_processes is not None and num_processes > 1 and _accelerate.precision_of_process() is not None:
+        raise UnsupportedConfigurationError(
+            "The processes of a notebook cannot be started once it has made a trainer: they would share its device.",
+            given=f"num_processes={num_processes}, after a Trainer, a Run or an Accelerator in this process",
+            do="Restart the kernel, and make the trainer inside the function.",
+        )
+    _accelerate.launch_in_notebook(function, args, num_processes=num_processes, **kwargs)
+
+
+_SECONDS_TO_WAIT = 1.0
+"""How long a fork waits at most for threads that a busy machine keeps from running."""
+
+_THREADS = Path("/proc/self/task")
+_GLOO = "pt_gloo_runloop"
+_TELLING = ("State:", "voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
+_SECONDS_BETWEEN_LOOKS = 0.0005
+
+
+@functools.cache
+def fork_between_collectives() -> None:
+    """Have every later fork of this process wait until the threads of gloo have nothing left to do.
+
+    Loaders fork that start their workers in the middle of a run. After each collective on tensors that Python knows, a
+    thread of gloo takes Python's lock to give them back, and holds the list of Python's threads locked for a moment.
+    CPython 3.11 copies that lock with the fork, locked as it is, and then waits for it in the child for ever: the
+    worker never comes to life, and the run stands still. On two busy cores it took a minute or two of training with
+    forks in each epoch.
+
+    Elsewhere than on Linux, where nothing tells what a thread does, forks stay as they are.
+    """
+    if _THREADS.is_dir():
+        os.register_at_fork(before=_wait_for_gloo)
+
+
+def _wait_for_gloo() -> None:
+    """Wait until no thread of gloo has done anything while it could have had Python's lock.
+
+    That one sleeps tells nothing: it may be waiting for the lock, to continue with the next tensor once it has it.
+    """
+    give_up = time.monotonic() + _SECONDS_TO_WAIT
+    before: dict[str, str] = {}
+    now = _gloo_threads()
+    while (
+        now and (now != before or not all("(sleeping)" in one for one in now.values())) and time.monotonic() < give_up
+    ):
+        time.sleep(_SECONDS_BETWEEN_LOOKS)  # gives Python's lock to whoever waits for it
+        before, now = now, _gloo_threads()
+
+
+def _gloo_threads() -> dict[str, str]:
+    """What each thread of gloo is doing, and how often it has been switched to."""
+    return {
+        thread.name: "".join(line for line in _read(thread / "status").splitlines() if line.startswith(_TELLING))
+        for thread in _THREADS.iterdir()
+        if _read(thread / "comm").startswith(_GLOO)
+    }
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # the thread has ended
+        return ""

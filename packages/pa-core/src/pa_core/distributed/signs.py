@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
+import torch
 from torch.distributed.distributed_c10d import Store
 
-__all__ = ["Place", "Sign", "Signs", "advice_for_parted", "describe_signs", "name_ranks"]
+__all__ = ["Place", "Sign", "Signs", "advice_for_parted", "describe_signs", "doing_of", "name_ranks"]
 
 _LONGEST_LOOK = 2.0
+_SECONDS_UNTIL_SILENT = 3.0
+
+_TORCH = str(Path(torch.__file__).parent)
+_EXCHANGES = (
+    str(Path(_TORCH, "distributed")),
+    str(Path(_TORCH, "nn", "parallel", "distributed.py")),
+)
+_GRADIENTS = str(Path(__file__).with_name("gradient_exchange.py"))
+_OURS = str(Path(__file__).parents[1])
+_LIBRARIES = (_OURS, _TORCH, str(Path(_TORCH).with_name("accelerate")), str(Path(os.__file__).parent), "<")
 
 
 class Place(StrEnum):
@@ -35,10 +50,12 @@ class Sign:
         run: Which of its runs this is, counted from 1; 0 before the first.
         place: What the run is in, such as "in an evaluation"; empty where the process is in no run.
         updates: The updates of the run that are complete.
-        collectives: How many collectives of all processes it has entered.
-        waiting: For how many seconds it has been waiting in the same collective.
+        collectives: How many collectives of all processes it has entered; 0 with gloo, where its thread waits in them.
+        still: For how many seconds it has entered none of any group.
+        waits: Whether its thread is in an exchange with others.
         doing: What its thread is in, in words.
         has_ended: Whether its script has ended.
+        silent: For how many seconds the process that reads it has seen no newer one.
     """
 
     beat: int = 0
@@ -46,9 +63,16 @@ class Sign:
     place: str = ""
     updates: int = 0
     collectives: int = 0
-    waiting: float = 0.0
+    still: float = 0.0
+    waits: bool = False
     doing: str = ""
     has_ended: bool = False
+    silent: float = 0.0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the process sends no heartbeat any more."""
+        return self.silent >= _SECONDS_UNTIL_SILENT and not self.has_ended
 
     def has_left(self, run: int) -> bool:
         """Whether the process never comes to what others wait for in a run.
@@ -71,10 +95,8 @@ class Signs:
     def __init__(self, store: Store, rank: int, world: int) -> None:
         self._store = store
         self._own_key = _key(rank)
-        self._others = [other for other in range(world) if other != rank]
-        self._beats = dict.fromkeys(self._others, -1)
-        self._silence = dict.fromkeys(self._others, 0.0)
-        self._last_look = time.monotonic()
+        self._others = {other: Sign() for other in range(world) if other != rank}
+        self._looked_at = time.monotonic()
 
     def post(self, sign: Sign) -> None:
         """Replace the sign of this process.
@@ -86,46 +108,70 @@ class Signs:
 
     def of_others(self) -> dict[int, Sign]:
         """Return the newest signs of the other processes by rank; of one that has given none, an empty one."""
+        now = time.monotonic()
+        passed = min(now - self._looked_at, _LONGEST_LOOK)  # a machine that was asleep has not waited
+        self._looked_at = now
         keys = {_key(rank): rank for rank in self._others}
         # A key that is not there would be waited for.
         there = list(keys) if self._store.check(list(keys)) else [key for key in keys if self._store.check([key])]
-        signs = dict.fromkeys(self._others, Sign())
         for key, text in zip(there, self._store.multi_get(there) if there else [], strict=True):
-            signs[keys[key]] = Sign(**json.loads(text))
-        self._note_silence(signs)
-        return signs
-
-    def silent_for(self, rank: int) -> float:
-        """Return for how many seconds a process has sent no new heartbeat; 0 for one that has never sent any.
-
-        Args:
-            rank: Another process.
-        """
-        return self._silence[rank]
-
-    def _note_silence(self, signs: Mapping[int, Sign]) -> None:
-        now = time.monotonic()
-        passed = min(now - self._last_look, _LONGEST_LOOK)  # a machine that was asleep has not waited
-        self._last_look = now
-        for rank, sign in signs.items():
-            is_new = sign.beat != self._beats[rank]
-            self._beats[rank] = sign.beat
-            self._silence[rank] = 0.0 if is_new or sign == Sign() else self._silence[rank] + passed
+            last, sign = self._others[keys[key]], Sign(**json.loads(text))
+            silent = last.silent + passed if sign.beat == last.beat else 0.0
+            self._others[keys[key]] = replace(sign, silent=silent)
+        return dict(self._others)
 
 
-def describe_signs(signs: Mapping[int, Sign], run: int, silent: Collection[int] = ()) -> str:
+def _key(rank: int) -> str:
+    return f"sign/{rank}"
+
+
+def doing_of(thread: int) -> tuple[bool, str]:
+    """Return whether a thread waits for other processes, and what it is in, in words.
+
+    Args:
+        thread: Its identifier, as ``threading.get_ident`` returns it there.
+    """
+    exchange = event = line = ""
+    innermost = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]  # documented in spite of its name
+    for frame, number in traceback.walk_stack(innermost) if innermost is not None else ():
+        code = frame.f_code
+        if frame is innermost and code.co_filename.startswith(_EXCHANGES):
+            exchange = code.co_name
+        elif frame is innermost and code.co_filename == _GRADIENTS:
+            exchange = "the exchange of gradients"
+        if not line and not code.co_filename.startswith(_LIBRARIES):
+            line = f"{Path(code.co_filename).name}:{number}"
+        if not event and code.co_name.startswith("on_") and "." in code.co_qualname:
+            event = f"{code.co_name} of {code.co_qualname.split('.')[-2]}"
+    where = ", in ".join(filter(None, (exchange, event)))
+    return bool(exchange), f"{where} ({line})" if where and line else where or line
+
+
+def describe_signs(signs: Mapping[int, Sign], run: int) -> str:
     """Return what processes are doing, each of them or each group that does the same.
 
     Args:
         signs: Their signs by rank.
         run: The number of the run that is spoken of.
-        silent: The ones that have sent no heartbeat for long.
     """
     by_text: dict[str, list[int]] = {}
     for rank, sign in sorted(signs.items()):
-        silence = "has sent no heartbeat since it " if rank in silent and not sign.has_ended else ""
+        silence = "has sent no heartbeat since it " if sign.is_silent else ""
         by_text.setdefault(silence + _describe(sign, run), []).append(rank)
     return "; ".join(f"{name_ranks(ranks)} {text}" for text, ranks in by_text.items())
+
+
+def _describe(sign: Sign, run: int) -> str:
+    done = f"after {sign.updates} update{'' if sign.updates == 1 else 's'}"
+    if sign.beat == 0:
+        return "was started"
+    if sign.has_ended:
+        return f"ended its script, {done}"
+    if not sign.place:
+        at = f", and was in {sign.doing}" if sign.doing else ""
+        return f"was in no run yet{at}" if sign.run < run else f"left the run {done}{at}"
+    doing = f"in {sign.doing}, " if sign.doing else ""
+    return f"{'waited' if sign.waits else 'was'} {doing}{sign.place}, {done}"
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -158,21 +204,3 @@ def advice_for_parted(places: str) -> str:
     if Place.RUN_END in places:
         return "Where one process alone decides to stop, call run.request_stop() on it instead of leaving the loop."
     return "Take what only some of the processes come to out of the condition that it depends on."
-
-
-def _describe(sign: Sign, run: int) -> str:
-    done = f"after {sign.updates} update{'' if sign.updates == 1 else 's'}"
-    if sign == Sign():
-        return "was started"
-    if sign.has_ended:
-        return f"ended its script, {done}"
-    if not sign.place:
-        at = f", and was in {sign.doing}" if sign.doing else ""
-        return f"was in no run yet{at}" if sign.run < run else f"left the run {done}{at}"
-    if not sign.doing:
-        return f"was {sign.place}, {done}"
-    return f"{'waited' if sign.waiting > 0 else 'was'} in {sign.doing}, {sign.place}, {done}"
-
-
-def _key(rank: int) -> str:
-    return f"sign/{rank}"

@@ -21,8 +21,8 @@ from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import lengths_of_epochs
 from pa_core.default_step import require_count
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
+from pa_core.distributed.failures import showing_errors_once
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS
-from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.loop import Loop, Steps

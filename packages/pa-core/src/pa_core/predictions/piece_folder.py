@@ -13,7 +13,7 @@ from typing import BinaryIO, Final, Literal, cast
 
 from pa_checkpoint import FolderLock, atomic_write
 from pa_core.distributed.collectives import gather_objects, rank
-from pa_core.distributed.long_waits import do_while_others_wait
+from pa_core.distributed.rank_messages import do_while_others_wait
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.predictions.pieces import Pieces
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pa_checkpoint import atomic_write
 from pa_core.distributed.collectives import num_processes, rank
-from pa_core.distributed.long_waits import do_while_others_wait
-from pa_core.distributed.mailbox import Mailbox
+from pa_core.distributed.rank_messages import Mailbox, do_while_others_wait
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.predictions.columns import columns_of
 from pa_core.predictions.file_formats import FileFormat, format_of

@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 from pa_checkpoint import CheckpointError, Folder, FolderLock, RemoteFolder, Writer
 from pa_core import distributed
 from pa_core._torch import version_of
-from pa_core.distributed.long_waits import raise_on_all
-from pa_core.distributed.mailbox import Mailbox
+from pa_core.distributed.rank_messages import Mailbox, raise_on_all
 from pa_core.errors import OtherProcessError
 from pa_core.extra_models import items_of
 from pa_core.model_tensors import buffers_of_module, is_sharded, parameters_of_module

@@ -1,10 +1,13 @@
-"""What processes tell each other by name, from any thread, while their main threads are busy with collectives."""
+"""What processes tell each other by name, from any thread, and waiting for what takes long on one of them.
+
+No process waits in a collective or with an open connection meanwhile, so that none gives up, however long it takes.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -12,10 +15,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pa_core import _torch
+from pa_core.distributed.collectives import gather_objects, num_processes
 from pa_core.distributed.signs import Signs
 from pa_core.errors import OtherProcessError
 
-__all__ = ["Mailbox"]
+__all__ = ["Mailbox", "do_while_others_wait", "raise_on_all", "wait_together"]
 
 _SECONDS_UNTIL_GONE = 15.0
 _SECONDS_BETWEEN_LOOKS: Final = (0.002, 0.1)
@@ -30,8 +34,7 @@ class Mailbox:
     """Messages about one thing that the processes do together.
 
     Every process makes as many mailboxes as the others, in the same order; only that, and nothing that follows, must
-    happen in the main thread. No process waits for a message with an open connection, so that the main thread is never
-    held up.
+    happen in the main thread.
     """
 
     def __init__(self) -> None:
@@ -67,18 +70,17 @@ class Mailbox:
         Raises:
             OtherProcessError: That process sends no heartbeat any more, or the one that keeps the messages is gone.
         """
-        pause = _SECONDS_BETWEEN_LOOKS[0]
+        pause, longest = _SECONDS_BETWEEN_LOOKS
         with _explained():
             while not self._store.check([key]):
-                self._signs.of_others()
-                if self._signs.silent_for(rank) > _SECONDS_UNTIL_GONE:
+                if rank != self.rank and self._signs.of_others()[rank].silent > _SECONDS_UNTIL_GONE:
                     raise _missing(rank, f"which has sent no heartbeat for {_SECONDS_UNTIL_GONE:g} seconds")
                 time.sleep(pause)
-                pause = min(2 * pause, _SECONDS_BETWEEN_LOOKS[1])
+                pause = min(2 * pause, longest)
             return self._store.get(key).decode()
 
     def wait_for_all(self) -> None:
-        """Come, and return once all processes have, no matter how much later; none waits in an exchange meanwhile.
+        """Come, and return once all processes have, no matter how much later.
 
         Raises:
             OtherProcessError: One of them has left, sends no heartbeat any more, or kept the messages and is gone.
@@ -128,3 +130,47 @@ def _explained() -> Generator[None]:
             given=f"{type(error).__name__}: {error}",
             do="See what the other processes and the launcher printed last.",
         ) from error
+
+
+def wait_together() -> None:
+    """Wait until all processes have come here, no matter how much later; every process must call this.
+
+    Raises:
+        OtherProcessError: Another process is gone.
+    """
+    if num_processes() > 1:
+        Mailbox().wait_for_all()
+
+
+def raise_on_all(problem: Exception | None) -> None:
+    """Raise what one process has met on all of them; every process must call this.
+
+    Args:
+        problem: What this process has met.
+    """
+    for error in gather_objects(problem):
+        if error is not None:
+            raise error
+
+
+def do_while_others_wait(action: Callable[[], None] | None) -> None:
+    """Do something that may take long on some processes, while the others wait; every process must call this.
+
+    The first error that ends the action on a process is raised on all of them.
+
+    Args:
+        action: What this process does; None for one that only waits.
+
+    Example:
+        >>> do_while_others_wait(None)
+    """
+    problem: Exception | None = None
+    try:
+        if action is not None:
+            action()
+    except Exception as error:
+        if num_processes() == 1:
+            raise
+        problem = error  # whatever it is, all processes are told
+    wait_together()
+    raise_on_all(problem)

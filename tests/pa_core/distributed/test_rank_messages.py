@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from pa_core import _torch
-from pa_core.distributed import mailbox
-from pa_core.distributed.mailbox import Mailbox
+from pa_core import _torch, gather_objects
+from pa_core.distributed import rank_messages
+from pa_core.distributed.rank_messages import Mailbox, do_while_others_wait
 from pa_core.distributed.signs import Sign, Signs
 from pa_core.errors import OtherProcessError
 
@@ -41,7 +42,7 @@ def silent_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The second process has given a sign of life, and gives no more."""
     shared = _torch.store_of_processes()
     monkeypatch.setattr(_torch, "store_of_processes", lambda: PrefixStore("silent", shared))
-    monkeypatch.setattr(mailbox, "_SECONDS_UNTIL_GONE", 0.5)
+    monkeypatch.setattr(rank_messages, "_SECONDS_UNTIL_GONE", 0.5)
     if dist.get_rank() == 1:
         Signs(PrefixStore("silent/pa_core/watch", shared), 1, 2).post(Sign(beat=3, run=1))
     dist.barrier()
@@ -50,21 +51,13 @@ def silent_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("silent_process")
-def test_a_process_that_is_gone_is_not_waited_for() -> None:
+@pytest.mark.parametrize("wait", [lambda box: box.wait_for("receipt", 1), Mailbox.wait_for_all])
+def test_a_process_that_is_gone_is_not_waited_for(wait: Callable[[Mailbox], object]) -> None:
     """Whoever waits for it gives up, and names it."""
     box = Mailbox()
     if dist.get_rank() == 0:
         with pytest.raises(OtherProcessError, match="rank 1, which has sent no heartbeat"):
-            box.wait_for("receipt", 1)
-
-
-@pytest.mark.usefixtures("silent_process")
-def test_a_process_that_is_gone_before_it_has_come_is_not_waited_for() -> None:
-    """Whoever has come before gives up, and names it."""
-    box = Mailbox()
-    if dist.get_rank() == 0:
-        with pytest.raises(OtherProcessError, match="rank 1, which has sent no heartbeat"):
-            box.wait_for_all()
+            wait(box)
 
 
 def test_a_process_that_leaves_is_not_waited_for() -> None:
@@ -78,3 +71,21 @@ def test_a_process_that_leaves_is_not_waited_for() -> None:
     again = Mailbox()
     again.wait_for_all()
     again.leave()
+
+
+def test_what_takes_long_on_one_process_fails_on_all_if_it_fails() -> None:
+    """The others wait without an exchange; what one of them raises, all raise."""
+    done: list[float] = []
+
+    def act() -> None:
+        time.sleep(0.3)
+        done.append(time.monotonic())
+
+    do_while_others_wait(act if dist.get_rank() == 0 else None)
+    assert gather_objects(time.monotonic())[1] >= gather_objects(done)[0][0]
+
+    def fail() -> None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        do_while_others_wait(fail if dist.get_rank() == 1 else None)
