@@ -68,8 +68,10 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 def _lines_of_docstrings(source: str) -> set[int]:
     lines = set[int]()
     for node in ast.walk(ast.parse(source)):
-        has_body = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if has_body and ast.get_docstring(node, clean=False) is not None:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
             docstring = node.body[0]
             lines.update(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
     return lines
