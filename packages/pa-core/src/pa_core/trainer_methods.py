@@ -20,15 +20,15 @@ from pa_core.distributed.hang_detector import Place
 from pa_core.loop import Loop
 from pa_core.placeholders import create_scheduler
 from pa_core.predictions import PredictionWriter, PredictsBatches
-from pa_core.predictions.default_prediction import predict_batch
-from pa_core.predictions.job import PredictionJob
-from pa_core.predictions.prediction_run import PredictionHooks, PredictionRun
 from pa_core.predictions.types import PredictionT
-from pa_core.predictions.written import Writing, require_nothing_to_write
 from pa_core.run_config import check_count
 from pa_core.run_lifecycle import RunLifecycle
 from pa_core.trained import Trained
 from pa_core.types import BatchT, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
+
+if TYPE_CHECKING:  # few scripts predict, and the import of the others takes no time for it
+    from pa_core.predictions.job import PredictionJob
+    from pa_core.predictions.prediction_run import PredictionRun
 
 __all__ = ["TrainerMethods"]
 
@@ -174,6 +174,8 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         Raises:
             BatchMismatchError: The batch and the model do not fit together.
         """
+        from pa_core.predictions.default_prediction import predict_batch
+
         return predict_batch(self.model, batch)
 
     # The hooks of a run; a callback's event of the same name follows each of them
@@ -388,6 +390,9 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             >>> list(trainer.predict(torch.arange(3.0), per_device_batch_size=2))
             [tensor([0., 1.]), tensor([2.])]
         """
+        from pa_core.predictions.job import PredictionJob
+        from pa_core.predictions.written import Writing, require_nothing_to_write
+
         trainer: TrainerMethods[ModelT_co, BatchT, OutputT_co, SchedulerT] = self
         trainer._lifecycle.require_ready("predict")
         with showing_errors_once():
@@ -402,6 +407,8 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         return writing.path
 
     def _prediction_run(self, job: PredictionJob) -> PredictionRun:
+        from pa_core.predictions.prediction_run import PredictionHooks, PredictionRun
+
         hooks = PredictionHooks(
             running=self._predicting,
             predict_batch=self.predict_batch,
