@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -592,8 +592,7 @@ def _read_file(
     return content
 
 
-@dataclass(frozen=True, slots=True)
-class _Constant:
+class _Constant(NamedTuple):
     """The tensors that may be linked: their names, and where to."""
 
     names: frozenset[str]

@@ -7,7 +7,7 @@ import collections
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
 
@@ -82,7 +82,7 @@ class Encoded:
         Args:
             copies: One for each of ``all_tensors()``, by name.
         """
-        pieces = {name: replace(piece, tensor=copies.get(name, piece.tensor)) for name, piece in self.pieces.items()}
+        pieces = {name: piece._replace(tensor=copies.get(name, piece.tensor)) for name, piece in self.pieces.items()}
         return Encoded(self.document, {name: copies[name] for name in self.tensors}, pieces)
 
 

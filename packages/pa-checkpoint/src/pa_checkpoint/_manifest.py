@@ -10,9 +10,8 @@ import os
 import re
 import reprlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -48,16 +47,14 @@ _ENOUGH_TO_RECOGNIZE = 4096
 _KNOWN = {"run": str, "sequence": int, "update": int, "epoch": int, "complete": bool}
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """What the manifest says of a file: its size in bytes, and its SHA-256 digest in hexadecimal."""
 
     bytes: int
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(NamedTuple):
     """What the manifest of a checkpoint says.
 
     Attributes:

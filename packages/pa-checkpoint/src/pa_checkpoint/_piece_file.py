@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -95,8 +94,7 @@ class PieceFile:
         return self._header
 
 
-@dataclass(frozen=True, slots=True)
-class FilePiece:
+class FilePiece(NamedTuple):
     """A piece in a file."""
 
     file: PieceFile

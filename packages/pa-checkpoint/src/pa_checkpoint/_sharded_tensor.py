@@ -6,8 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -42,8 +41,7 @@ class PieceSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPiece:
+class StoredPiece(NamedTuple):
     """One of the pieces of a stored tensor.
 
     Attributes:
@@ -187,8 +185,7 @@ class StoredTensor:
         return placement if is_shared else Replicate()
 
 
-@dataclass(frozen=True, slots=True)
-class _InMemory:
+class _InMemory(NamedTuple):
     tensor: Tensor
 
     def read_into(self, target: Tensor, offsets: Sequence[int]) -> None:
@@ -253,8 +250,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-@dataclass(frozen=True, slots=True)
-class ShardedPiece:
+class ShardedPiece(NamedTuple):
     """What this process has of a sharded tensor, and where the rest is.
 
     Attributes:
@@ -319,8 +315,7 @@ class PieceLayout:
         return ShardedPiece(local_piece(tensor.detach()), is_written_here, description)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(NamedTuple):
     """A block of a tensor, and the processes that have it."""
 
     offsets: tuple[int, ...]

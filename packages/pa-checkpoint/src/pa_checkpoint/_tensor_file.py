@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -202,8 +201,7 @@ def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
     return tensors
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """What the header says of one tensor; begin and size are in bytes, from the start of the data."""
 
     name: str
@@ -213,8 +211,7 @@ class TensorEntry:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The tensors of a file by name, in the order of their data, and the byte of the file at which these begin."""
 
     entries: dict[str, TensorEntry]

@@ -8,9 +8,8 @@ import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -423,8 +422,7 @@ def _patched_modules(model: nn.Module) -> list[nn.Module]:
     return [model] if inside is None else [model, inside]
 
 
-@dataclass(frozen=True)
-class Compilation:
+class Compilation(NamedTuple):
     """How accelerate compiles models.
 
     Attributes:

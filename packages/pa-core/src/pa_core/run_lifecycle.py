@@ -21,7 +21,6 @@ from pa_core.input_checks import refuse_run_within_run
 from pa_core.model_tensors import reshard
 from pa_core.placement import place
 from pa_core.sharding.compiled_blocks import compile_in_place
-from pa_core.sharding.shard_model import shard
 from pa_core.trained import Trained, forget_gradients
 from pa_core.training_state import asked_settings
 
@@ -152,6 +151,8 @@ class RunLifecycle:
         engine = self.engine
         for model in models:
             if engine.sharding is not None:
+                from pa_core.sharding.shard_model import shard  # large, and few models are sharded
+
                 shard(model, engine.sharding, engine.accelerator, self.trainer.named_optimizers().values())
             compile_in_place(model, engine.accelerator)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from torch.optim import Optimizer
@@ -40,7 +39,7 @@ def with_schedule_lengths(
             used = {name: _used(one, *schedule, is_new, steps_done) for name, schedule in schedules.items()}
             lengths = set(used.values()) or {one.asked}
             by_name = "; ".join(f"{name}: {length}" for name, length in used.items())
-            said[index] = replace(one, used=by_name if len(lengths) > 1 else lengths.pop())
+            said[index] = one._replace(used=by_name if len(lengths) > 1 else lengths.pop())
     return said
 
 

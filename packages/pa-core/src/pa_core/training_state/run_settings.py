@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
@@ -98,8 +97,7 @@ def _kinds(by_name: Mapping[str, object], name_of_single: str) -> str | None:
     return ", ".join(f"{name}: {kind}" for name, kind in kinds.items()) or None
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """A setting that is not what it was when the state was saved.
 
     Attributes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -41,8 +41,7 @@ class _CountsItems(Protocol):
     def nominal(self) -> float | None: ...
 
 
-@dataclass(frozen=True)
-class RunParts:
+class RunParts(NamedTuple):
     """The parts of a run that decide what is saved and when.
 
     Attributes:
@@ -60,8 +59,7 @@ class RunParts:
     scaler: SupportsStateDict | None = None
 
 
-@dataclass(frozen=True)
-class _Evaluation:
+class _Evaluation(NamedTuple):
     """An evaluation that may be interrupted: what comes next if it is, and the RNG state before it."""
 
     phase: Phase

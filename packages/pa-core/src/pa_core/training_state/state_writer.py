@@ -7,9 +7,8 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from weakref import ref
 
 import torch
@@ -121,8 +120,7 @@ def _is_copy(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
 
 
-@dataclass(frozen=True)
-class StateRequest:
+class StateRequest(NamedTuple):
     """A training state that someone requested.
 
     Attributes:
