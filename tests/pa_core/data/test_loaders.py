@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from pa_core import ConfigurationError, Trainer
 from pa_core.data import DataLoaderSlice, KeyedDataLoader
-from pa_core.data.loaders import count_steps, default_num_workers
+from pa_core.data.custom_loader import count_steps
+from pa_core.data.loaders import default_num_workers
 from pa_core.distributed import rank
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.drawing import Drawing

@@ -134,7 +134,10 @@ def of_torch() -> Any:
     [
         ({}, {"blocks.0", "blocks.1"}),
         (BY_CLASS, {"blocks.0", "blocks.1"}),
-        ({"auto_wrap_policy": "size_based_wrap", "min_num_params": 200}, {"blocks.0.feed", "blocks.1.feed"}),
+        (
+            {"auto_wrap_policy": "size_based_wrap", "min_num_params": 200},
+            {"blocks.0", "blocks.0.feed", "blocks.1", "blocks.1.feed"},
+        ),
         ({"auto_wrap_policy": by_type}, {"blocks.0", "blocks.1"}),
         ({"auto_wrap_policy": of_torch}, {"blocks.0", "blocks.1"}),
     ],

@@ -277,7 +277,7 @@ class AnyTrainer(ABC):
     @property
     def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
         """The loaders of the evaluation sets by name; empty where there is one dataset."""
-        return self._engine.eval_sets.loaders(self)
+        return self._engine.eval_sets.loaders(self) if self.eval_sets else {}
 
     def change_eval_dataloaders(self, change: Callable[[SizedIterable], SizedIterable]) -> None:
         """Replace the loader of each evaluation set, or the only one, from now on; to be called between evaluations.

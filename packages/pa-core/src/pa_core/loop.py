@@ -16,9 +16,9 @@ from pa_core import _accelerate, distributed, run_scheduler
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
-from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
+from pa_core.data.custom_loader import batches_of_slices, count_steps, innermost, is_keyed
 from pa_core.data.given_data import GivenData, check_arguments_of_loaders
-from pa_core.data.loaders import Purpose, batches_on_device, count_steps
+from pa_core.data.loaders import Purpose, batches_on_device
 from pa_core.default_step import no_sample_counted
 from pa_core.distributed import sum_over_processes
 from pa_core.distributed.comparison import Describe

@@ -55,7 +55,7 @@ from pa_core.model_tensors import (
 )
 from pa_core.progress import Progress
 from pa_core.run_lifecycle import nothing_kept_of_runs
-from pa_core.sharding.whole_states import split_like
+from pa_core.sharding.sharded_states import split_like
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.state_misfits import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 from pa_core.storage.plain_values import ensure_plain

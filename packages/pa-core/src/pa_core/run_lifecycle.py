@@ -10,7 +10,7 @@ from torch import nn
 
 from pa_core import _accelerate, alike
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.data.loaders import end_workers
+from pa_core.data.custom_loader import end_workers
 from pa_core.distributed import failures
 from pa_core.distributed.comparison import PLACE, Describe, agree_on_integer, require_alike
 from pa_core.distributed.failures import showing_errors_once
@@ -20,7 +20,7 @@ from pa_core.errors import StopTrainingError
 from pa_core.input_checks import refuse_run_within_run
 from pa_core.model_tensors import reshard
 from pa_core.placement import place
-from pa_core.sharding.compiled_blocks import compile_in_place
+from pa_core.sharding.block_forward import compile_in_place
 from pa_core.trained import Trained, forget_gradients
 from pa_core.training_state import asked_settings
 

@@ -18,9 +18,9 @@ from pa_core import distributed, input_checks
 from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
 from pa_core.callbacks.limit_batches import first_batches
+from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
-from pa_core.data.loaders import lengths_of_epochs
 from pa_core.default_step import check_step_output, count_items, name_step
 from pa_core.distributed.failures import showing_errors_once
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS

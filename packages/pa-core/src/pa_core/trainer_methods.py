@@ -400,21 +400,23 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             collate_fn = trainer.collate_fn if collate_fn is None else collate_fn
             job = PredictionJob(dataset, per_device_batch_size, dataloader_kwargs or {}, collate_fn, seed)
             if write is None:
-                require_nothing_to_write(samples_per_piece, pieces, other_pieces)
+                require_nothing_to_write(samples_per_piece=samples_per_piece, pieces=pieces, other_pieces=other_pieces)
                 return trainer._prediction_run(job).batches()
             writing = Writing(write, job, samples_per_piece=samples_per_piece, folder=pieces, other_pieces=other_pieces)
         trainer._prediction_run(job).write(writing)
         return writing.path
 
     def _prediction_run(self, job: PredictionJob) -> PredictionRun:
-        from pa_core.predictions.prediction_run import PredictionHooks, PredictionRun
+        from pa_core.predictions.prediction_run import PredictionRun
 
-        hooks = PredictionHooks(
-            running=self._predicting,
+        return PredictionRun(
+            self,
+            job,
+            self._engine.loaders,
             predict_batch=self.predict_batch,
             models=lambda: {**self.named_models(), **self._engine.added.called()},
+            running=self._predicting(job),
         )
-        return PredictionRun(self, job, self._engine.loaders, hooks)
 
     @contextmanager
     def _predicting(self, job: PredictionJob) -> Generator[None]:

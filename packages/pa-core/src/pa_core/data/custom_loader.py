@@ -1,28 +1,36 @@
-"""Custom data loaders, whose order is their own: which kind one is, what it consists of, and how to describe it."""
+"""Data loaders of any kind: which kind one is, how many batches it has, what it consists of, and how to describe it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from functools import partial
 from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from typing_extensions import TypeIs
 
 from pa_core.data.batch_limit import DataLoaderSlice
+from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, EmptyDatasetError
+from pa_core.state_dicts import supports_state_dict
+from pa_core.types import SizedIterable
 from pa_data import KeyedDataLoader
 
 __all__ = [
     "batches_of_slices",
     "check_loader",
+    "count_steps",
     "describe_loader",
+    "end_workers",
+    "has_exact_state",
     "innermost",
     "is_dataloader",
     "is_keyed",
     "is_slice",
-    "length_is_missing",
+    "is_stream_with_state",
     "length_of",
     "length_of_dataset",
+    "lengths_of_epochs",
     "loader_parts",
     "plain_dataloader",
     "set_epoch",
@@ -91,18 +99,6 @@ def length_of(loader: object) -> int | None:
         return len(cast("Sized", loader))
     except (TypeError, NotImplementedError):
         return None
-
-
-def length_is_missing(loader: object) -> ConfigurationError:
-    """Return the error of a training run that would not know when it ends.
-
-    Args:
-        loader: A loader without a length.
-    """
-    return ConfigurationError(
-        f"The training data has no length, so it is not known when the run ends: {describe_loader(innermost(loader))}. "
-        "Pass max_num_train_steps, or give the dataset or your loader a __len__."
-    )
 
 
 def innermost(loader: object) -> object:
@@ -210,3 +206,100 @@ def _source_of_batches(loader: DataLoader[Any]) -> tuple[Any, int | None]:
     if isinstance(batch_sampler, BatchSampler) and type(batch_sampler).__name__ == "BatchSampler":
         return batch_sampler.sampler, batch_sampler.batch_size
     return batch_sampler, getattr(batch_sampler, "batch_size", None)
+
+
+def count_steps(loader: SizedIterable[Any]) -> int | None:
+    """Return the number of steps of an epoch, of a keyed loader the chosen one; it is the same on every process.
+
+    Args:
+        loader: Any loader.
+
+    Returns:
+        The number; None of a stream, whose end alone tells.
+    """
+    keyed = innermost(loader)
+    return _steps_of_keyed(keyed, batches_of_slices(loader), keyed.epoch) if is_keyed(keyed) else length_of(loader)
+
+
+def lengths_of_epochs(
+    loader: SizedIterable[Any],
+    accumulation_steps: int,
+    max_num_train_steps: int | None = None,
+    updates_per_group: int = 1,
+) -> EpochLengths:
+    """Return how many steps and updates each epoch of a training loader has.
+
+    Args:
+        loader: The loader, split over the processes.
+        accumulation_steps: Batches of one process in an update.
+        max_num_train_steps: Updates after which the run ends, if that was requested.
+        updates_per_group: As for ``EpochLengths``.
+
+    Raises:
+        ConfigurationError: Neither the length of the loader nor the length of the run is known.
+    """
+    keyed = innermost(loader)
+    if is_keyed(keyed):
+        steps = partial(_steps_of_keyed, keyed, batches_of_slices(loader))
+        are_equal = keyed.given_order.equal_epochs
+        return EpochLengths(steps, accumulation_steps, are_equal=are_equal, updates_per_group=updates_per_group)
+    length = length_of(loader)
+    if length is not None:
+        return EpochLengths(lambda _: length, accumulation_steps, are_equal=True, updates_per_group=updates_per_group)
+    if max_num_train_steps is None:
+        raise ConfigurationError(
+            "The training data has no length, so it is not known when the run ends: "
+            f"{describe_loader(innermost(loader))}. Pass max_num_train_steps, or give the dataset or your loader a "
+            "__len__."
+        )
+    whole_run = max_num_train_steps * accumulation_steps
+    return EpochLengths(lambda _: whole_run, accumulation_steps, are_equal=True, are_known=False)
+
+
+def _steps_of_keyed(keyed: KeyedDataLoader[Any], limit: int | None, epoch: int) -> int:
+    steps = keyed.num_steps(epoch)
+    return steps if limit is None else min(steps, limit)
+
+
+def end_workers(*loaders: object) -> None:
+    """End the workers of keyed loaders, which would otherwise stay for the next epoch.
+
+    Args:
+        *loaders: Loaders of any kind, or None.
+    """
+    for loader in map(innermost, loaders):
+        if is_keyed(loader):
+            loader.close()
+
+
+def is_stream_with_state(dataset: object) -> bool:
+    """Whether a dataset has no length, and knows its own position, which it can tell without workers only.
+
+    Args:
+        dataset: A dataset.
+    """
+    is_stream = issubclass(type(dataset), IterableDataset)  # isinstance would leave the type of its samples open
+    return is_stream and length_of(dataset) is None and has_exact_state(dataset)
+
+
+def has_exact_state(dataset: object) -> bool:
+    """Whether a dataset has a ``state_dict`` that tells all of its position.
+
+    The one of a streaming dataset of Hugging Face leaves out the samples in the buffers in which it shuffles: resumed
+    from it, the dataset would never yield them.
+
+    Args:
+        dataset: An iterable dataset.
+    """
+    if not supports_state_dict(dataset):
+        return False
+    if type(dataset).__module__.partition(".")[0] != "datasets":
+        return True
+    waiting: list[object] = [getattr(dataset, "_ex_iterable", None)]
+    while waiting:
+        part = waiting.pop()
+        if "BufferShuffled" in type(part).__name__:
+            return False
+        inner: list[object] = getattr(part, "ex_iterables", None) or []
+        waiting += [one for one in (getattr(part, "ex_iterable", None), *inner) if one is not None]
+    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,42 +13,32 @@ from pa_core import _accelerate, accelerator_settings
 from pa_core.data.batch_count import BatchCount, require_same_lengths
 from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.custom_loader import (
-    batches_of_slices,
     check_loader,
+    count_steps,
     describe_loader,
     innermost,
     is_dataloader,
     is_keyed,
     is_slice,
-    length_is_missing,
-    length_of,
+    is_stream_with_state,
     plain_dataloader,
 )
-from pa_core.data.given_data import GivenData, batch_size_of
-from pa_core.data.given_order import (
+from pa_core.data.given_data import (
+    GivenData,
+    batch_size_of,
     describe_lost_order,
     order_makes_batches,
     without_effect_on_loader,
 )
-from pa_core.data.split_sampler import check_share, share_of, warn_of_filling_up
-from pa_core.data.streams import is_stream_with_state, warn_of_whole_workers
+from pa_core.data.split_sampler import check_share, share_of, warn_of_filling_up, warn_of_whole_workers
 from pa_core.distributed import collectives
-from pa_core.epoch_lengths import EpochLengths
 from pa_core.run_config import LoaderSettings
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
 from pa_data import KeyedDataLoader, count_samples, is_in_memory, move_to_device, start_method
 from pa_data.orders import Order, Shuffled, has_plain_order
 
-__all__ = [
-    "Loaders",
-    "Purpose",
-    "batches_on_device",
-    "count_steps",
-    "default_num_workers",
-    "end_workers",
-    "lengths_of_epochs",
-]
+__all__ = ["Loaders", "Purpose", "batches_on_device", "default_num_workers"]
 
 Purpose = Literal["train", "eval"]
 """What a loader is for."""
@@ -311,55 +300,6 @@ class Loaders:
             self._said.add(count.phase)
 
 
-def count_steps(loader: SizedIterable[Any]) -> int | None:
-    """Return the number of steps of an epoch, of a keyed loader the chosen one; it is the same on every process.
-
-    Args:
-        loader: Any loader.
-
-    Returns:
-        The number; None of a stream, whose end alone tells.
-    """
-    keyed = innermost(loader)
-    return _steps_of_keyed(keyed, batches_of_slices(loader), keyed.epoch) if is_keyed(keyed) else length_of(loader)
-
-
-def lengths_of_epochs(
-    loader: SizedIterable[Any],
-    accumulation_steps: int,
-    max_num_train_steps: int | None = None,
-    updates_per_group: int = 1,
-) -> EpochLengths:
-    """Return how many steps and updates each epoch of a training loader has.
-
-    Args:
-        loader: The loader, split over the processes.
-        accumulation_steps: Batches of one process in an update.
-        max_num_train_steps: Updates after which the run ends, if that was requested.
-        updates_per_group: As for ``EpochLengths``.
-
-    Raises:
-        ConfigurationError: Neither the length of the loader nor the length of the run is known.
-    """
-    keyed = innermost(loader)
-    if is_keyed(keyed):
-        steps = partial(_steps_of_keyed, keyed, batches_of_slices(loader))
-        are_equal = keyed.given_order.equal_epochs
-        return EpochLengths(steps, accumulation_steps, are_equal=are_equal, updates_per_group=updates_per_group)
-    length = length_of(loader)
-    if length is not None:
-        return EpochLengths(lambda _: length, accumulation_steps, are_equal=True, updates_per_group=updates_per_group)
-    if max_num_train_steps is None:
-        raise length_is_missing(loader)
-    whole_run = max_num_train_steps * accumulation_steps
-    return EpochLengths(lambda _: whole_run, accumulation_steps, are_equal=True, are_known=False)
-
-
-def _steps_of_keyed(keyed: KeyedDataLoader[Any], limit: int | None, epoch: int) -> int:
-    steps = keyed.num_steps(epoch)
-    return steps if limit is None else min(steps, limit)
-
-
 def batches_on_device(
     loader: SizedIterable[Any], device: torch.device, count: BatchCount | None = None
 ) -> Iterable[Any]:
@@ -375,17 +315,6 @@ def batches_on_device(
         return loader
     moved = (move_to_device(batch, device) for batch in loader)
     return moved if count is None else count.over(moved)
-
-
-def end_workers(*loaders: object) -> None:
-    """End the workers of keyed loaders, which would otherwise stay for the next epoch.
-
-    Args:
-        *loaders: Loaders of any kind, or None.
-    """
-    for loader in map(innermost, loaders):
-        if is_keyed(loader):
-            loader.close()
 
 
 def _require_order(loader: object, data: GivenData) -> None:

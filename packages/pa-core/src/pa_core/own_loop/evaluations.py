@@ -12,9 +12,8 @@ from torch import Tensor
 from pa_core.any_trainer import TrainerCallback
 from pa_core.batch_structure import count_samples
 from pa_core.callbacks.limit_batches import LimitBatchesCallback
-from pa_core.data.custom_loader import innermost, is_keyed
+from pa_core.data.custom_loader import count_steps, end_workers, innermost, is_keyed
 from pa_core.data.given_data import GivenData
-from pa_core.data.loaders import count_steps, end_workers
 from pa_core.loop import Loop
 from pa_core.tracking import MetricValue
 from pa_core.tracking.epoch_means import logged_twice, single_number

@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from pa_core import checkpoint, distributed
 from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
-from pa_core.data.loaders import lengths_of_epochs
 from pa_core.default_step import require_count
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
 from pa_core.distributed.failures import showing_errors_once

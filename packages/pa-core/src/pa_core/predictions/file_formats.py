@@ -1,8 +1,9 @@
-"""The files that predictions are written to: CSV, JSON lines and Parquet, piece by piece, and joined."""
+"""Predictions as columns, and the files of them: CSV, JSON lines and Parquet, piece by piece, and joined."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib
 import importlib.util
 import io
@@ -12,22 +13,83 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from pa_core.errors import BatchOutputError, ConfigurationError, UnsupportedConfigurationError
-from pa_core.predictions.columns import Column, plain_value
-from pa_data.batches import describe_batch
+from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
 
-__all__ = ["FileFormat", "format_of"]
+__all__ = ["Column", "FileFormat", "columns_of", "format_of"]
 
+Column: TypeAlias = "Tensor | Sequence[Any]"
+"""A value for each sample of a batch: a tensor whose first dimension is the samples, or a list."""
+
+_Batches: TypeAlias = Iterable[Mapping[str, Column]]
+
+_NAME = "prediction"
 _ROWS_OF_GROUP = 65_536
 _DIMENSIONS_OF_TABLE = 2
 
 
-_Batches: TypeAlias = Iterable[Mapping[str, Column]]
+def columns_of(predictions: object, num_samples: int) -> dict[str, Column]:
+    """Return the columns of the predictions for a batch.
+
+    Args:
+        predictions: What ``predict_batch`` returned: a mapping, a dataclass or a named tuple, each item of which is a
+            column; a plain tuple of columns, which are called ``prediction_0`` and so on; or one column.
+        num_samples: The number of samples in the batch.
+
+    Raises:
+        BatchOutputError: Something in it does not have a value for each sample.
+
+    Example:
+        >>> columns_of({"label": torch.tensor([3, 1]), "name": ["cat", "dog"]}, 2)
+        {'label': tensor([3, 1]), 'name': ['cat', 'dog']}
+        >>> columns_of((torch.zeros(2), torch.ones(2)), 2)
+        {'prediction_0': tensor([0., 0.]), 'prediction_1': tensor([1., 1.])}
+    """
+    return {name: _column(name, value, num_samples, predictions) for name, value in _named(predictions).items()}
+
+
+def _named(predictions: Any) -> dict[str, Any]:
+    if is_mapping(predictions):
+        return {str(key): predictions[key] for key in keys_of(predictions)}
+    if dataclasses.is_dataclass(predictions):
+        fields = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
+        return {name: value for name, value in fields.items() if value is not None}
+    kind: Any = predictions.__class__
+    if issubclass(kind, tuple):
+        names: Any = getattr(predictions, "_fields", [f"{_NAME}_{number}" for number in range(len(predictions))])
+        return dict(zip(names, predictions, strict=True))
+    return {_NAME: predictions}
+
+
+def _column(name: str, value: Any, num_samples: int, predictions: object) -> Column:
+    column = torch.as_tensor(value) if is_array(value) else value
+    is_column = column.dim() > 0 if isinstance(column, Tensor) else isinstance(column, list | tuple)
+    if not is_column or len(column) != num_samples:
+        raise BatchOutputError(
+            "The predictions for a batch cannot be written as columns with a value for each sample.",
+            given=f"{describe_batch(predictions)} for {num_samples} samples, of which {name!r} is not a column",
+            expected="tensors whose first dimension is the samples, and lists with an item for each sample; "
+            "or a mapping of them",
+            do="Override predict_batch(self, batch), and return what is to be written.",
+        )
+    if isinstance(column, Tensor) and column.dtype in (torch.bfloat16, torch.float16):
+        return column.float()  # the same values in a type that files know
+    return cast("Column", column)
+
+
+def _plain(value: Any) -> Any:
+    """A value of a column as Python's own: of tensors and arrays the numbers, of containers those inside."""
+    if is_array(value):
+        return value.tolist()
+    if is_mapping(value):
+        return {key: _plain(value[key]) for key in keys_of(value)}
+    kind: type[Any] = value.__class__
+    return [_plain(one) for one in value] if issubclass(kind, list | tuple) else value
 
 
 @dataclass(frozen=True)
@@ -106,9 +168,9 @@ def _flat_columns(columns: Mapping[str, Column]) -> Iterator[tuple[str, list[Any
     """The columns of a table of single values: of a tensor of two dimensions, one for each number of a sample."""
     for name, column in columns.items():
         if isinstance(column, Tensor) and column.dim() == _DIMENSIONS_OF_TABLE:
-            yield from ((f"{name}_{number}", plain_value(one)) for number, one in enumerate(column.unbind(1)))
+            yield from ((f"{name}_{number}", _plain(one)) for number, one in enumerate(column.unbind(1)))
             continue
-        values = plain_value(column)
+        values = _plain(column)
         if any(isinstance(value, list | dict) for value in values):
             raise BatchOutputError(
                 "A table of comma-separated values has no place for a list within a cell.",
@@ -130,7 +192,7 @@ def _require_same_columns(names: Sequence[str], others: Sequence[str]) -> None:
 def _write_lines(batches: _Batches, file: BinaryIO) -> None:
     """One JSON object a line; numbers that are not finite are NaN and Infinity, as Python reads them."""
     for columns in batches:
-        for row in zip(*map(plain_value, columns.values()), strict=True):
+        for row in zip(*map(_plain, columns.values()), strict=True):
             line = json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=_not_plain)
             file.write(line.encode() + b"\n")
 
@@ -183,7 +245,7 @@ def _join_tables(pieces: Sequence[Path], file: BinaryIO) -> None:
 def _array(column: Column) -> Any:
     arrow = _arrow()
     if not isinstance(column, Tensor):
-        return arrow.array(plain_value(column))
+        return arrow.array(_plain(column))
     if column.dim() == 1:
         return arrow.array(column.numpy())
     number, width = column.shape[0], column.shape[1]

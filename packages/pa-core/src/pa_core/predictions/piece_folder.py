@@ -15,7 +15,7 @@ from pa_checkpoint import FolderLock, atomic_write
 from pa_core.distributed.collectives import gather_objects, rank
 from pa_core.distributed.rank_messages import do_while_others_wait
 from pa_core.errors import CheckpointError, ConfigurationError
-from pa_core.predictions.pieces import Pieces
+from pa_core.predictions.job import Pieces
 
 __all__ = ["PieceFolder"]
 
@@ -61,9 +61,8 @@ class PieceFolder:
         do_while_others_wait(partial(self._open, identity, others, say) if rank() == 0 else None)
         if not all(gather_objects((self.folder / _IDENTITY).exists())):
             raise ConfigurationError(
-                "The processes do not share the folder in which they put the pieces of the predictions.",
-                given=f"{self.folder}, which some of them do not see",
-                do="Write to such a disk, or iterate over predict() and write on the first process.",
+                f"The processes do not share {self.folder}, the folder of the pieces of the predictions. Write to a "
+                "disk that they share, or iterate over predict() and write on the first process."
             )
         found = gather_objects(set(self._found()))[0]
         return {number for number in range(len(self._pieces)) if self._name(number) in found}
@@ -79,13 +78,18 @@ class PieceFolder:
             if before == identity:
                 return
             if others != "remove":
-                raise _of_something_else(self.folder, before, identity)
+                names = [name for name in {**before, **identity} if before.get(name) != identity.get(name)]
+                shown = (f"{name}: {_short(before, name)}, now {_short(identity, name)}" for name in names)
+                raise CheckpointError(
+                    "There are pieces of other predictions, which were not completed.",
+                    given=f"{self.folder}, in which {'; '.join(shown)}",
+                    do='Call predict() as before to complete them, or pass other_pieces="remove" to start again.',
+                )
             self._remove_pieces()
         elif foreign := [entry.name for entry in self.folder.iterdir() if not entry.name.startswith(".")]:
             raise CheckpointError(
-                "The folder for the pieces of the predictions holds something else.",
-                given=f"{self.folder}, with {len(foreign)} files that are not pieces, such as {foreign[0]}",
-                do="Move it out of the way, or pass another folder as pieces.",
+                f"{self.folder} holds something else than pieces of predictions, such as {foreign[0]}. Move it out of "
+                "the way, or pass another folder as pieces."
             )
         atomic_write(path, lambda file: file.write(self._identity))
 
@@ -132,9 +136,8 @@ class PieceFolder:
             path = found.get(name, self.folder / name)
             if path.is_symlink() or not path.is_file() or path.suffix != f".{self._digest(name, path)}":
                 raise CheckpointError(
-                    "A piece of the predictions is not as it was written.",
-                    given=str(path),
-                    do="Remove it, and call predict() as before: its samples are predicted again.",
+                    f"{path}, a piece of the predictions, is not as it was written. Remove it, and call predict() as "
+                    "before: its samples are predicted again."
                 )
             paths.append(path)
         return paths
@@ -162,21 +165,10 @@ def _read_identity(path: Path) -> dict[str, object]:
         identity = None
     if not isinstance(identity, dict):
         raise CheckpointError(
-            "The file that says what the pieces are predictions of is damaged, or is something else.",
-            given=str(path),
-            do="Remove its folder, if the pieces in it are not needed, and call predict() as before.",
+            f"{path} should say what the pieces are predictions of, and is damaged or something else. Remove its "
+            "folder, if the pieces in it are not needed, and call predict() as before."
         )
     return cast("dict[str, object]", identity)
-
-
-def _of_something_else(folder: Path, before: Mapping[str, object], now: Mapping[str, object]) -> CheckpointError:
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    shown = "; ".join(f"{name}: {_short(before, name)}, now {_short(now, name)}" for name in names)
-    return CheckpointError(
-        "There are pieces of other predictions, which were not completed.",
-        given=f"{folder}, in which {shown}",
-        do='Call predict() as before to complete them, or pass other_pieces="remove" to start again.',
-    )
 
 
 def _short(identity: Mapping[str, object], name: str) -> str:

@@ -15,11 +15,9 @@ from pa_checkpoint import atomic_write
 from pa_core.distributed.collectives import num_processes, rank
 from pa_core.distributed.rank_messages import Mailbox, do_while_others_wait
 from pa_core.errors import ArgumentTypeError, ConfigurationError
-from pa_core.predictions.columns import columns_of
-from pa_core.predictions.file_formats import FileFormat, format_of
-from pa_core.predictions.job import PredictionJob
+from pa_core.predictions.file_formats import FileFormat, columns_of, format_of
+from pa_core.predictions.job import Pieces, PredictionJob
 from pa_core.predictions.piece_folder import PieceFolder
-from pa_core.predictions.pieces import Pieces
 from pa_core.predictions.types import PredictionWriter
 from pa_core.run_config import check_count
 
@@ -61,7 +59,12 @@ class Writing:
         if other_pieces not in ("error", "remove"):
             raise ConfigurationError(f'other_pieces must be "error" or "remove", got {other_pieces!r}.')
         self.path: Path | None = _path_of(write)
-        self.pieces: Pieces = _cut(job.num_samples, job.batch_size, samples_per_piece)
+        # By default as many pieces as leave no process long without work, and lose little with a kill.
+        most = (
+            min(-(-job.num_samples // _MOST_PIECES), _MOST_SAMPLES) if samples_per_piece is None else samples_per_piece
+        )
+        check_count("samples_per_piece", most)
+        self.pieces: Pieces = Pieces(job.num_samples, job.batch_size, -(-most // job.batch_size))
         self._function = None if isinstance(write, str | Path) else write
         self._format: FileFormat | None = None if self.path is None else format_of(self.path)
         if folder is None and self.path is not None:
@@ -168,29 +171,15 @@ def _path_of(write: object) -> Path | None:
     return None
 
 
-def _cut(num_samples: int, batch_size: int, samples_per_piece: int | None) -> Pieces:
-    """By default as many pieces as leave no process long without work, and lose little with a kill."""
-    if samples_per_piece is None:
-        samples_per_piece = min(-(-num_samples // _MOST_PIECES), _MOST_SAMPLES)
-    check_count("samples_per_piece", samples_per_piece)
-    return Pieces(num_samples, batch_size, -(-samples_per_piece // batch_size))
-
-
-def require_nothing_to_write(
-    samples_per_piece: int | None, pieces: str | Path | None, other_pieces: Literal["error", "remove"]
-) -> None:
+def require_nothing_to_write(**arguments: object) -> None:
     """Raise an error for arguments that have no effect where the predictions are iterated over.
 
     Args:
-        samples_per_piece: As passed to ``predict()``.
-        pieces: As passed to ``predict()``.
-        other_pieces: As passed to ``predict()``.
+        **arguments: The arguments of ``predict()`` that belong to ``write``.
 
     Raises:
         ConfigurationError: One of them was passed.
     """
-    defaults = {"samples_per_piece": None, "pieces": None, "other_pieces": "error"}
-    asked = {"samples_per_piece": samples_per_piece, "pieces": pieces, "other_pieces": other_pieces}
-    for name, value in asked.items():
-        if value != defaults[name]:
+    for name, value in arguments.items():
+        if value not in (None, "error"):
             raise ConfigurationError(f"{name} must be left out without write, a file or a function, got {value!r}.")

@@ -1,25 +1,24 @@
-"""Splitting the parameters of a model over the processes, in place."""
+"""Splitting the parameters of a model over the processes, in place, and what a model needs for it."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core import _accelerate
-from pa_core._torch import PARAMETERS
+from pa_core._torch import PARAMETERS, has_gradient_hooks
 from pa_core.distributed.collectives import broadcast_tensors, num_processes
-from pa_core.model_tensors import is_sharded_module, unwrap_model
-from pa_core.sharding.checkpointed_blocks import checkpoint_activations
+from pa_core.errors import UnsupportedConfigurationError
+from pa_core.model_tensors import is_sharded, is_sharded_module, unwrap_model
+from pa_core.sharding.block_forward import checkpoint_activations
 from pa_core.sharding.meta_weights import MetaWeights, NamedTensor, allocate, has_meta_tensors, tensors_of
-from pa_core.sharding.remapped_optimizer import RemappedOptimizers
 from pa_core.sharding.settings import ShardingSettings
-from pa_core.sharding.shardable import prepare_for_sharding, require_shardable
 from pa_core.sharding.sharding_plan import blocks_of, modules_of_block, whole_parameters
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def shard(
     if is_sharded_module(module) or (on_one_process and not has_meta_tensors(module)):
         return
     device = _accelerate.device_of(accelerator)
-    replacing = _Replacing(module, device, RemappedOptimizers(optimizers))
+    replacing = _Replacing(module, device, optimizers)
     if on_one_process:
         replacing.all_parameters(blocks_of(module, settings))
         return
@@ -65,7 +64,7 @@ def shard(
     # Asked anew for each block: parameters on the meta device are replaced.
     whole = partial(whole_parameters, module, settings, in_half_precision=of_blocks.param_dtype is not None)
     blocks = blocks_of(module, settings)
-    require_shardable(module, blocks, whole())
+    _require_shardable(module, blocks, whole())
     if settings.checkpoints_activations:
         checkpoint_activations(blocks, offloads=settings.offloads_activations)
     common: dict[str, Any] = {
@@ -112,13 +111,13 @@ class _Replacing:
     Args:
         model: The model that is sharded.
         device: The device of the run.
-        remapped: The optimizers of the model.
+        optimizers: Those that may hold parameters of the model; they stay the same objects.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, remapped: RemappedOptimizers) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, optimizers: Iterable[Optimizer]) -> None:
         self._model = model
         self._device = device
-        self._remapped = remapped
+        self._optimizers = list(optimizers)
         self._meta_weights = MetaWeights(model)
         tensors = tensors_of(model.modules())
         # What the first process has: others may have left the weights to it.
@@ -147,14 +146,18 @@ class _Replacing:
         self._make_missing(before)
         tensors = list({id(one.tensor): one.tensor for one in tensors_of(modules)}.values())
         for tensor in tensors:
-            prepare_for_sharding(tensor, self._device)
+            # As torch does: a channels-last order cannot be split.
+            tensor.data = tensor.data.to(self._device).contiguous()
         _broadcast(tensors)
         yield
+        replaced: dict[Tensor, Tensor] = {}
         for one in before:
-            after = vars(one.module)[one.kind][one.name]
+            after: Tensor = vars(one.module)[one.kind][one.name]
             if one.kind == PARAMETERS and after is not one.tensor:
-                _copy_attributes(one.tensor, after)
-                self._remapped.replace(one.tensor, after)
+                vars(after).update(vars(one.tensor))  # what libraries have noted on it
+                replaced[one.tensor] = after
+        for optimizer in self._optimizers:
+            _replace_in(optimizer, replaced)
 
     def _make_missing(self, tensors: Sequence[NamedTensor]) -> None:
         unmade = [one for one in tensors if id(one.tensor) not in self._real]
@@ -168,6 +171,58 @@ def _broadcast(tensors: Sequence[Tensor]) -> None:
         broadcast_tensors(tensors)
 
 
-def _copy_attributes(before: object, after: object) -> None:
-    """Copy what libraries have noted on a parameter."""
-    vars(after).update(vars(before))
+def _replace_in(optimizer: Optimizer, replaced: Mapping[Tensor, Tensor]) -> None:
+    """Let an optimizer update the pieces of parameters, with their pieces of what was kept for them."""
+    for group in optimizer.param_groups:
+        parameters = cast("list[Tensor]", group["params"])
+        # In the list itself: an optimizer may hold it elsewhere too.
+        parameters[:] = [replaced.get(parameter, parameter) for parameter in parameters]
+    state = cast("dict[Tensor, Any]", optimizer.state)
+    for before, after in replaced.items():
+        if before in state:
+            state[after] = {key: _piece_of_state(value, after) for key, value in state.pop(before).items()}
+
+
+def _piece_of_state(value: Any, parameter: Tensor) -> Any:
+    """What an optimizer keeps for a parameter: split as the parameter is, or whole where it has another shape."""
+    if not isinstance(value, Tensor) or not value.dim() or not is_sharded(parameter):
+        return value
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    whole = [Replicate() for _ in parameter.placements]
+    placements = parameter.placements if value.shape == parameter.shape else whole
+    # Without a source each process cuts its own piece.
+    return distribute_tensor(value, parameter.device_mesh, placements, src_data_rank=None)
+
+
+def _require_shardable(model: nn.Module, blocks: Collection[nn.Module], whole: Collection[nn.Parameter]) -> None:
+    """Raise an error for a model that would fail in its first step, or lose what was set on its parameters."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    kept = {id(parameter) for parameter in whole}
+    for block in [*blocks, model]:
+        modules = modules_of_block(block, blocks)
+        parameters = [one for module in modules for one in module.parameters(recurse=False) if id(one) not in kept]
+        _require_one_dtype(parameters, names)
+        for module in modules:
+            if getattr(module, "sparse", False):
+                raise UnsupportedConfigurationError(
+                    f"{type(module).__name__} has sparse gradients, which cannot be split over processes. Leave "
+                    "sparse=True out, or name the module in ignored_modules of the plugin."
+                )
+    for parameter in model.parameters():
+        if id(parameter) not in kept and has_gradient_hooks(parameter):
+            raise UnsupportedConfigurationError(
+                "Hooks of a parameter would be lost: sharding puts a new parameter in its place.",
+                given=f"a hook that was registered on {names[id(parameter)]}",
+                do="Shard the model yourself with fully_shard, and register the hooks on its new parameters.",
+            )
+
+
+def _require_one_dtype(parameters: Iterable[nn.Parameter], names: Mapping[int, str]) -> None:
+    by_dtype = {one.dtype: names[id(one)] for one in parameters if one.requires_grad}
+    if len(by_dtype) > 1:
+        raise UnsupportedConfigurationError(
+            "The trainable parameters of a block are gathered together, and have to have one dtype.",
+            given=", ".join(f"{name} in {str(dtype).removeprefix('torch.')}" for dtype, name in by_dtype.items()),
+            do='Convert the model, for example model.float(), and pass mixed_precision="bf16" to compute in bf16.',
+        )

@@ -6,7 +6,6 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
 from typing import cast
 
 from torch import nn
@@ -37,18 +36,21 @@ def blocks_of(model: nn.Module, settings: ShardingSettings) -> list[nn.Module]:
     return _without_shared_parameters(model, usable)
 
 
-def _chosen(model: nn.Module, settings: ShardingSettings) -> Iterable[nn.Module]:
+def _chosen(model: nn.Module, settings: ShardingSettings) -> list[nn.Module]:
+    modules = list(model.modules())
     if settings.block_classes:
         return _of_classes(model, settings.block_classes)
     if settings.min_num_params:
-        from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
-
-        return _of_policy(model, partial(size_based_auto_wrap_policy, min_num_params=settings.min_num_params))
+        return [module for module in modules if _num_parameters(module) > settings.min_num_params]
     if settings.is_block is not None:
-        return _of_function(model, settings.is_block)
+        return [module for module in modules if _is_chosen(module, settings.is_block)]
     # Models of transformers name the classes of their blocks themselves.
     named = cast("Collection[str]", getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if _class_of(module).__name__ in named] or _repeated(model)
+    return [module for module in modules if _class_of(module).__name__ in named] or _repeated(model)
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _class_of(module: nn.Module) -> type[nn.Module]:
@@ -70,34 +72,15 @@ def _of_classes(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
     return [module for module in model.modules() if issubclass(_class_of(module), blocks)]
 
 
-def _of_function(model: nn.Module, is_block: Callable[..., bool]) -> list[nn.Module]:
+def _is_chosen(module: nn.Module, is_block: Callable[..., bool]) -> bool:
     if not callable(is_block):
         raise ConfigurationError(
             f"auto_wrap_policy={is_block!r} does not tell which modules are blocks. Pass a function, such as lambda "
             "module: isinstance(module, Block)."
         )
-    if "recurse" in inspect.signature(is_block).parameters:
-        return _of_policy(model, is_block)
-    return [module for module in model.modules() if is_block(module)]
-
-
-def _of_policy(model: nn.Module, policy: Callable[..., bool]) -> list[nn.Module]:
-    """Call a policy of ``torch.distributed.fsdp.wrap`` as torch does: how much is left decides, from the bottom up."""
-    chosen: list[nn.Module] = []
-
-    def choose(module: nn.Module) -> int:
-        """Return how many parameters of the module are in blocks."""
-        total = sum(parameter.numel() for parameter in module.parameters())
-        if not policy(module=module, recurse=True, nonwrapped_numel=total):
-            return 0
-        in_blocks = sum(choose(child) for child in module.children())
-        if not policy(module=module, recurse=False, nonwrapped_numel=total - in_blocks):
-            return in_blocks
-        chosen.append(module)
-        return total
-
-    choose(model)
-    return chosen
+    if "recurse" in inspect.signature(is_block).parameters:  # a policy of torch.distributed.fsdp.wrap
+        return is_block(module=module, recurse=False, nonwrapped_numel=_num_parameters(module))
+    return is_block(module)
 
 
 def _repeated(module: nn.Module) -> list[nn.Module]:

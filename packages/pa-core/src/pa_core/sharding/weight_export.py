@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pa_core import _accelerate
 from pa_core.errors import ConfigurationError
-from pa_core.sharding.gathering import gathering
+from pa_core.sharding.sharded_states import gathering
 from pa_core.state_dicts import without_frozen
 
 __all__ = ["WeightExport"]

@@ -16,8 +16,14 @@ from torch.utils.data import IterableDataset
 from pa_core import _accelerate
 from pa_core._torch import has_ended, has_iterator
 from pa_core.data import move_to_device
-from pa_core.data.custom_loader import describe_loader, innermost, is_dataloader, is_keyed, loader_parts
-from pa_core.data.streams import has_exact_state
+from pa_core.data.custom_loader import (
+    describe_loader,
+    has_exact_state,
+    innermost,
+    is_dataloader,
+    is_keyed,
+    loader_parts,
+)
 from pa_core.errors import CheckpointError
 from pa_core.state_dicts import supports_state_dict
 from pa_core.training_state.run_state import SavedRun

@@ -15,7 +15,7 @@ from pa_checkpoint import StoredTensor
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
 from pa_core.model_tensors import is_sharded, parameters_of
-from pa_core.sharding.optimizer_state import split_like_parameters
+from pa_core.sharding.sharded_states import split_like_parameters
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.state_misfits import has_own_form, misfit_of_optimizer
 from pa_core.types import StatefulScheduler

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from pa_core import distributed
-from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
-from pa_core.data.loaders import count_steps
+from pa_core.data.custom_loader import count_steps, innermost, is_dataloader, is_keyed
 from pa_core.distributed.agreement import Agreement
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
 from pa_core.progress import Phase, Position, Progress
