@@ -42,20 +42,8 @@ __all__ = [
     "describe_value",
 ]
 
-_OWN_TO_A_PROCESS = frozenset(
-    {
-        "generator",
-        "multiprocessing_context",
-        "num_workers",
-        "persistent_workers",
-        "pin_memory",
-        "pin_memory_device",
-        "prefetch_factor",
-        "timeout",
-        "worker_init_fn",
-    }
-)
-"""Arguments of a loader that decide how a process gets its batches, and not what they hold."""
+_DECIDE_BATCHES = frozenset({"batch_sampler", "batch_size", "collate_fn", "drop_last", "sampler", "shuffle"})
+"""Arguments of a loader that decide what batches hold; the others only how a process gets them."""
 
 _OURS = frozenset({"pa_core", "pa_callbacks_extra", "pa_finetuning", "pytorch_accelerated"})
 _DEEPEST = 4
@@ -74,7 +62,9 @@ def describe_value(value: object, depth: int = 0) -> str:
         ('amsgrad=False, lr=0.1', 'Linear', 'ReLU(inplace=False)')
     """
     if isinstance(value, functools.partial):
-        return _describe_partial(value, depth)  # pyright: ignore[reportUnknownArgumentType]  # of any function
+        made = cast("functools.partial[object]", value)
+        parts = [describe_value(one, depth + 1) for one in (made.func, *made.args, made.keywords)]
+        return f"partial({', '.join(filter(None, parts))})"
     if depth < _DEEPEST and isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value).items()
         return ", ".join(sorted(f"{key}={describe_value(one, depth + 1)}" for key, one in entries))
@@ -108,12 +98,6 @@ def _describe_module(module: nn.Module) -> str:
     return f"{kind.__qualname__}({module.extra_repr() or describe_value(settings)})"
 
 
-def _describe_partial(value: functools.partial[Any], depth: int) -> str:
-    parts = [describe_value(one, depth + 1) for one in (value.func, *value.args)]
-    parts += [f"{name}={describe_value(one, depth + 1)}" for name, one in value.keywords.items()]
-    return f"partial({', '.join(parts)})"
-
-
 # When a run begins
 
 
@@ -134,8 +118,9 @@ def describe_data(given: GivenData) -> dict[str, str]:
     """
     kind = "a DataLoader" if given.loader is not None else "a dataset"
     texts = {given.argument: "None" if given.data is None else kind}
-    kwargs = {name: value for name, value in (given.kwargs or {}).items() if name not in _OWN_TO_A_PROCESS}
-    texts |= {f"{given.argument}, {name}": describe_value(kwargs[name]) for name in sorted(kwargs)}
+    for name, value in sorted((given.kwargs or {}).items()):
+        if name in _DECIDE_BATCHES:
+            texts[f"{given.argument}, {name}"] = describe_value(value)
     if given.purpose == "train":
         texts["order"] = "None" if given.order is None else given.order.identity
     return texts
@@ -172,8 +157,8 @@ def describe_models(models: Mapping[str, nn.Module]) -> dict[str, str]:
     for name, model in models.items():
         layers = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())  # annotated in part
         texts |= {f"{name}.{inner}".rstrip("."): describe_value(layer) for inner, layer in layers}
-        texts |= {f"{name}.{inner}": _describe_tensor(one) for inner, one in model.named_parameters()}
-        texts |= {f"{name}.{inner}": _describe_tensor(one) for inner, one in model.named_buffers()}
+        tensors = (*model.named_parameters(), *model.named_buffers())
+        texts |= {f"{name}.{inner}": _describe_tensor(one) for inner, one in tensors}
     return texts
 
 
@@ -191,11 +176,8 @@ def describe_trained(models: Mapping[str, nn.Module]) -> dict[str, str]:
     Args:
         models: The models by name, without wrappers.
     """
-    texts: dict[str, str] = {}
-    for name, model in models.items():
-        trained = [parameter.requires_grad for parameter in parameters_of_module(model)]
-        texts[f"{name}, trained parameters"] = f"{sum(trained)} of {len(trained)}"
-    return texts
+    trained = {name: [one.requires_grad for one in parameters_of_module(model)] for name, model in models.items()}
+    return {f"{name}, trained parameters": f"{sum(each)} of {len(each)}" for name, each in trained.items()}
 
 
 def describe_optimizers(optimizers: Mapping[str, Optimizer], models: Mapping[str, nn.Module]) -> dict[str, str]:

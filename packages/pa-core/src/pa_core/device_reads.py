@@ -21,7 +21,7 @@ _MOST_UNDER_WAY = 128
 class _Sent(NamedTuple, Generic[TagT]):
     tag: TagT
     value: Tensor
-    copied: torch.cuda.Event | None
+    copied: torch.Event | None
 
 
 class ScalarTransfer(Generic[TagT]):
@@ -45,13 +45,8 @@ class ScalarTransfer(Generic[TagT]):
     def send(self, scalar: Tensor, tag: TagT) -> None:
         """Start the way of a tensor with one element; ``tag`` comes back with the number."""
         scalar = scalar.detach().reshape(())
-        if not scalar.is_cuda:
-            self._under_way.append(_Sent(tag, scalar.clone(), None))
-            return
-        on_host = torch.empty((), dtype=scalar.dtype, pin_memory=True).copy_(scalar, non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves its events unannotated
-        copied.record(torch.cuda.current_stream(scalar.device))
-        self._under_way.append(_Sent(tag, on_host, copied))
+        value, copied = _copy_to_host(scalar) if scalar.is_cuda else (scalar.clone(), None)
+        self._under_way.append(_Sent(tag, value, copied))
 
     def arrived(self) -> Iterator[tuple[TagT, float]]:
         """Hand out what has arrived by now, in the order in which it was sent."""
@@ -75,9 +70,7 @@ class ScalarTransfer(Generic[TagT]):
 
 
 def _is_there(sent: _Sent[TagT]) -> bool:
-    if sent.copied is None:
-        return sent.value.is_cpu
-    return bool(sent.copied.query())  # type: ignore[no-untyped-call]  # as above
+    return sent.value.is_cpu if sent.copied is None else sent.copied.query()
 
 
 class LateReader:
@@ -109,9 +102,8 @@ class LateReader:
         """
         if at_once:
             self._under_way.clear()
-            return cast("list[float]", values.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
         self._under_way.append(_copy_to_host(values))
-        if len(self._under_way) <= self._delay:
+        if len(self._under_way) <= self._delay and not at_once:
             return None
         on_host, copied = self._under_way.popleft()
         if copied is not None:

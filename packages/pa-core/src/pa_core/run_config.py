@@ -97,25 +97,17 @@ class TrainerRunConfig:
             if isinstance(value, float) and value.is_integer() and not name.startswith("gradient_clip"):
                 # the only assignment that a frozen dataclass allows
                 object.__setattr__(self, name, int(value))
-        for name in (
-            "num_epochs",
-            "train_per_device_batch_size",
-            "eval_per_device_batch_size",
-            "gradient_accumulation_steps",
-            "train_total_batch_size",
-            "eval_total_batch_size",
-            "num_processes",
-        ):
-            check_count(name, getattr(self, name))
-        check_count("num_update_steps_per_epoch", self.num_update_steps_per_epoch, minimum=0)
+        if cast("int | None", self.num_local_update_steps_per_epoch) is None:
+            object.__setattr__(self, "num_local_update_steps_per_epoch", self.num_update_steps_per_epoch)
+        for entry in fields(self):
+            if entry.type == "int":  # annotations are texts here
+                minimum = 0 if "update_steps_per_epoch" in entry.name else 1
+                check_count(entry.name, getattr(self, entry.name), minimum)
         if self.max_num_train_steps is not None:
             only_evaluates = self.num_update_steps_per_epoch == 0
             check_count("max_num_train_steps", self.max_num_train_steps, minimum=0 if only_evaluates else 1)
         check_clip_threshold("gradient_clip_value", self.gradient_clip_value)
         check_clip_threshold("gradient_clip_norm", self.gradient_clip_norm)
-        if cast("int | None", self.num_local_update_steps_per_epoch) is None:
-            object.__setattr__(self, "num_local_update_steps_per_epoch", self.num_update_steps_per_epoch)
-        check_count("num_local_update_steps_per_epoch", self.num_local_update_steps_per_epoch, minimum=0)
         object.__setattr__(self, "train_dl_kwargs", dict(self.train_dl_kwargs))
         object.__setattr__(self, "eval_dl_kwargs", dict(self.eval_dl_kwargs))
 

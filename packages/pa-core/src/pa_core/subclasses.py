@@ -73,7 +73,9 @@ def check_subclass(cls: type, trainer_class: type, events: Collection[str]) -> N
             overrides a method of pytorch-accelerated that the loop would never call.
     """
     private = _private_names(trainer_class)
-    for owner in _checked_classes(cls, trainer_class):
+    # The class itself and its mixins; the trainers among its bases were checked when they were defined.
+    bases = cls.__mro__[: cls.__mro__.index(trainer_class)]
+    for owner in [base for base in bases if base is cls or not issubclass(base, trainer_class)]:
         for name in vars(owner):
             if name in private - _OVERRIDABLE:
                 raise OverrideError(
@@ -84,8 +86,7 @@ def check_subclass(cls: type, trainer_class: type, events: Collection[str]) -> N
                     f"{owner.__name__}.{name} overrides a method of pytorch-accelerated that this trainer does not "
                     f"have and would never call. {_NEVER_CALLED[name]}"
                 )
-    texts = [*_texts_on_attributes(cls, private), *_texts_on_names(cls, trainer_class, events)]
-    for text in texts:
+    for text in (*_texts_on_attributes(cls, private), *_texts_on_names(cls, trainer_class, events)):
         # above __init_subclass__ is ABCMeta.__new__, and above that the class statement
         warnings.warn(text, UserWarning, stacklevel=4)
 
@@ -109,13 +110,6 @@ def _private_names(trainer_class: type) -> set[str]:
     names = {name for one in _our_classes(trainer_class) for name in (*vars(one), *inspect.get_annotations(one))}
     # Each abstract class has the last one, a mixin too.
     return {name for name in names if name.startswith("_") and not name.startswith("__")} - {"_abc_impl"}
-
-
-def _checked_classes(cls: type, trainer_class: type) -> Iterator[type]:
-    """The class itself and its mixins; the trainers among its bases were checked when they were defined."""
-    for base in cls.__mro__[: cls.__mro__.index(trainer_class)]:
-        if base is cls or not issubclass(base, trainer_class):
-            yield base
 
 
 def _functions(cls: type) -> dict[str, FunctionType]:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from pa_core import _accelerate, accelerator_settings
+from pa_core import _accelerate
+from pa_core.compatibility import require_even_batches
 from pa_core.data.batch_count import BatchCount, require_same_lengths
 from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.custom_loader import (
@@ -246,7 +247,7 @@ class Loaders:
             return loader
         if num_processes == 1:
             return loader
-        accelerator_settings.require_even_batches(self._accelerator)
+        require_even_batches(self._accelerator)
         warn_of_filling_up(loader)
         of_process = _accelerate.split_loader(self._accelerator, loader)
         check_loader(of_process, "accelerate, which split the loader over the processes")
