@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -80,6 +81,39 @@ def test_each_module_that_the_text_of_the_page_names_exists(mapped: Map) -> None
     )
     missing = [module for module in sorted(named) if not (mapped.modules / f"{module}.py").exists()]
     assert [module for module in missing if not (ROOT / module).exists()] == []
+
+
+def definition_of(source: str, name: str) -> str | None:
+    """The text of a class, a function or a method in a module; None where there is none of this name."""
+    node: ast.AST = ast.parse(source)
+    for part in name.split("."):
+        inner = [one for one in ast.iter_child_nodes(node) if getattr(one, "name", None) == part]
+        if not inner:
+            return None
+        node = inner[-1]  # after its overloads
+    return ast.get_source_segment(source, node)
+
+
+REFERENCE = re.compile(r"`([\w/]+\.py):([\w.]+)`(?:\s+\(`([^`]+)`\))?")
+
+
+def test_the_code_that_the_page_refers_to_is_there() -> None:
+    """Each file and definition, and each line of it: whoever moves one of them moves the reference too."""
+    references: list[tuple[str, str, str]] = REFERENCE.findall(ARCHITECTURE)
+    assert len(references) >= 15
+    for file, name, line in references:
+        path = map_of("pa-core").modules / file
+        found = definition_of(path.read_text(), name) if path.exists() else None
+        assert found is not None, f"{file} has no {name}"
+        assert any(line in one for one in found.splitlines()), f"{name} in {file} has no line with {line}"
+
+
+def test_a_line_that_is_gone_is_noticed() -> None:
+    """A method is found in its class alone, and of overloads the one with a body."""
+    source = "class A:\n    def f(self): return 1\n\ndef g(): ...\ndef g(): return 2"
+    assert definition_of(source, "A.f") == "def f(self): return 1"
+    assert definition_of(source, "g") == "def g(): return 2"
+    assert definition_of(source, "f") is None
 
 
 def test_no_two_test_files_have_the_same_name() -> None:
