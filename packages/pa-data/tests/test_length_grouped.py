@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
-from pa_data import KeyedDataLoader
 from pa_data.errors import ExplainedError
 from pa_data.orders import LengthGrouped, Shuffled
 
@@ -60,28 +58,6 @@ def test_groups_begin_where_batches_do() -> None:
     lengths = LENGTHS[samples]
     assert all(torch.equal(group, group.sort().values) for group in torch.split(lengths, 32))
     assert NUMBER % 32 == len(torch.split(lengths, 32)[-1]) == 4
-
-
-def test_any_part_of_an_epoch_is_that_of_the_whole() -> None:
-    """The samples at some positions do not depend on what was asked for before."""
-    order = LengthGrouped(LENGTHS, group_size=32, window=640)
-    whole, again = indices(order, epoch=2), order.epoch_order(NUMBER, seed=3, epoch=2)
-    for start, stop in ((0, 0), (1300, 1301), (630, 650), (3, 3000), (NUMBER - 10, NUMBER), (NUMBER, NUMBER), (0, 3)):
-        assert torch.equal(again.indices(start, stop), whole[start:stop])
-
-
-@pytest.mark.parametrize(("batch_size", "processes"), [(4, 1), (4, 2), (3, 4)])
-def test_the_order_is_that_of_any_division(batch_size: int, processes: int) -> None:
-    """Neither the size of batches nor the number of processes changes which sample comes when."""
-    order = LengthGrouped(LENGTHS, group_size=32)
-    data = TensorDataset(torch.arange(NUMBER))
-    shares = [
-        list(KeyedDataLoader(data, batch_size, order=order, seed=3, rank=rank, num_processes=processes))
-        for rank in range(processes)
-    ]
-    num_full = NUMBER // (batch_size * processes)
-    together = torch.cat([shares[rank][step][0] for step in range(num_full) for rank in range(processes)])
-    assert torch.equal(together, indices(order)[: len(together)])
 
 
 def test_the_identity_is_that_of_lengths_and_groups() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
@@ -20,7 +19,7 @@ from pa_data import KeyedDataLoader
 from pa_data.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
 from pa_data.orders import ClassBalanced, EpochOrder, Mixture, Order, Shuffled, Weighted
 from pa_data.orders._feistel import permutations
-from tests.support.drawing import Drawing, ranks_of
+from tests.support.drawing import Drawing
 
 
 def numbered(length: int, first: int = 0) -> TensorDataset:
@@ -135,53 +134,6 @@ def test_a_mixture_is_fetched_whole_where_all_of_it_is_in_memory() -> None:
     loader: KeyedDataLoader[Any] = KeyedDataLoader(mixture(weights=WEIGHTS), 40, split="eval")
     assert loader.whole_batches
     assert torch.cat([batch for (batch,) in loader]).tolist() == list(range(100))
-
-
-ORDERS: dict[str, tuple[Order, str]] = {
-    "mixture": (mixture(weights=WEIGHTS, num_samples=9000).default_order, "80d548618ce6eb04"),
-    "class balanced": (ClassBalanced(torch.arange(100) ** 2 % 7, num_samples=9000), "d2eddcc1e991c792"),
-}
-
-
-@pytest.mark.parametrize("order", [order for order, _ in ORDERS.values()], ids=ORDERS)
-def test_any_part_is_a_part_of_the_whole(order: Order) -> None:
-    """Any part of an epoch, asked for by itself, is that part of the whole; no global generator is drawn from."""
-    before = torch.get_rng_state()
-    everything = epochs(order, 100)
-    for start, stop in [(0, 9000), (5, 5), (8999, 9000), (4000, 4200), (0, 5000), (3000, 8900)]:
-        epoch = order.epoch_order(100, seed=0, epoch=0)
-        assert torch.equal(epoch.indices(start, stop), everything[start:stop])
-        assert torch.equal(epoch.indices(start, stop).zero_() + epoch.indices(start, stop), everything[start:stop])
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(("order", "digest"), ORDERS.values(), ids=ORDERS)
-def test_its_name_means_the_same_order_forever(order: Order, digest: str) -> None:
-    """A training state of any version finds the order that it was stored with."""
-    drawn = whole(order.epoch_order(100, seed=42, epoch=7))
-    assert hashlib.sha256(",".join(map(str, drawn.tolist())).encode()).hexdigest()[:16] == digest
-
-
-@pytest.mark.parametrize("order", [order for order, _ in ORDERS.values()], ids=ORDERS)
-def test_a_sample_that_comes_again_draws_differently(order: Order) -> None:
-    """Each time that a sample comes in an epoch, its augmentation is another one; equal with and without workers."""
-    options: dict[str, Any] = {"batch_size": 50, "order": order, "seed": 3}
-    here, there = KeyedDataLoader(Drawing(100), **options), KeyedDataLoader(Drawing(100), **options, num_workers=2)
-    for loader in (here, there):
-        loader.start_epoch(2, 8700)
-    drawn = torch.cat(list(here))
-    assert len(set(drawn[:, 0].tolist())) < 300 == len(set(drawn[:, 1].tolist()))
-    assert torch.equal(torch.cat(list(there)), drawn)
-
-
-@pytest.mark.parametrize("order", [order for order, _ in ORDERS.values()], ids=ORDERS)
-def test_processes_share_what_one_process_draws(order: Order) -> None:
-    """Each update has the samples that it has on one process."""
-    (alone,) = ranks_of(numbered(100), 1, batch_size=60, order=order)
-    for number in (2, 3, 4):
-        together = ranks_of(numbered(100), number, batch_size=60 // number, order=order)
-        for (expected,), *shares in zip(alone, *together, strict=True):
-            assert torch.equal(torch.cat([samples for (samples,) in shares]), expected)
 
 
 def test_identities_tell_labels_datasets_and_shares_apart() -> None:

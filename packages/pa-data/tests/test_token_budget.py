@@ -84,24 +84,6 @@ def test_limits_beside_the_budget() -> None:
     assert 480 <= max(padded(batch, multiple=8) for batch in made) <= 512
 
 
-def test_any_part_of_an_epoch_is_that_of_the_whole() -> None:
-    """The samples at some positions do not depend on what was asked for before."""
-    order, number = TokenBudget(MANY, max_tokens=512), len(MANY)
-    whole = order.epoch_order(number, seed=1, epoch=2).indices(0, number)
-    assert sorted(whole.tolist()) == list(range(number))
-    again = order.epoch_order(number, seed=1, epoch=2)
-    for start, stop in (
-        (0, 0),
-        (9000, 9001),
-        (8190, 8195),
-        (3, 17000),
-        (number - 10, number),
-        (number, number),
-        (0, 3),
-    ):
-        assert torch.equal(again.indices(start, stop), whole[start:stop])
-
-
 @pytest.mark.parametrize("lengths", [[5], [0, 0, 0], [7] * 20, [1, 2, 4, 8, 16, 32]])
 def test_few_samples(lengths: list[int]) -> None:
     """One sample, empty ones and equal ones make batches too."""

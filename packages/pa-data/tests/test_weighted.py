@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from pa_data import KeyedDataLoader
 from pa_data.errors import ArgumentTypeError, ConfigurationError
 from pa_data.orders import Weighted
-from tests.support.drawing import Drawing, Indices, indices_of, ranks_of
+from tests.support.drawing import Drawing
 
 
 def epoch_of(order: Weighted, num_weights: int, *, seed: int = 0, epoch: int = 0) -> Tensor:
@@ -64,27 +63,6 @@ def test_without_replacement_each_comes_once_and_the_heavy_ones_early() -> None:
     assert abs(chi_squared(second_after_the_last, weights[:3] / 6)) < 4
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_any_part_is_a_part_of_the_whole(replacement: bool) -> None:
-    """Any part of an epoch, asked for by itself, is that part of the whole; drawing touches no global generator."""
-    order = Weighted(torch.linspace(0, 1, 1000), replacement=replacement, num_samples=700)
-    before = torch.get_rng_state()
-    whole = epoch_of(order, 1000)
-    for start, stop in [(0, 700), (3, 3), (699, 700), (100, 350)]:
-        part = order.epoch_order(1000, seed=0, epoch=0).indices(start, stop)
-        assert part.dtype == torch.int64
-        assert torch.equal(part, whole[start:stop])
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(("replacement", "digest"), [(True, "b66f40b9b1f42a5a"), (False, "15de92560340364f")])
-def test_its_name_means_the_same_order_forever(replacement: bool, digest: str) -> None:
-    """A training state of any version finds the order that it was stored with."""
-    weights = [(index * 37 % 101) / 7 for index in range(1000)]
-    drawn = epoch_of(Weighted(weights, replacement=replacement, num_samples=900), 1000, seed=42, epoch=7)
-    assert hashlib.sha256(",".join(map(str, drawn.tolist())).encode()).hexdigest()[:16] == digest
-
-
 def test_scale_and_type_of_the_weights_do_not_matter() -> None:
     """Weights of any size are drawn by alike, in any type that torch knows."""
     expected = epoch_of(Weighted([0, 1, 3, 4], num_samples=50), 4)
@@ -95,29 +73,6 @@ def test_scale_and_type_of_the_weights_do_not_matter() -> None:
         [0.0, 2.0**-1074, 3 * 2.0**-1074, 4 * 2.0**-1074],
     ):
         assert torch.equal(epoch_of(Weighted(weights, num_samples=50), 4), expected)
-
-
-def test_a_sample_that_comes_twice_draws_differently() -> None:
-    """Each time that a sample comes in an epoch, its augmentation is another one; equal with and without workers."""
-    options: dict[str, Any] = {"batch_size": 4, "order": Weighted([1.0, 0, 2.0], num_samples=16), "seed": 3}
-    here = torch.cat(list(KeyedDataLoader(Drawing(3), **options)))
-    assert set(here[:, 0].tolist()) == {0, 2}
-    assert len(set(here[:, 1:].flatten().tolist())) == 3 * 16
-    assert torch.equal(torch.cat(list(KeyedDataLoader(Drawing(3), **options, num_workers=2))), here)
-    resumed = KeyedDataLoader(Drawing(3), **options)
-    resumed.start_epoch(0, 8)
-    assert torch.equal(torch.cat(list(resumed)), here[8:])
-
-
-@pytest.mark.parametrize("num_processes", [2, 3, 4])
-def test_processes_share_what_one_process_draws(num_processes: int) -> None:
-    """Each update has the samples that it has on one process."""
-    order = Weighted(torch.arange(30), num_samples=48)
-    options: dict[str, Any] = {"order": order, "seed": 1}
-    (alone,) = ranks_of(Indices(30), 1, batch_size=12, **options)
-    together = ranks_of(Indices(30), num_processes, batch_size=12 // num_processes, **options)
-    updates = zip(*map(indices_of, together), strict=True)
-    assert [[index for batch in update for index in batch] for update in updates] == indices_of(alone)
 
 
 def test_its_identity_tells_weights_and_options_apart() -> None:

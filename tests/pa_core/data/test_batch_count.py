@@ -117,7 +117,7 @@ def test_a_loader_that_can_be_iterated_once_is_refused_at_its_second_epoch() -> 
     trainer.train_loader = lambda: OnceOnly(4)
     with pytest.raises(EmptyDatasetError) as caught:
         trainer.train(DATA, 3)
-    assert_explained(caught.value, "no batch in training", "0 batches of OnceOnly", "4 batches, its length", "iterator")
+    assert_explained(caught.value, "no batch in training", "0 batches of OnceOnly", "whose length is 4", "iterator")
     assert trainer.num_updates_completed == 4
     assert len(losses_of(trainer)) == 1
     assert math.isfinite(losses_of(trainer)[0])
@@ -217,7 +217,7 @@ def test_an_evaluation_without_a_batch_is_an_error() -> None:
     trainer.eval_loader = lambda: Claims(4, 0)
     with pytest.raises(EmptyDatasetError) as caught:
         trainer.evaluate(DATA)
-    assert_explained(caught.value, "no batch in evaluation", "0 batches of Claims", "4 batches")
+    assert_explained(caught.value, "no batch in evaluation", "0 batches of Claims", "whose length is 4")
     assert losses_of(trainer, "evaluation_loss") == []
     with pytest.raises(EmptyDatasetError):
         trainer.train(DATA, 1, DATA)

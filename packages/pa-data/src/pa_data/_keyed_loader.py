@@ -10,7 +10,6 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
 from typing_extensions import override
 
@@ -39,23 +38,10 @@ from pa_data._workers import WorkerStart, explaining_failed_start, sigterm_held_
 from pa_data.errors import ConfigurationError, EmptyDatasetError, UnsupportedConfigurationError
 from pa_data.orders import EpochOrder, Order, Sequential, Shuffled
 from pa_data.orders._checks import check_count
-from pa_data.orders._given import check_order as require_order
-from pa_data.orders._given import has_plain_order, order_of_dataset
+from pa_data.orders._given import check_order, has_plain_order, order_of_dataset
 from pa_data.rng import extend_key, mix, preserve_rng_state
 
-__all__ = [
-    "KeyedDataLoader",
-    "check_batch_size",
-    "check_batches_of_order",
-    "check_epoch",
-    "check_length",
-    "check_options",
-    "check_order",
-    "count_samples",
-    "decide_whole_batches",
-    "refuse_batch_ends",
-    "require_batch_ends",
-]
+__all__ = ["KeyedDataLoader", "count_samples"]
 
 
 def count_samples(dataset: Dataset[Any]) -> int:
@@ -90,22 +76,8 @@ def _without_positions(given: str) -> ConfigurationError:
     )
 
 
-def check_batch_size(batch_size: int | None) -> int:
-    """Return the batch size, which torch would allow to be None.
-
-    Raises:
-        ConfigurationError: If it is None or less than 1.
-    """
-    check_count("batch_size", batch_size)
-    return cast("int", batch_size)
-
-
-def check_batches_of_order(order: Order, batch_size: int | None, drop_last: bool, split: str) -> None:
-    """Raise an error for options that have no effect, or no meaning, with an order that makes the batches.
-
-    Raises:
-        ConfigurationError: If there is one.
-    """
+def _check_batches_of_order(order: Order, batch_size: int | None, drop_last: bool, split: str) -> None:
+    """Raise an error for options that have no effect, or no meaning, with an order that makes the batches."""
     kind = type(order).__name__
     if batch_size not in (None, 1):
         raise ConfigurationError(
@@ -122,12 +94,8 @@ def check_batches_of_order(order: Order, batch_size: int | None, drop_last: bool
         )
 
 
-def check_options(rank: int, num_processes: int, num_workers: int, timeout: float, in_order: bool) -> None:
-    """Raise an error for options that contradict each other or the promise of an order.
-
-    Raises:
-        ConfigurationError: If one does.
-    """
+def _check_options(rank: int, num_processes: int, num_workers: int, timeout: float, in_order: bool) -> None:
+    """Raise an error for options that contradict each other or the promise of an order."""
     if not 0 <= rank < num_processes:
         raise ConfigurationError(f"A rank is from 0 to num_processes - 1, got {rank=}, {num_processes=}.")
     if timeout > 0 and num_workers == 0:
@@ -136,60 +104,8 @@ def check_options(rank: int, num_processes: int, num_workers: int, timeout: floa
         raise ConfigurationError("A keyed loader yields its batches in order: leave out in_order=False.")
 
 
-def check_order(order: Order | None, algorithm: str | None) -> None:
-    """Raise an error for anything that is not an order, and for an order passed with the name of a different one.
-
-    Raises:
-        ArgumentTypeError: If it is not an order.
-        ConfigurationError: If there is an algorithm, too.
-    """
-    require_order(order)
-    if order is not None and algorithm is not None:
-        raise ConfigurationError(
-            "Two orders were passed.",
-            given=f"order={type(order).__name__}(...), algorithm={algorithm!r}",
-            do=f"Leave the order out, or pass order=Shuffled({algorithm!r}).",
-        )
-
-
-def require_batch_ends(order: EpochOrder) -> Tensor:
-    """Return where the batches of an epoch end, of which its order makes the batches.
-
-    Raises:
-        ConfigurationError: If it does not say.
-    """
-    ends = order.batch_ends
-    if ends is None or ends.dtype != torch.int64 or ends.numel() == 0 or int(ends[-1]) != order.num_samples:
-        raise ConfigurationError(
-            f"makes_batches=True needs batch_ends, int64 and ending with {order.num_samples}, got {ends}.",
-            do=f"Return the positions after the last sample of each batch from {type(order).__name__}.batch_ends.",
-        )
-    return ends
-
-
-def refuse_batch_ends(order: EpochOrder) -> None:
-    """Raise an error for an epoch that says where its batches end, of an order that does not say that it makes them.
-
-    Raises:
-        ConfigurationError: If it does.
-    """
-    if order.batch_ends is not None:
-        raise ConfigurationError(
-            "An order says where its batches end, and not that it makes them.",
-            do=f"Set makes_batches = True in {type(order).__name__}.",
-        )
-
-
-def check_epoch(split: Split, epoch: int = 0) -> None:
-    """Raise an error for a split of a whole epoch that has no step.
-
-    Args:
-        split: The split.
-        epoch: The number of the epoch.
-
-    Raises:
-        EmptyDatasetError: If there is none.
-    """
+def _check_epoch(split: Split, epoch: int = 0) -> None:
+    """Raise an error for a split of a whole epoch that has no step."""
     if split.num_samples == 0:
         problem = f"The order of the data has an epoch without samples: 0 samples in epoch {epoch}, counted from 0."
         raise EmptyDatasetError(
@@ -205,34 +121,10 @@ def check_epoch(split: Split, epoch: int = 0) -> None:
         )
 
 
-def check_length(dataset: Dataset[Any], num_samples: int) -> None:
-    """Raise an error if the dataset has become longer or shorter.
-
-    Args:
-        dataset: The dataset.
-        num_samples: Its length when its loader was made.
-
-    Raises:
-        ConfigurationError: It has another length now.
-    """
-    now = count_samples(dataset)
-    if now != num_samples:
-        raise ConfigurationError(
-            "The dataset has another length than when its loader was made.",
-            given=f"{now} samples of {type(dataset).__name__}",
-            expected=f"{num_samples} samples, by which the order and the number of steps were planned",
-            do="Change a dataset between two runs, not within one: each run makes new loaders.",
-        )
-
-
-def decide_whole_batches(
+def _decide_whole_batches(
     dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None, asked_for: bool | None
 ) -> bool:
-    """Return whether batches are fetched whole.
-
-    Raises:
-        ConfigurationError: If that was insisted on and is not possible.
-    """
+    """Return whether batches are fetched whole; raise an error if that was insisted on and is not possible."""
     possible = collate_fn is None and can_fetch_batch(dataset)
     if asked_for is None:
         return possible
@@ -359,17 +251,20 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
     ) -> None:
-        check_options(rank, num_processes, num_workers, timeout, in_order)
-        check_order(order, algorithm)
+        _check_options(rank, num_processes, num_workers, timeout, in_order)
+        check_order(order)
+        if order is not None and algorithm is not None:
+            raise _two_orders(order, algorithm)
         if order is None and shuffle and split == "train" and algorithm is None:
             order = order_of_dataset(dataset)
         self.given_order: Order = _plain_order(shuffle, algorithm) if order is None else order
         if self.given_order.makes_batches:
-            check_batches_of_order(self.given_order, batch_size, drop_last, split)
+            _check_batches_of_order(self.given_order, batch_size, drop_last, split)
             batch_size = None
             self._split_epoch: Callable[[EpochOrder], Split] = partial(_split_batches, num_processes=num_processes)
         else:
-            size = check_batch_size(batch_size)
+            check_count("batch_size", batch_size)
+            size = cast("int", batch_size)
             self._split_epoch = partial(
                 _split_epoch, split, batch_size=size, num_processes=num_processes, drop_last=drop_last
             )
@@ -380,10 +275,10 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         self.shuffle: bool = shuffle if order is None else not isinstance(order, Sequential)
         self.device: torch.device | None = None if device is None else torch.device(device)
         self.keyed_augmentation: bool = keyed_augmentation
-        self.whole_batches: bool = decide_whole_batches(dataset, collate_fn, whole_batches)
+        self.whole_batches: bool = _decide_whole_batches(dataset, collate_fn, whole_batches)
         self._batches = EpochBatches(self._plan_of_whole_epoch(0))
         self._progress = EpochProgress(self._batches.plan)
-        check_epoch(self.split)
+        _check_epoch(self.split)
         self._own_generator = torch.Generator()
         self._options: dict[str, Any] = {
             "num_workers": num_workers,
@@ -432,7 +327,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     def algorithm(self, algorithm: str | None) -> None:
         before = self.given_order
         if not has_plain_order(before):
-            check_order(before, algorithm)
+            if algorithm is not None:
+                raise _two_orders(before, algorithm)
             return
         self.given_order = _plain_order(self.shuffle, algorithm)
         try:
@@ -545,7 +441,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             EmptyDatasetError: The order visits no sample in this epoch, or ``drop_last`` leaves none.
         """
         whole = self._batches.whole_epoch if epoch == self._epoch else self._plan_of_whole_epoch(epoch)
-        check_epoch(whole.split, epoch)
+        _check_epoch(whole.split, epoch)
         return len(whole.split)
 
     def _plan_of_whole_epoch(self, epoch: int) -> EpochPlan:
@@ -578,7 +474,13 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         Raises:
             ConfigurationError: The dataset has another length than when the loader was made.
         """
-        check_length(self.dataset, self._num_samples)
+        now = count_samples(self.dataset)
+        if now != self._num_samples:
+            raise ConfigurationError(
+                "The dataset has another length than when its loader was made.",
+                given=f"{now} samples of {type(self.dataset).__name__}, and {self._num_samples} when it was made",
+                do="Change a dataset between two runs, not within one: each run makes new loaders.",
+            )
         if (requested := self._batches.sampler.epoch) is not None:
             self.set_epoch(requested)
         plan = self._batches.plan
@@ -650,15 +552,33 @@ def _plain_order(shuffle: bool, algorithm: str | None) -> Order:
     return Shuffled(algorithm) if shuffle or algorithm else Sequential()
 
 
+def _two_orders(order: Order, algorithm: str) -> ConfigurationError:
+    return ConfigurationError(
+        "Two orders were passed.",
+        given=f"order={type(order).__name__}(...), algorithm={algorithm!r}",
+        do=f"Leave the order out, or pass order=Shuffled({algorithm!r}).",
+    )
+
+
 def _split_batches(order: EpochOrder, *, num_processes: int) -> Split:
-    return BatchSplit(require_batch_ends(order), num_processes)
+    ends = order.batch_ends
+    if ends is None or ends.dtype != torch.int64 or ends.numel() == 0 or int(ends[-1]) != order.num_samples:
+        raise ConfigurationError(
+            f"makes_batches=True needs batch_ends, int64 and ending with {order.num_samples}, got {ends}.",
+            do=f"Return the positions after the last sample of each batch from {type(order).__name__}.batch_ends.",
+        )
+    return BatchSplit(ends, num_processes)
 
 
 def _split_epoch(
     kind: Literal["train", "eval"], order: EpochOrder, *, batch_size: int, num_processes: int, drop_last: bool
 ) -> Split:
     num_samples = order.num_samples
-    refuse_batch_ends(order)
+    if order.batch_ends is not None:
+        raise ConfigurationError(
+            "An order says where its batches end, and not that it makes them.",
+            do=f"Set makes_batches = True in {type(order).__name__}.",
+        )
     if kind == "train":
         return TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
     if kind == "eval":

@@ -99,20 +99,18 @@ class BatchCount:
 
     def nothing_counted(self) -> EmptyDatasetError:
         """Return the error of an epoch without a batch on any process."""
+        length = "" if self.expected is None else f", whose length is {self.expected}"
         return EmptyDatasetError(
             f"The loader yielded no batch in {self.phase}.",
-            given=f"0 batches of {describe_loader(self._loader)}",
-            expected="at least one" if self.expected is None else f"{self.expected} batches, its length",
-            do="Make it yield the batches of an epoch each time it is iterated over: a generator or an iterator is "
-            "used up after the first time.",
+            given=f"0 batches of {describe_loader(self._loader)}{length}",
+            do="Make it yield its batches each time it is iterated over: an iterator is used up after the first time.",
         )
 
     def too_few_on_a_process(self) -> ConfigurationError:
         """Return the error of a training epoch in which some process had fewer batches than it was to have."""
         return ConfigurationError(
             "The training loader of a process ended before its length, while other processes still had batches.",
-            given=f"{self.given} batches of {describe_loader(self._loader)} on this process",
-            expected=f"{self.expected} batches on every process, the length of the loader",
+            given=f"{self.given} of {self.expected} batches of {describe_loader(self._loader)} on this process",
             do="Let each process have as many batches as the length of its loader says.",
         )
 
