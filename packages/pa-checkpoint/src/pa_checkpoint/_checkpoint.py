@@ -35,8 +35,7 @@ from pa_checkpoint._manifest import (
     manifest_text,
     read_manifest,
 )
-from pa_checkpoint._piece_file import PieceFile, is_piece_file
-from pa_checkpoint._sharded_tensor import StoredTensor, file_of_pieces
+from pa_checkpoint._sharded_tensor import PieceFile, StoredTensor, file_of_pieces, is_piece_file
 from pa_checkpoint._tensor_file import DTYPES, TensorEntry, read_header, read_tensors, write_tensors
 from pa_checkpoint._torch import store_of_processes
 

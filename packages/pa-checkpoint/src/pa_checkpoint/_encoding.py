@@ -15,8 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from pa_checkpoint._errors import CheckpointError
-from pa_checkpoint._piece_file import PieceFile
-from pa_checkpoint._sharded_tensor import PieceLayout, ShardedPiece, StoredPiece, StoredTensor, UnknownLayoutError
+from pa_checkpoint._sharded_tensor import (
+    PieceFile,
+    PieceLayout,
+    ShardedPiece,
+    StoredPiece,
+    StoredTensor,
+    UnknownLayoutError,
+)
 from pa_checkpoint._tensor_file import (
     DTYPES,
     is_storable,

@@ -29,7 +29,7 @@ from pa_checkpoint._checkpoint import (
 from pa_checkpoint._errors import CheckpointError, FolderInUseError, InvalidArgumentError
 from pa_checkpoint._files import discard, leftovers, located, publish, replaced, shown_path, staged
 from pa_checkpoint._manifest import MANIFEST, read_manifest
-from pa_checkpoint._piece_file import is_piece_file
+from pa_checkpoint._sharded_tensor import is_piece_file
 
 __all__ = [
     "LOCK",

@@ -58,10 +58,9 @@ from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.extra_models import AddedModule
 from pa_core.model_description import describe_model
-from pa_core.model_tensors import is_sharded_module, unwrap_model
+from pa_core.model_tensors import is_sharded_module, missing_methods, unwrap_model
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.settings import read_settings
-from pa_core.state_dicts import missing_methods
 from pa_core.subclasses import check_subclass
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.training_state import StateRequest, asked_settings
@@ -429,7 +428,7 @@ class AnyTrainer(ABC):
     @property
     def device(self) -> torch.device:
         """The device that this process computes on."""
-        return _accelerate.device_of(self._engine.accelerator)
+        return self._engine.device
 
     @property
     def mixed_precision(self) -> str:
@@ -804,7 +803,7 @@ class AnyTrainer(ABC):
         if self._engine.running == "train" and self._engine.safe_points.ended_by is None:
             self._engine.safe_points.request(request)
         else:
-            self._engine.safe_points.save(request, self, partial(self._engine.call_event, self))
+            self._engine.safe_points.save(request, self, self._call_event)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Load model, optimizer and scheduler of a training state, without resuming its run.
@@ -918,6 +917,9 @@ class AnyTrainer(ABC):
                     do=f"Give {type(one).__name__} these methods, or register the object whose state it holds.",
                 )
         self._engine.safe_points.registered.extend(objects)
+
+    def _call_event(self, event: str, **kwargs: Any) -> None:
+        self.callback_handler.call_event(event, self, **kwargs)
 
     # The names under which scripts know the accelerator and the loaders
 
@@ -1225,16 +1227,15 @@ class CallbackHandler(Generic[_TrainerT]):
 
     def listeners(self, event: str) -> list[Callable[..., Any]]:
         """Return the bound methods that the event calls, in order; empty where none implements it."""
-        bound = self._listeners.get(event)
-        if bound is None:
-            bound = [
-                getattr(callback, event) for callback in self.callbacks if implements(callback, event, TrainerCallback)
-            ]
-            if event in EVENT_NAMES:
-                bound = [with_known_arguments(method) for method in bound]
-            self._listeners[event] = bound
+        if not self._listeners:
+            self._listeners = {name: list(map(with_known_arguments, self._bound(name))) for name in EVENT_NAMES}
+        if event not in self._listeners:  # an event of a script's own
+            self._listeners[event] = self._bound(event)
             self._fired.add(event)
-        return bound
+        return self._listeners[event]
+
+    def _bound(self, event: str) -> list[Callable[..., Any]]:
+        return [getattr(one, event) for one in self.callbacks if implements(one, event, TrainerCallback)]
 
     def warn_of_unfired_events(self) -> None:
         """Warn about each ``on_`` method that was never called by the end of a run."""

@@ -24,10 +24,9 @@ from typing_extensions import TypeIs
 from pa_checkpoint import CheckpointInfo
 from pa_core import _accelerate
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
-from pa_core.model_tensors import is_sharded_module
+from pa_core.model_tensors import is_sharded_module, without_frozen
 from pa_core.sharding.sharded_states import gather_state
 from pa_core.sharding.weight_export import WeightExport
-from pa_core.state_dicts import without_frozen
 from pa_core.storage import atomic_write
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.storage.plain_values import ensure_plain

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+import torch
 
 from pa_core import _accelerate
 from pa_core.data.evaluation_sets import EvaluationSets
@@ -12,27 +14,17 @@ from pa_core.data.loaders import Loaders
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.comparison import Describe
 from pa_core.distributed.hang_detector import HangDetector
-from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.extra_models import AddedModules
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.settings import ShardingSettings
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.trained import Trained
-from pa_core.training_state import EvaluationInterrupted, ResumableRun, Resumption, RunParts, SafePoints
+from pa_core.training_state import ResumableRun, Resumption, RunParts, SafePoints
 
 __all__ = ["Engine", "RunKind"]
 
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
-
-
-class _Listeners(Protocol):
-    def listeners(self, event: str) -> list[Callable[..., Any]]: ...
-
-
-class _HasCallbacks(Protocol):
-    @property
-    def callback_handler(self) -> _Listeners: ...
 
 
 class Engine:
@@ -46,6 +38,7 @@ class Engine:
     Attributes:
         accelerator: As passed.
         num_processes: The number of processes.
+        device: The device of this process.
         watch: As passed.
         sharding: As passed.
         loaders: Makes and splits loaders.
@@ -77,6 +70,7 @@ class Engine:
     ) -> None:
         self.accelerator = accelerator
         self.num_processes: int = accelerator.num_processes
+        self.device: torch.device = _accelerate.device_of(accelerator)
         self.watch = watch
         self.sharding = sharding
         self.loaders: Loaders = Loaders(accelerator)
@@ -104,11 +98,10 @@ class Engine:
         self.safe_points.start_run(self._parts_of_run())
 
     def _start_run(self, trained: dict[str, Trained], describe_course: Describe) -> None:
-        device = _accelerate.device_of(self.accelerator)
         self.trained = trained
         self.progress: Progress = Progress()
-        self.agreement: Agreement = Agreement(device, self.num_processes, describe_course)
-        self.resumption: Resumption = Resumption(self.progress, device)
+        self.agreement: Agreement = Agreement(self.device, self.num_processes, describe_course)
+        self.resumption: Resumption = Resumption(self.progress, self.device)
         self.loaders.start_run()
         self.checked_steps: set[str] = set()
         self.last_batch: Any = None
@@ -117,35 +110,6 @@ class Engine:
     def _parts_of_run(self) -> RunParts:
         accumulations = {name: one.accumulation for name, one in self.trained.items()}
         return RunParts(self.progress, self.resumption, accumulations, self.agreement, scaler=self.accelerator.scaler)
-
-    def call_event(self, trainer: _HasCallbacks, event: str | Callable[..., None], **kwargs: Any) -> None:
-        """Call an event that may stop the run, once all callbacks have been told of it.
-
-        What one of them does in the event, such as saving the best model of the last epoch, must not depend on its
-        place in the list; and one that gathers would wait for the process that stopped.
-
-        Args:
-            trainer: The trainer, which is passed to the callbacks.
-            event: The event: a method of ``TrainerCallback``, or its name.
-            **kwargs: Passed on.
-
-        Raises:
-            StopTrainingError: A callback requested a stop, in a run of one process.
-        """
-        stops = False
-        for listener in trainer.callback_handler.listeners(event if isinstance(event, str) else event.__name__):
-            try:
-                listener(trainer, **kwargs)
-            except NonFiniteLossError as error:
-                self.agreement.ask_to_stop(error)  # at once, if alone: nobody reports or saves such a loss
-            except StopTrainingError as error:
-                self.agreement.note_stop(error)
-                stops = True
-            except EvaluationInterrupted:
-                if not self.safe_points.is_between_steps:
-                    raise
-        if stops:
-            self.agreement.stop_if_alone()
 
     def make_run_config(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from typing import Any, Self
 
@@ -120,14 +119,34 @@ class Loop:
 
     # Events
 
-    def call(self, event: Callable[..., None], **kwargs: Any) -> None:
-        """Call an event that may stop the run.
+    def call(self, event: str | Callable[..., None], **kwargs: Any) -> None:
+        """Call an event that may stop the run, once all callbacks have been told of it.
+
+        What one of them does in the event, such as saving the best model of the last epoch, must not depend on its
+        place in the list; and one that gathers would wait for the process that stopped.
 
         Args:
-            event: The event, as a method of ``TrainerCallback``.
+            event: The event: a method of ``TrainerCallback``, or its name.
             **kwargs: Passed on.
+
+        Raises:
+            StopTrainingError: A callback requested a stop, in a run of one process.
         """
-        self.engine.call_event(self.trainer, event, **kwargs)
+        stops = False
+        trainer, agreement = self.trainer, self.engine.agreement
+        for listener in trainer.callback_handler.listeners(event if isinstance(event, str) else event.__name__):
+            try:
+                listener(trainer, **kwargs)
+            except NonFiniteLossError as error:
+                agreement.ask_to_stop(error)  # at once, if alone: nobody reports or saves such a loss
+            except StopTrainingError as error:
+                agreement.note_stop(error)
+                stops = True
+            except EvaluationInterrupted:
+                if not self.engine.safe_points.is_between_steps:
+                    raise
+        if stops:
+            agreement.stop_if_alone()
 
     def call_hook(self, hook: Callable[[], None]) -> None:
         """Call a method of the trainer that may stop the run.
@@ -478,7 +497,7 @@ class Loop:
             return self._stand_in(part) if self._has_stand_ins else None
         if self._keeps_batch:
             self.engine.last_batch = batch
-        self.engine.call_event(self.trainer, TrainerCallback.on_train_step_start)
+        self.call(TrainerCallback.on_train_step_start)
         return batch
 
     def _stand_in(self, part: MicroBatch) -> Any:
@@ -516,13 +535,14 @@ class Loop:
         progress.steps_in_epoch = self._step
 
         # agree: every process stops, saves or is preempted at the same update
-        items = engine.agreement.before_update(
-            trained.finish_exchange, trained.accumulation.items, at_once=at_once, may_stop=is_first
-        )
+        items: float | Tensor = trained.accumulation.items
+        if engine.num_processes > 1:
+            items = engine.agreement.before_update(trained.finish_exchange, items, at_once=at_once, may_stop=is_first)
         trained.accumulation.normalise(trained.parameters, items)
 
         # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
-        overflowed = _accelerate.unscale(engine.accelerator, *trained.optimizers.values())
+        has_scaler = engine.accelerator.scaler is not None
+        overflowed = has_scaler and _accelerate.unscale(engine.accelerator, *trained.optimizers.values())
         try:
             self._update_weights(trained, overflowed)
         except StopTrainingError as error:
@@ -599,7 +619,7 @@ class Loop:
         engine = self.engine
         engine.safe_points.is_between_steps = True
         try:
-            engine.call_event(self.trainer, TrainerCallback.on_optimizer_step_end, update=engine.progress.updates)
+            self.call(TrainerCallback.on_optimizer_step_end, update=engine.progress.updates)
         finally:
             engine.safe_points.is_between_steps = False
         engine.means.end_step()
@@ -685,7 +705,7 @@ class Loop:
         Args:
             phase: What comes next.
         """
-        self.engine.safe_points.reach(phase, self.trainer, partial(self.engine.call_event, self.trainer))
+        self.engine.safe_points.reach(phase, self.trainer, self.call)
 
     def _resume_steps(self, train_dl: SizedIterable) -> None:
         """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""

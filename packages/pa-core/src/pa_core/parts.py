@@ -45,8 +45,10 @@ from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS, HangDete
 from pa_core.distributed.processes import fork_between_collectives
 from pa_core.model_tensors import (
     buffers_of_module,
+    differences_of_weights,
     is_sharded,
     is_sharded_module,
+    list_differences,
     local_piece,
     local_pieces,
     parameters_of,
@@ -56,7 +58,6 @@ from pa_core.model_tensors import (
 from pa_core.progress import Progress
 from pa_core.run_lifecycle import nothing_kept_of_runs
 from pa_core.sharding.sharded_states import split_like
-from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.state_misfits import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 from pa_core.storage.plain_values import ensure_plain
 from pa_core.storage.torch_file import find_damage

@@ -18,8 +18,8 @@ from pa_core.callbacks.metric_direction import JudgesMetric
 from pa_core.data.custom_loader import end_workers, innermost
 from pa_core.engine import Engine
 from pa_core.model_tensors import buffers_of_module, parameters_of_module
-from pa_core.subclasses import own_attributes
 from pa_core.tracking import InMemoryRunHistory
+from pa_core.training_state.state_writer import own_attributes
 from pa_data.rng import restored_rng_states
 
 __all__ = ["sanity_evaluation"]

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pa_checkpoint import StoredTensor
 from pa_core._torch import NESTED_SCHEDULERS
-from pa_core.state_dicts import kind_of_tensor
+from pa_core.model_tensors import kind_of_tensor
 
 __all__ = ["has_own_form", "misfit_of_optimizer", "misfit_of_scheduler", "without_foreign_entries"]
 

@@ -1,4 +1,4 @@
-"""What a subclass of the trainer defines: methods that would break the loop or that it never calls, and attributes."""
+"""What a subclass of the trainer defines: methods that would break the loop, or that it never calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FunctionType, MappingProxyType
 
 from pa_core.errors import OverrideError
 
-__all__ = ["check_subclass", "own_attributes"]
+__all__ = ["check_subclass"]
 
 _OVERRIDABLE = frozenset({
     "_clip_gradients",
@@ -89,16 +89,6 @@ def check_subclass(cls: type, trainer_class: type, events: Collection[str]) -> N
     for text in (*_texts_on_attributes(cls, private), *_texts_on_names(cls, trainer_class, events)):
         # above __init_subclass__ is ABCMeta.__new__, and above that the class statement
         warnings.warn(text, UserWarning, stacklevel=4)
-
-
-def own_attributes(owner: object) -> dict[str, object]:
-    """Return the attributes of a trainer that are a script's own: those that no class of this package declares.
-
-    Args:
-        owner: The trainer.
-    """
-    declared = {name for one in _our_classes(type(owner)) for name in inspect.get_annotations(one)}
-    return {name: value for name, value in vars(owner).items() if name not in declared}
 
 
 def _our_classes(cls: type) -> list[type]:

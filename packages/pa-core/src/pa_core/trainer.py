@@ -493,7 +493,7 @@ class Trainer(
         weight = self._trained.accumulation.take_counts(output["batch_size"], items)
         engine.losses.update(loss, weight)
         engine.means.count_samples(output["batch_size"])
-        engine.call_event(self, TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=part.step)
+        self._loop.call(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=part.step)
         return loss
 
     def _loss_of_stand_in(self, batch: BatchT | None) -> Tensor | None:
@@ -559,7 +559,7 @@ class Trainer(
         if self.is_at_empty_batch:
             self.calculate_eval_batch_loss(batch)
             return
-        self._engine.call_event(self, TrainerCallback.on_eval_step_start)
+        self._loop.call(TrainerCallback.on_eval_step_start)
         try:
             output = self.calculate_eval_batch_loss(batch)
         except StopTrainingError as error:
@@ -572,7 +572,7 @@ class Trainer(
         items = count_items(output, "calculate_eval_batch_loss")
         self._engine.losses.update(loss, output["batch_size"] if items is None else items)
         self._engine.means.count_samples(output["batch_size"])
-        self._engine.call_event(self, TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
+        self._loop.call(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
     def _start_training_together(self) -> None:
         """Let one exchange have the gradients of the model and of what is trained with it."""

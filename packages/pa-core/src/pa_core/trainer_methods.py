@@ -219,7 +219,10 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         Args:
             loss: The loss of the batch, scaled to its share of the optimizer update.
         """
-        _accelerate.backward(self._accelerator, loss)
+        if self._engine.accelerator.scaler is None:
+            loss.backward()  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+        else:
+            _accelerate.backward(self._engine.accelerator, loss)
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""

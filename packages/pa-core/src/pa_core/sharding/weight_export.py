@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pa_core import _accelerate
 from pa_core.errors import ConfigurationError
+from pa_core.model_tensors import without_frozen
 from pa_core.sharding.sharded_states import gathering
-from pa_core.state_dicts import without_frozen
 
 __all__ = ["WeightExport"]
 

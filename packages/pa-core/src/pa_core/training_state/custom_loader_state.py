@@ -25,7 +25,7 @@ from pa_core.data.custom_loader import (
     loader_parts,
 )
 from pa_core.errors import CheckpointError
-from pa_core.state_dicts import supports_state_dict
+from pa_core.model_tensors import supports_state_dict
 from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.snapshotable import Snapshotable
 from pa_core.training_state.taking_over import refusals_explained

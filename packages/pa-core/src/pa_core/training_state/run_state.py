@@ -17,9 +17,8 @@ from torch.optim import Optimizer
 from pa_checkpoint import StoredTensor
 from pa_core import distributed
 from pa_core.errors import CheckpointError
-from pa_core.model_tensors import is_sharded_module
+from pa_core.model_tensors import is_sharded_module, supports_state_dict
 from pa_core.progress import Phase, Position, Progress
-from pa_core.state_dicts import supports_state_dict
 from pa_core.state_misfits import misfit_of_scheduler, without_foreign_entries
 from pa_core.storage import State
 from pa_core.training_state.model_state import (

@@ -29,7 +29,6 @@ from pa_core.training_state.state_writer import (
     raising_on_all,
 )
 from pa_core.types import SupportsStateDict
-from pa_data.orders import has_plain_order
 from pa_data.rng import capture_rng_state
 
 __all__ = ["EvaluationInterrupted", "RunParts", "SafePoints"]
@@ -147,7 +146,7 @@ class SafePoints:
         self._phase = phase
         save, preempt = self._run.agreement.save, self._run.agreement.preempt
         is_asked = save.is_asked or save.is_agreed or preempt.is_asked or preempt.is_agreed
-        if not (is_asked or self._writer.has_requests):
+        if not (is_asked or self._writer.requests):
             return
         if distributed.num_processes() == 1:
             save.agree(save.is_asked)
@@ -158,7 +157,7 @@ class SafePoints:
         is_preempted = preempt.take() and phase is not Phase.COMPLETE
         if is_preempted:
             call("on_preemption")
-        if self._writer.has_requests:
+        if self._writer.requests:
             self._save_requested(phase, run, call)
         if is_preempted:
             self.settle()
@@ -372,12 +371,14 @@ class SafePoints:
     def _describe(self, run: ResumableRun, position: Position) -> RunState:
         parts, resumption = self._run, self._run.resumption
         loader, extension = innermost(run.train_dataloader), self._find_extension(run, position)
+        settings = resumption.settings or {}
         continues_mid_epoch = extension is not None and extension.position.phase.is_mid_epoch
         return RunState(
             position=position,
             seed=resumption.seed,
-            algorithm=loader.order.algorithm if is_keyed(loader) and has_plain_order(loader.given_order) else None,
-            settings=resumption.settings or {},
+            # of an order of another kind, the settings say which
+            algorithm=loader.order.algorithm if is_keyed(loader) and "order" not in settings else None,
+            settings=settings,
             hyperparameters=resumption.hyperparameters,
             nominal_items={name: one.nominal for name, one in parts.accumulations.items()},
             loaders=resumption.loaders.capture(run, mid_epoch=position.phase.is_mid_epoch or continues_mid_epoch),

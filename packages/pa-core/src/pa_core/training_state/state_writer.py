@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import tempfile
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
@@ -21,10 +22,8 @@ from pa_core._torch import version_of
 from pa_core.distributed.rank_messages import Mailbox, raise_on_all
 from pa_core.errors import OtherProcessError
 from pa_core.extra_models import items_of
-from pa_core.model_tensors import buffers_of_module, is_sharded, parameters_of_module
+from pa_core.model_tensors import buffers_of_module, is_sharded, missing_methods, parameters_of_module
 from pa_core.progress import Phase, Position
-from pa_core.state_dicts import missing_methods
-from pa_core.subclasses import own_attributes
 from pa_core.user_warnings import warn_user
 
 __all__ = [
@@ -33,8 +32,20 @@ __all__ = [
     "UnsavedAttributes",
     "check_scheduler",
     "check_state_of_optimizer",
+    "own_attributes",
     "raising_on_all",
 ]
+
+
+def own_attributes(owner: object) -> dict[str, object]:
+    """Return the attributes of a trainer that are a script's own: those that no class of this package declares.
+
+    Args:
+        owner: The trainer.
+    """
+    ours = [one for one in type(owner).__mro__ if one.__module__.partition(".")[0] == "pa_core"]
+    declared = {name for one in ours for name in inspect.get_annotations(one)}
+    return {name: value for name, value in vars(owner).items() if name not in declared}
 
 
 class UnsavedAttributes:
@@ -152,7 +163,7 @@ class StateWriter:
         self.folders: list[Path] = []
         self.stores: list[RemoteFolder] = []
         self._locks: dict[Path, FolderLock] = {}
-        self._requests: list[tuple[StateRequest, dict[str, Any]]] = []
+        self.requests: list[tuple[StateRequest, dict[str, Any]]] = []
         self._writer = Writer(connect=Mailbox)
 
     def reserve(self, folder: Path, say: Callable[[str], object], upload_to: str | None = None) -> None:
@@ -198,11 +209,6 @@ class StateWriter:
         self.stores.clear()
         self.folders.clear()
 
-    @property
-    def has_requests(self) -> bool:
-        """Whether a state waits for the moment at which it can be saved."""
-        return bool(self._requests)
-
     def request(self, request: StateRequest) -> None:
         """Have a state written with the next ones.
 
@@ -210,7 +216,7 @@ class StateWriter:
             CheckpointError: One of its extras cannot be stored.
         """
         self._writer.check({"extras": request.extras})
-        self._requests.append((request, copy.deepcopy(dict(request.extras))))
+        self.requests.append((request, copy.deepcopy(dict(request.extras))))
 
     def note_start(self, parts: Mapping[str, Any], optimizers: Mapping[str, Optimizer]) -> None:
         """Note the tensors as they are before training, to find in the first state those that have not changed.
@@ -238,7 +244,7 @@ class StateWriter:
             CheckpointError: It could not be written, or the one before it, in the background, could not.
             OSError: As above.
         """
-        requests, self._requests = self._requests, []
+        requests, self.requests = self.requests, []
         for request, extras in requests:
             self._writer.save(
                 request.directory,
@@ -278,7 +284,7 @@ class StateWriter:
         Args:
             failure: The error that ends the run, to which a note is added for each of them.
         """
-        requests, self._requests = self._requests, []
+        requests, self.requests = self.requests, []
         if failure is None:
             return
         for request, _ in requests:

@@ -11,7 +11,7 @@ from torch import nn
 
 from pa_checkpoint import StoredTensor
 from pa_core.errors import CheckpointError, ExplainedError, StopTrainingError
-from pa_core.state_dicts import differences_of_weights, list_differences
+from pa_core.model_tensors import differences_of_weights, list_differences
 from pa_core.types import SupportsStateDict
 
 __all__ = ["refusals_explained", "taken_over"]
