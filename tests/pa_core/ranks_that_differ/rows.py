@@ -332,7 +332,22 @@ def shard(case: Case) -> None:
 TRAIN: tuple[Door, ...] = ("train",)
 EVALUATE: tuple[Door, ...] = ("evaluate",)
 OWN: tuple[Door, ...] = ("Run",)
-OVERDUE = "A process has waited for another one"
+
+
+IMPATIENT = given(max_wait_seconds=4.0)
+
+
+def overdue(
+    what: str,
+    change: Callable[[Case], object],
+    shows: str,
+    doors: tuple[Door, ...] = ("train", "Run"),
+    both: Callable[[Case], object] = IMPATIENT,
+) -> Row:
+    """A row of what one process does while the other one waits for it, as long as it is told to."""
+    error = "A process has waited for another one"
+    return Row(what, change, shows, "after `max_wait_seconds`", doors, both, error, seconds=90.0)
+
 
 ARGUMENTS = [
     Row("number of epochs", argument("num_epochs", 3), "num_epochs: 2 on rank 0, 3 on rank 1"),
@@ -394,11 +409,7 @@ ARGUMENTS = [
     Row("a `DataLoader` or a dataset", loader(), "train_dataset: a dataset on rank 0, a DataLoader on rank 1"),
     Row("`drop_last`", loader_argument(drop_last=True), "train_dataset, drop_last: nothing on rank 0, True on rank 1"),
     Row("`shuffle`", loader_argument(shuffle=False), "train_dataset, shuffle: nothing on rank 0, False on rank 1"),
-    Row(
-        "order of the samples",
-        argument("order", Sequential()),
-        "order: None on rank 0, sequential-v1 on rank 1",
-    ),
+    Row("order of the samples", argument("order", Sequential()), "order: None on rank 0, sequential-v1 on rank 1"),
     Row(
         "what the order was made with",
         argument("order", Weighted([*[1.0] * 23, 2.0])),
@@ -711,12 +722,7 @@ ALONE = [
         FIRST_STEP,
         error="EmptyDatasetError",
     ),
-    Row(
-        "an argument that cannot work",
-        argument("num_epochs", 0),
-        "num_epochs=0",
-        error="ConfigurationError",
-    ),
+    Row("an argument that cannot work", argument("num_epochs", 0), "num_epochs=0", error="ConfigurationError"),
     Row(
         "an exception of a callback",
         in_event("on_optimizer_step_end", fail),
@@ -728,89 +734,55 @@ ALONE = [
 """What one process notices by itself: it ends with its own error, and the launcher ends the others."""
 
 MEANWHILE = [
-    Row(
+    overdue(
         "a callback that does not return",
         after_updates(sleep_for_ever),
         "rank 1 was in on_optimizer_step_end of Meanwhile (rows.py",
-        "after `max_wait_seconds`",
-        both=given(max_wait_seconds=4.0),
-        error=OVERDUE,
-        seconds=90.0,
     ),
-    Row(
+    overdue(
         "a dataset that does not return",
         lambda case: setattr(case.data, "is_stuck", True),
         "rank 1 was in cases.py",
-        "after `max_wait_seconds`",
         both=given(data=Stuck(), max_wait_seconds=4.0),
-        error=OVERDUE,
-        seconds=90.0,
     ),
-    Row(
+    overdue(
         "a callback that gathers",
         in_event("on_optimizer_step_end", lambda trainer: trainer.gather(torch.ones(3))),
         "rank 1 waited in all_gather, in on_optimizer_step_end of Meanwhile",
-        "after `max_wait_seconds`",
-        both=given(max_wait_seconds=4.0),
-        error=OVERDUE,
-        seconds=90.0,
     ),
-    Row(
+    overdue(
         "a callback that evaluates",
         in_event("on_optimizer_step_end", lambda trainer: trainer.run_evaluation_epoch(is_intermediate=True)),
         "in an evaluation, after 1 update",
-        "after `max_wait_seconds`",
         doors=TRAIN,
-        both=given(max_wait_seconds=4.0),
-        error=OVERDUE,
-        seconds=90.0,
     ),
-    Row(
+    overdue(
         "a callback that saves a training state",
         in_event("on_optimizer_step_end", lambda trainer: trainer.save_training_state("states")),
         "rank 1 waited in all_gather (cases.py",
-        "after `max_wait_seconds`",
-        both=given(max_wait_seconds=4.0),
-        error=OVERDUE,
-        seconds=90.0,
     ),
-    Row(
+    overdue(
         "a callback that waits for everyone",
         in_event("on_optimizer_step_end", lambda trainer: trainer.wait_for_everyone()),
         "rank 1 waited in barrier, in on_optimizer_step_end of Meanwhile",
-        "after `max_wait_seconds`",
-        both=given(max_wait_seconds=4.0),
-        error=OVERDUE,
-        seconds=90.0,
     ),
-    Row(
+    overdue(
         "a callback that calls a sharded model",
         in_event("on_optimizer_step_end", lambda trainer: trainer.get_model()(torch.ones(2, 4))),
         "in on_optimizer_step_end of Meanwhile",
-        "after `max_wait_seconds`",
         both=shard,
-        error=OVERDUE,
-        seconds=90.0,
     ),
-    Row(
+    overdue(
         "a loop that is left by `StopTrainingError`",
         given(in_update=stop_after_update),
         "at the end of the run, after 2 updates",
-        "after `max_wait_seconds`",
         doors=OWN,
-        both=given(max_wait_seconds=4.0),
-        error=OVERDUE,
-        seconds=90.0,
     ),
-    Row(
+    overdue(
         "an evaluation among the updates",
         given(in_update=evaluate_after_update),
         "in an evaluation, after 2 updates",
-        "after `max_wait_seconds`",
         doors=OWN,
-        both=given(max_wait_seconds=4.0),
-        error=OVERDUE,
-        seconds=90.0,
     ),
     Row(
         "one more run",
