@@ -24,55 +24,41 @@ from pa_core.run_config import TrainerRunConfig
 from tests.pa_core.test_epoch_lengths import Stages
 from tests.small_runs import make_trainer, samples
 
-DOCUMENTED = [
-    "num_epochs",
-    "train_per_device_batch_size",
-    "train_dl_kwargs",
-    "eval_per_device_batch_size",
-    "eval_dl_kwargs",
-    "gradient_accumulation_steps",
-    "gradient_clip_value",
-    "train_total_batch_size",
-    "eval_total_batch_size",
-    "num_update_steps_per_epoch",
-    "max_num_train_steps",
-    "is_local_process_zero",
-    "is_world_process_zero",
-    "is_distributed",
-    "mixed_precision",
-    "num_processes",
-]
+VALUES: dict[str, Any] = {
+    "num_epochs": 2,
+    "train_per_device_batch_size": 8,
+    "train_dl_kwargs": {"shuffle": True},
+    "eval_per_device_batch_size": 16,
+    "eval_dl_kwargs": {},
+    "gradient_accumulation_steps": 1,
+    "gradient_clip_value": None,
+    "train_total_batch_size": 8,
+    "eval_total_batch_size": 16,
+    "num_update_steps_per_epoch": 10,
+    "max_num_train_steps": 20,
+    "is_local_process_zero": True,
+    "is_world_process_zero": True,
+    "is_distributed": False,
+    "mixed_precision": "no",
+    "num_processes": 1,
+}
+"""Those of a small training run: the documented ones in their order."""
+
+OTHERS = {"num_update_steps_per_epoch", "max_num_train_steps"}
+COUNTS = [name for name, value in VALUES.items() if type(value) is int and name not in OTHERS]
 
 
 def make_config(**changes: Any) -> TrainerRunConfig:
     """Return the config of a small training run, with the given values changed."""
-    values: dict[str, Any] = {
-        "num_epochs": 2,
-        "train_per_device_batch_size": 8,
-        "train_dl_kwargs": {"shuffle": True},
-        "eval_per_device_batch_size": 16,
-        "eval_dl_kwargs": {},
-        "gradient_accumulation_steps": 1,
-        "gradient_clip_value": None,
-        "train_total_batch_size": 8,
-        "eval_total_batch_size": 16,
-        "num_update_steps_per_epoch": 10,
-        "max_num_train_steps": 20,
-        "is_local_process_zero": True,
-        "is_world_process_zero": True,
-        "is_distributed": False,
-        "mixed_precision": "no",
-        "num_processes": 1,
-    }
-    return TrainerRunConfig(**{**values, **changes})
+    return TrainerRunConfig(**{**VALUES, **changes})
 
 
 def test_parameters_are_the_documented_ones_in_their_order() -> None:
     """Code that passes the documented values by position keeps working; what we add has defaults."""
     parameters = list(inspect.signature(TrainerRunConfig).parameters.values())
 
-    assert [parameter.name for parameter in parameters[: len(DOCUMENTED)]] == DOCUMENTED
-    assert all(parameter.default is not inspect.Parameter.empty for parameter in parameters[len(DOCUMENTED) :])
+    assert [parameter.name for parameter in parameters[: len(VALUES)]] == [*VALUES]
+    assert all(parameter.default is not inspect.Parameter.empty for parameter in parameters[len(VALUES) :])
 
 
 def test_every_value_reads_the_same_by_key_and_by_attribute() -> None:
@@ -80,7 +66,7 @@ def test_every_value_reads_the_same_by_key_and_by_attribute() -> None:
     config = make_config(seed=3)
 
     assert dict(config) == {name: getattr(config, name) for name in config}
-    assert set(DOCUMENTED) < set(config)
+    assert set(VALUES) < set(config)
     assert "seed" in config
     assert "sead" not in config
 
@@ -122,18 +108,7 @@ def test_counts_may_be_floats_that_are_whole() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.0, 1.5, "2", True, None, math.nan])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "num_epochs",
-        "train_per_device_batch_size",
-        "eval_per_device_batch_size",
-        "gradient_accumulation_steps",
-        "train_total_batch_size",
-        "eval_total_batch_size",
-        "num_processes",
-    ],
-)
+@pytest.mark.parametrize("name", COUNTS)
 def test_counts_must_be_positive_whole_numbers(name: str, value: object) -> None:
     """A count that cannot work is refused with the argument's name and what was given."""
     with pytest.raises(ConfigurationError) as caught:

@@ -304,14 +304,16 @@ def look_and_prepare(folder: Path) -> bool:
 
 
 @on_one_and_two_ranks
-@pytest.mark.parametrize("form", ["a block", "a decorator", "a decorator that is called"])
-def test_process_zero_goes_first(form: str, shared_tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["local_process_zero_first", "main_process_first", "local_main_process_first"])
+@pytest.mark.parametrize("form", ["a block", "a decorator", "a decorator without a call"])
+def test_process_zero_goes_first(name: str, form: str, trainer: Trainer[nn.Linear], shared_tmp_path: Path) -> None:
     """What process zero prepares is there when the others enter the block or the function."""
+    first: Any = getattr(trainer, name, local_process_zero_first)
     if form == "a block":
-        with local_process_zero_first():
+        with first():
             found = look_and_prepare(shared_tmp_path)
     else:
-        decorator: Any = local_process_zero_first if form == "a decorator" else local_process_zero_first()
+        decorator = first() if form == "a decorator" else local_process_zero_first
         found = decorator(look_and_prepare)(shared_tmp_path)
     assert gather_objects(found) == [one != 0 for one in all_ranks()]
 
@@ -395,20 +397,6 @@ def test_a_rank_that_none_of_several_has(index: int, trainer: Trainer[nn.Linear]
     """A function that no process would ever run is an error."""
     with pytest.raises(ConfigurationError, match=rf"process_index={index}\) would run on none of 2 processes"):
         trainer.on_process(process_index=index)
-
-
-@on_one_and_two_ranks
-@pytest.mark.parametrize("name", ["main_process_first", "local_main_process_first"])
-@pytest.mark.parametrize("form", ["a block", "a decorator"])
-def test_the_main_process_goes_first(name: str, form: str, trainer: Trainer[nn.Linear], shared_tmp_path: Path) -> None:
-    """What the first process prepares is there when the others enter the block."""
-    first = getattr(trainer, name)
-    if form == "a block":
-        with first():
-            found = look_and_prepare(shared_tmp_path)
-    else:
-        found = first()(look_and_prepare)(shared_tmp_path)
-    assert gather_objects(found) == [one != 0 for one in all_ranks()]
 
 
 @on_one_and_two_ranks

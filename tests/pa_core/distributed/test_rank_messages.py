@@ -50,8 +50,13 @@ def silent_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.barrier()
 
 
+def wait_for_receipt(box: Mailbox) -> str:
+    """Wait for a message of the second process."""
+    return box.wait_for("receipt", 1)
+
+
 @pytest.mark.usefixtures("silent_process")
-@pytest.mark.parametrize("wait", [lambda box: box.wait_for("receipt", 1), Mailbox.wait_for_all])
+@pytest.mark.parametrize("wait", [wait_for_receipt, Mailbox.wait_for_all])
 def test_a_process_that_is_gone_is_not_waited_for(wait: Callable[[Mailbox], object]) -> None:
     """Whoever waits for it gives up, and names it."""
     box = Mailbox()

@@ -1,6 +1,6 @@
 """What processes tell each other by name, from any thread, and waiting for what takes long on one of them.
 
-No process waits in a collective or with an open connection meanwhile, so that none gives up, however long it takes.
+No process waits in a collective or with an open connection meanwhile, so that none gives up on another that is slow.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import traceback
@@ -12,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-import torch
 from torch.distributed.distributed_c10d import Store
 
 __all__ = ["Place", "Sign", "Signs", "advice_for_parted", "describe_signs", "doing_of", "name_ranks"]
@@ -20,14 +18,9 @@ __all__ = ["Place", "Sign", "Signs", "advice_for_parted", "describe_signs", "doi
 _LONGEST_LOOK = 2.0
 _SECONDS_UNTIL_SILENT = 3.0
 
-_TORCH = str(Path(torch.__file__).parent)
-_EXCHANGES = (
-    str(Path(_TORCH, "distributed")),
-    str(Path(_TORCH, "nn", "parallel", "distributed.py")),
-)
-_GRADIENTS = str(Path(__file__).with_name("gradient_exchange.py"))
-_OURS = str(Path(__file__).parents[1])
-_LIBRARIES = (_OURS, _TORCH, str(Path(_TORCH).with_name("accelerate")), str(Path(os.__file__).parent), "<")
+_EXCHANGES = ("torch.distributed", "torch.nn.parallel.distributed")
+_GRADIENTS = "pa_core.distributed.gradient_exchange"
+_LIBRARIES = {"accelerate", "pa_checkpoint", "pa_core", "pa_data", "torch"} | sys.stdlib_module_names
 
 
 class Place(StrEnum):
@@ -134,12 +127,12 @@ def doing_of(thread: int) -> tuple[bool, str]:
     exchange = event = line = ""
     innermost = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]  # documented in spite of its name
     for frame, number in traceback.walk_stack(innermost) if innermost is not None else ():
-        code = frame.f_code
-        if frame is innermost and code.co_filename.startswith(_EXCHANGES):
+        code, module = frame.f_code, str(frame.f_globals.get("__name__"))
+        if frame is innermost and module.startswith(_EXCHANGES):
             exchange = code.co_name
-        elif frame is innermost and code.co_filename == _GRADIENTS:
+        elif frame is innermost and module == _GRADIENTS:
             exchange = "the exchange of gradients"
-        if not line and not code.co_filename.startswith(_LIBRARIES):
+        if not line and module.partition(".")[0] not in _LIBRARIES:
             line = f"{Path(code.co_filename).name}:{number}"
         if not event and code.co_name.startswith("on_") and "." in code.co_qualname:
             event = f"{code.co_name} of {code.co_qualname.split('.')[-2]}"
