@@ -162,7 +162,7 @@ class RunByHand(TwoModels):
         self.train_dataloader = KeyedDataLoader(data, _BATCH_SIZE, shuffle=True, seed=self.resumption.seed)
         self.resumption.note_hyperparameters(self)
         self.resumption.note_settings(self, "after each update", lambda updates, _: updates)
-        self.resumption.restore(self, scaler=None, objects=(), allowed=(), count_steps=lambda updates, _: updates)
+        self.resumption.restore(self, scaler=None, objects=(), allowed=())
 
     def run(self, resume_from: Path | None = None) -> None:
         """Run all epochs that are left."""

@@ -277,13 +277,11 @@ class Loop:
         engine, stepping = self.engine, self.asked.stepping
         resumption = engine.resumption
         resumption.note_settings(self.trainer, str(stepping), stepping.count)
-        counts_steps = not (engine.steps_scheduler_itself or stepping.watch_metric)
         resumption.restore(
             self.trainer,
             scaler=engine.accelerator.scaler,
             objects=engine.safe_points.registered,
             allowed=self.asked.resume_allow,
-            count_steps=stepping.count if counts_steps else None,
         )
         if resumption.saved is not None:
             for name, trained in engine.trained.items():

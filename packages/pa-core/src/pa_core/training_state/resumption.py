@@ -16,9 +16,13 @@ from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state import asked_settings
 from pa_core.training_state.custom_loader_state import RunLoaders
 from pa_core.training_state.fetched_states import fetched, homes_of
-from pa_core.training_state.lengthened_schedule import with_schedule_lengths
-from pa_core.training_state.run_settings import Difference, describe_differences, describe_settings
-from pa_core.training_state.run_state import SavedRun, schedules
+from pa_core.training_state.run_settings import (
+    Difference,
+    describe_differences,
+    describe_settings,
+    with_schedule_lengths,
+)
+from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.saved_runs import continues_run, describe_neighbours, find_saved_run
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
@@ -148,7 +152,6 @@ class Resumption:
         scaler: SupportsStateDict | None,
         objects: Sequence[SupportsStateDict],
         allowed: Collection[str],
-        count_steps: Callable[[int, int], int] | None,
     ) -> None:
         """Restore everything but what callbacks set up when the run starts, and print what is resumed; or do nothing.
 
@@ -157,7 +160,6 @@ class Resumption:
             scaler: The gradient scaler of fp16.
             objects: What was registered to be saved with the run.
             allowed: Names of ``RESUME_OVERRIDES``.
-            count_steps: As for ``note_settings``; None where an override steps the schedulers.
 
         Raises:
             CheckpointError: The run is not the one that was saved.
@@ -169,12 +171,7 @@ class Resumption:
         differences += saved.restore(
             run, hyperparameters=self.hyperparameters, scaler=scaler, objects=objects, allowed=allowed
         )
-        differences = with_schedule_lengths(
-            differences,
-            schedules(run),
-            is_new="scheduler" in allowed,
-            steps_done=None if count_steps is None else count_steps(saved.position.updates, saved.position.epochs),
-        )
+        differences = with_schedule_lengths(differences, run.named_schedulers(), is_new="scheduler" in allowed)
         if settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
             saved.extend(run)
         self._progress.updates, self._progress.epochs = saved.position.updates, saved.position.epochs

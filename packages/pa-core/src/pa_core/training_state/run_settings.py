@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch.optim import Optimizer
 
+from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.data.custom_loader import describe_loader, is_keyed, length_of_dataset
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.run_config import TrainerRunConfig
+from pa_core.types import StatefulScheduler
 from pa_data.orders import has_plain_order
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "describe_differences",
     "describe_settings",
     "refuse_differences",
+    "with_schedule_lengths",
 ]
 
 RESUME_OVERRIDES = {
@@ -141,6 +144,39 @@ def _setting(settings: Mapping[str, Any], name: str) -> Any:
     if name == "order" and name not in settings and settings.get("shuffle") is not None:
         return "Shuffled()" if settings["shuffle"] else "Sequential()"
     return settings.get(name)
+
+
+def with_schedule_lengths(
+    differences: Iterable[Difference], schedulers: Mapping[str, StatefulScheduler], *, is_new: bool
+) -> list[Difference]:
+    """Return the differences with the length that the schedulers really use.
+
+    Args:
+        differences: What differs from the saved run.
+        schedulers: The schedulers with their restored states, by name.
+        is_new: Whether the schedules start over instead.
+    """
+    follows_script = any(_follows_functions(one.state_dict()) for one in schedulers.values())
+    return [
+        one._replace(used=_length_used(one, is_new=is_new, follows_script=follows_script))
+        if one.name == LENGTH_OF_SCHEDULE
+        else one
+        for one in differences
+    ]
+
+
+def _length_used(one: Difference, *, is_new: bool, follows_script: bool) -> Any:
+    if is_new or one.saved is None or one.asked is None:
+        return one.asked
+    if follows_script:
+        return f"{one.asked}, as far as the function of the script depends on it"
+    return f"{one.saved}; then what its scheduler does after its end" if one.asked > one.saved else one.saved
+
+
+def _follows_functions(state: Mapping[str, Any]) -> bool:
+    """Whether the schedule is a function, as in ``LambdaLR``: a state has the attributes of objects alone."""
+    nested = [cast("Mapping[str, Any]", one) for one in state.get(NESTED_SCHEDULERS, ()) if isinstance(one, Mapping)]
+    return any(not one for one in state.get("lr_lambdas", ())) or any(map(_follows_functions, nested))
 
 
 def check_resume_overrides(allowed: Collection[str]) -> None:

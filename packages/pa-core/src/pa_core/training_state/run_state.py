@@ -60,7 +60,6 @@ __all__ = [
     "capture",
     "find_extension",
     "read_parts",
-    "schedules",
 ]
 
 OPTIMIZER = "optimizer"
@@ -632,16 +631,6 @@ def _other_scheduler(path: Path, found: str, kind: str) -> CheckpointError:
         expected=f"the state of a {kind}",
         do='Use another state, or begin a new schedule: resume_allow=("scheduler",).',
     )
-
-
-def schedules(run: Snapshotable) -> dict[str, tuple[StatefulScheduler, Optimizer]]:
-    """Return the schedulers of a run, each with its optimizer, by the name of the optimizer."""
-    schedulers, optimizers = run.named_schedulers(), run.named_optimizers()
-    return {
-        name: (schedulers[_scheduler_of(name)], optimizer)
-        for name, optimizer in optimizers.items()
-        if _scheduler_of(name) in schedulers
-    }
 
 
 def _scheduler_of(optimizer: str) -> str:

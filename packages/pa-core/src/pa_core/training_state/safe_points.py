@@ -98,6 +98,7 @@ class SafePoints:
         self.unchecked_optimizers: set[str] = set()
         self._unsaved: UnsavedAttributes | None = None
         self._writer = StateWriter()
+        self._requests: list[tuple[StateRequest, dict[str, Any]]] = []  # with copies of their extras
         self._run = parts
         self._has_trained = False
         self._phase: Phase | None = None
@@ -117,7 +118,7 @@ class SafePoints:
         """
         self._has_trained |= self._run.resumption.settings is not None
         self._run = parts
-        self._writer.drop_requests()
+        self._requests.clear()
         self.ended_by = self._phase = self._rng_state = None
         self.is_between_steps = False
         self._num_evaluations = 0
@@ -146,7 +147,7 @@ class SafePoints:
         self._phase = phase
         save, preempt = self._run.agreement.save, self._run.agreement.preempt
         is_asked = save.is_asked or save.is_agreed or preempt.is_asked or preempt.is_agreed
-        if not (is_asked or self._writer.requests):
+        if not (is_asked or self._requests):
             return
         if distributed.num_processes() == 1:
             save.agree(save.is_asked)
@@ -157,7 +158,7 @@ class SafePoints:
         is_preempted = preempt.take() and phase is not Phase.COMPLETE
         if is_preempted:
             call("on_preemption")
-        if self._writer.requests:
+        if self._requests:
             self._save_requested(phase, run, call)
         if is_preempted:
             self.settle()
@@ -190,6 +191,7 @@ class SafePoints:
         Args:
             failure: Why the run ends; notes are added to it of states that are missing.
         """
+        self.drop_requests(failure)
         self._writer.abandon(failure)
 
     def drop_requests(self, failure: BaseException) -> None:
@@ -198,7 +200,12 @@ class SafePoints:
         Args:
             failure: Why the run ends.
         """
-        self._writer.drop_requests(failure)
+        for request, _ in self._requests:
+            failure.add_note(
+                f"The training state {request.directory} was requested but not saved: the run ended before its next "
+                "safe point."
+            )
+        self._requests.clear()
 
     # Evaluations
 
@@ -297,7 +304,7 @@ class SafePoints:
             CheckpointError: One of its extras cannot be stored.
         """
         self._require_training()
-        self._writer.request(request)
+        self._requests.append((request, self._writer.copied_extras(request)))
 
     def save(self, request: StateRequest, run: ResumableRun, call: Callable[..., object]) -> None:
         """Save a state of a run that has ended.
@@ -314,7 +321,7 @@ class SafePoints:
         """
         self._require_training()
         phase = self._require_phase()
-        self._writer.request(request)
+        self.request(request)
         self._save_requested(phase, run, call)
 
     def check(self, run: ResumableRun) -> None:
@@ -366,7 +373,9 @@ class SafePoints:
         parts = capture(run, self._describe(run, position))
         if self._unsaved is not None and distributed.rank() == 0:
             self._unsaved.warn(run, parts)
-        self._writer.write(parts, position, self._run.resumption.name)
+        requests, self._requests = self._requests, []
+        for request, extras in requests:
+            self._writer.write(request, extras, parts, position, self._run.resumption.name)
 
     def _describe(self, run: ResumableRun, position: Position) -> RunState:
         parts, resumption = self._run, self._run.resumption

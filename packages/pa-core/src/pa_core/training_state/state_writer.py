@@ -152,7 +152,7 @@ class StateRequest(NamedTuple):
 
 
 class StateWriter:
-    """Writes the states that were requested to folders of the run; every process calls each method.
+    """Writes states to folders of the run; every process calls each method.
 
     Attributes:
         folders: The folders that the run has for itself until it releases them.
@@ -163,7 +163,6 @@ class StateWriter:
         self.folders: list[Path] = []
         self.stores: list[RemoteFolder] = []
         self._locks: dict[Path, FolderLock] = {}
-        self.requests: list[tuple[StateRequest, dict[str, Any]]] = []
         self._writer = Writer(connect=Mailbox)
 
     def reserve(self, folder: Path, say: Callable[[str], object], upload_to: str | None = None) -> None:
@@ -209,14 +208,14 @@ class StateWriter:
         self.stores.clear()
         self.folders.clear()
 
-    def request(self, request: StateRequest) -> None:
-        """Have a state written with the next ones.
+    def copied_extras(self, request: StateRequest) -> dict[str, Any]:
+        """Return a copy of the further entries of a state.
 
         Raises:
-            CheckpointError: One of its extras cannot be stored.
+            CheckpointError: One of them cannot be stored.
         """
         self._writer.check({"extras": request.extras})
-        self.requests.append((request, copy.deepcopy(dict(request.extras))))
+        return copy.deepcopy(dict(request.extras))
 
     def note_start(self, parts: Mapping[str, Any], optimizers: Mapping[str, Optimizer]) -> None:
         """Note the tensors as they are before training, to find in the first state those that have not changed.
@@ -232,11 +231,15 @@ class StateWriter:
             check_state_of_optimizer(optimizer, parts["optimizers"][name]["state"])
         self._writer.note(parts)
 
-    def write(self, parts: Mapping[str, Any], position: Position, run: str) -> None:
-        """Write every state that was requested.
+    def write(
+        self, request: StateRequest, extras: Mapping[str, Any], parts: Mapping[str, Any], position: Position, run: str
+    ) -> None:
+        """Write a state that was requested.
 
         Args:
-            parts: What the state holds.
+            request: The state.
+            extras: Its further entries.
+            parts: What else it holds.
             position: Where the run stands.
             run: The name of the run, which distinguishes its states from other states in the same folder.
 
@@ -244,15 +247,13 @@ class StateWriter:
             CheckpointError: It could not be written, or the one before it, in the background, could not.
             OSError: As above.
         """
-        requests, self.requests = self.requests, []
-        for request, extras in requests:
-            self._writer.save(
-                request.directory,
-                {**parts, "extras": extras},
-                summary=_summary(request, position, run),
-                blocking=not request.asynchronous,
-                around=self._around(request, run),
-            )
+        self._writer.save(
+            request.directory,
+            {**parts, "extras": extras},
+            summary=_summary(request, position, run),
+            blocking=not request.asynchronous,
+            around=self._around(request, run),
+        )
 
     def settle(self) -> None:
         """Wait for what is being written in the background, and see that the folders are still this run's.
@@ -272,26 +273,10 @@ class StateWriter:
         Args:
             failure: Why the run ends; notes are added to it of states that are missing.
         """
-        self.drop_requests(failure)
         try:
             self._writer.wait()
         except (CheckpointError, OtherProcessError, OSError) as error:
             failure.add_note(f"Besides, the last training state could not be written: {error}")
-
-    def drop_requests(self, failure: BaseException | None = None) -> None:
-        """Forget the states that were requested.
-
-        Args:
-            failure: The error that ends the run, to which a note is added for each of them.
-        """
-        requests, self.requests = self.requests, []
-        if failure is None:
-            return
-        for request, _ in requests:
-            failure.add_note(
-                f"The training state {request.directory} was requested but not saved: the run ended before its next "
-                "safe point."
-            )
 
     def _around(self, request: StateRequest, run: str) -> Callable[[Path], Any]:
         """Return the context in which the first process writes a state to a folder that is still this run's."""
