@@ -328,7 +328,7 @@ TARGETS = {
         _REGRESS.replace("MSELoss", "HuberLoss").replace("values.unsqueeze(1)", "values.double().unsqueeze(1).float()"),
         ".float()",
         "",
-        "targets of shape (8, 1) and dtype torch.float64",
+        "outputs of shape (8, 1), targets of shape (8, 1)",
         "Convert the targets: targets.to(torch.float32).",
     ),
     "no sigmoid before a loss of probabilities": _of_torch(
@@ -373,7 +373,7 @@ INPUTS = {
         "nn.Linear(5, 3)",
         "RuntimeError",
         "the model, which is Linear(in_features=5 | with a Tensor of shape (8, 4) and dtype float32 as input",
-        "The last dimension of its input is in_features: change that",
+        "Let the input have the dtype and the dimensions that the layer takes",
     ),
     "no flattening": _of_torch(
         _SEE,
@@ -381,7 +381,7 @@ INPUTS = {
         "nn.Linear",
         "RuntimeError",
         "the layer '1', which is Linear(in_features=32 | with a Tensor of shape (8, 2, 4, 4)",
-        "put nn.Flatten() before the layer.",
+        "nn.Flatten() before a linear layer",
     ),
     "other channels": _of_torch(
         _SEE,
@@ -389,7 +389,7 @@ INPUTS = {
         "nn.Conv2d(1, 2, 3)",
         "RuntimeError",
         "the layer '0', which is Conv2d(1, 2 | (8, 3, 6, 6)",
-        "is in_channels: change that",
+        "the dimensions that the layer takes",
     ),
     "channels last": _of_torch(
         _SEE.replace("images", "images.permute(0, 2, 3, 1).permute(0, 3, 1, 2)"),
@@ -397,7 +397,7 @@ INPUTS = {
         "",
         "RuntimeError",
         "(8, 6, 6, 3)",
-        "move it there, for example with inputs.permute(0, 3, 1, 2).",
+        "inputs.permute(0, 3, 1, 2) for the channels",
     ),
     "images without channels": _of_torch(
         _SEE.replace("nn.Conv2d(3", "nn.Conv2d(1").replace("images", "images[:, 0].unsqueeze(1)"),
@@ -405,7 +405,7 @@ INPUTS = {
         "",
         "RuntimeError",
         "with a Tensor of shape (8, 6, 6)",
-        "add the dimension with inputs.unsqueeze(1)",
+        "inputs.unsqueeze(1) or ",
     ),
     "pixels as bytes": _of_torch(
         _SEE.replace("images", "images.mul(9).byte().float()"),
@@ -413,7 +413,7 @@ INPUTS = {
         "",
         "RuntimeError",
         "dtype uint8 as input",
-        "Convert the inputs to the dtype of its weights, for example with inputs.float().",
+        "Let the input have the dtype and the dimensions that the layer takes: inputs.float()",
     ),
     "doubles from numpy": _of_torch(
         _CLASSIFY.replace("(inputs,", "(inputs.double().float(),"),
@@ -421,7 +421,7 @@ INPUTS = {
         "",
         "RuntimeError",
         "dtype float64 as input",
-        "Convert the inputs to the dtype of its weights, for example with inputs.float().",
+        "Let the input have the dtype and the dimensions that the layer takes: inputs.float()",
     ),
     "indices as floats": _of_torch(
         _READ.replace("(words", "(words.float().long()"),
@@ -429,7 +429,7 @@ INPUTS = {
         "",
         "RuntimeError",
         "Embedding(10, 4) | dtype float32 as input",
-        "whole numbers: inputs.long().",
+        "inputs.long() for indices",
     ),
     "a vocabulary that is too small": _of_torch(
         _READ.replace("10, 4", "11, 4").replace("(words", "(words.fill_(10)"),
@@ -437,7 +437,7 @@ INPUTS = {
         "nn.Embedding(10, 4)",
         "IndexError",
         "index out of range | Embedding(10, 4)",
-        "It takes indices from 0 to num_embeddings - 1",
+        "inputs.long() for indices",
     ),
     "a model of two inputs": _of_torch(
         _OWN_STEP.replace("self.model(batch[0])", "self.model(batch[0], batch[1])")
@@ -484,7 +484,7 @@ _LAST_BATCH = {
         "",
         "ValueError",
         ("of shape (1, 4)", "BatchNorm1d(4", "training step 2 of epoch 1"),
-        'Leave out a last batch of one sample: train(..., train_dataloader_kwargs={"drop_last": True}).',
+        'train(..., train_dataloader_kwargs={"drop_last": True}) leaves out a last batch of one.',
     )
 }
 

@@ -245,16 +245,19 @@ def of_loss(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[dict[st
 
 
 STEPS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
-    "nothing": (lambda output: None, ("None", "a dictionary")),
-    "a loss alone": (lambda output: output["loss"], ("Tensor", "a dictionary")),
-    "a tuple": (lambda output: (output["loss"], 4), ("tuple", "a dictionary")),
-    **{f"no {key}": (without(key), (f"the key {key}",)) for key in ("loss", "model_outputs", "batch_size")},
-    "a loss for each sample": (replaced(loss=torch.ones(4, requires_grad=True)), ("(4,)", "one element", "mean")),
-    "a number as a loss": (replaced(loss=0.5), ("float", "a tensor")),
-    "a batch size that is no number": (replaced(batch_size=torch.ones(4)), ("batch_size=tensor", "whole number")),
+    "nothing": (lambda output: None, ("None", "'batch_size': ...")),
+    "a loss alone": (lambda output: output["loss"], ("Tensor", "'batch_size': ...")),
+    "a tuple": (lambda output: (output["loss"], 4), ("tuple", "'batch_size': ...")),
+    **{f"no {key}": (without(key), (f"without {key}",)) for key in ("loss", "model_outputs", "batch_size")},
+    "a loss for each sample": (replaced(loss=torch.ones(4, requires_grad=True)), ("(4,)", "the mean of the losses")),
+    "a number as a loss": (replaced(loss=0.5), ("float", "as the tensor")),
+    "a batch size that is no number": (
+        replaced(batch_size=torch.ones(4)),
+        ("batch_size=tensor", "the number of samples"),
+    ),
     "a negative batch size": (replaced(batch_size=-1), ("batch_size=-1",)),
-    "a truth as the batch size": (replaced(batch_size=True), ("batch_size=True", "whole number")),
-    "a complex batch size": (replaced(batch_size=4j), ("batch_size=4j", "whole number")),
+    "a truth as the batch size": (replaced(batch_size=True), ("batch_size=True", "the number of samples")),
+    "a complex batch size": (replaced(batch_size=4j), ("batch_size=4j", "the number of samples")),
     "a complex loss": (of_loss(lambda loss: loss + 0j), ("torch.complex64", "real", "loss.abs()")),
     "a truth as the loss": (of_loss(lambda loss: loss > 0), ("torch.bool", "real")),
     "a sparse loss": (of_loss(lambda loss: loss.reshape(1).to_sparse()), ("torch.sparse_coo", "real")),

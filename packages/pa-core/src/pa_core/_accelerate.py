@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -18,101 +18,50 @@ from torch.optim import Optimizer
 from pa_core.errors import NonFiniteLossError, UnsupportedConfigurationError
 from pa_core.model_tensors import compiled_from
 
-__all__ = [
-    "OTHER_ENGINES",
-    "AcceleratorLike",
-    "ProcessState",
-    "TrackerLike",
-    "backward",
-    "broadcasts_buffers",
-    "computed_precision",
-    "create_accelerator",
-    "describe_processes",
-    "device_of",
-    "fetching_loader",
-    "files_of_export",
-    "finds_unused_parameters",
-    "forget_prepared_objects",
-    "installed_trackers",
-    "is_dispatched",
-    "is_of_torchdata",
-    "is_split",
-    "known_trackers",
-    "launch_in_notebook",
-    "launched_processes",
-    "launched_with",
-    "noting_arguments",
-    "parallelism_config",
-    "place",
-    "precision_of_process",
-    "process_state",
-    "replace_gather",
-    "settings_of_exchange",
-    "sharding_plugin",
-    "split_loader",
-    "start_tracker",
-    "unscale",
-    "without_read_ahead",
-]
-
 _Loader = TypeVar("_Loader")
 
 _SMALLEST_SCALE = 2.0**-24
 """The smallest number of fp16: at a smaller scale, a loss of 1 would leave nothing of any gradient."""
 
 
-class AcceleratorLike(Protocol):
-    """The members of ``accelerate.Accelerator`` that a run uses."""
+class ProcessState(Protocol):
+    """The members of ``accelerate.PartialState`` that the process decorators use, and of an ``Accelerator``.
 
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
+    Attributes:
+        device: The device of this process.
+        is_main_process: Whether this is the process of rank zero.
+        is_local_main_process: Whether this is the first process on its machine.
+    """
+
+    device: torch.device
+    is_main_process: bool
+    is_local_main_process: bool
+
+    def wait_for_everyone(self) -> None:
+        """Wait until each process has come here."""
         ...
 
-    @property
-    def num_processes(self) -> int:
-        """The number of processes of the run."""
-        ...
 
-    @property
-    def process_index(self) -> int:
-        """The rank of this process."""
-        ...
+class AcceleratorLike(ProcessState, Protocol):
+    """The members of ``accelerate.Accelerator`` that a run uses.
 
-    @property
-    def local_process_index(self) -> int:
-        """The rank of this process on its machine."""
-        ...
+    Attributes:
+        num_processes: The number of processes of the run.
+        process_index: The rank of this process.
+        local_process_index: The rank of this process on its machine.
+        mixed_precision: The mixed precision of the run: "no", "bf16", "fp16" or "fp8".
+        distributed_type: How the run is distributed, a string enumeration of accelerate.
+        scaler: The gradient scaler of fp16, None without one.
+        gradient_accumulation_steps: What accelerate would accumulate by itself; the trainer does not use this.
+    """
 
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is the process of rank zero."""
-        ...
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first process on its machine."""
-        ...
-
-    @property
-    def mixed_precision(self) -> str:
-        """The mixed precision of the run: "no", "bf16", "fp16" or "fp8"."""
-        ...
-
-    @property
-    def distributed_type(self) -> Any:
-        """How the run is distributed, a string enumeration of accelerate."""
-        ...
-
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler of fp16, None without one."""
-        ...
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """What accelerate would accumulate by itself; the trainer does not use this."""
-        ...
+    num_processes: int
+    process_index: int
+    local_process_index: int
+    mixed_precision: str
+    distributed_type: Any
+    scaler: torch.amp.GradScaler | None
+    gradient_accumulation_steps: int
 
     def prepare_model(self, model: nn.Module, *, evaluation_mode: bool = False) -> nn.Module:
         """Place the module, set its precision and wrap it."""
@@ -122,43 +71,12 @@ class AcceleratorLike(Protocol):
         """Split the loader over the processes and move its batches."""
         ...
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Keep the gradients of this process to itself within the context."""
-        ...
-
-    def wait_for_everyone(self) -> None:
-        """Wait until each process has come here."""
-        ...
-
     def autocast(self) -> AbstractContextManager[None]:
         """Compute in the mixed precision of the run within the context."""
         ...
 
     def save_model(self, model: nn.Module, save_directory: str | Path, max_shard_size: int | str) -> None:
         """Export the weights as safetensors."""
-        ...
-
-
-class ProcessState(Protocol):
-    """The members of ``accelerate.PartialState`` that the process decorators use."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        ...
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is the process of rank zero."""
-        ...
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first process on its machine."""
-        ...
-
-    def wait_for_everyone(self) -> None:
-        """Wait until each process has come here."""
         ...
 
 
@@ -341,42 +259,17 @@ def computed_precision(accelerator: AcceleratorLike) -> str:
     return "no" if ignored else accelerator.mixed_precision
 
 
-def backward(
-    accelerator: AcceleratorLike,
-    loss: Tensor,
-    *,
-    inputs: Sequence[Tensor] | None = None,
-    retain_graph: bool | None = None,
-) -> None:
-    """Run the backward pass, scaled where the precision needs it.
-
-    Accelerate's own would divide the loss by its accumulation steps, and the last Accelerator that a process makes
-    decides them for all.
-
-    Args:
-        accelerator: The accelerator of the run.
-        loss: What to differentiate.
-        inputs: The tensors that get gradients; None for all.
-        retain_graph: Whether another backward pass goes through the graph of this one.
-    """
-    scaled: Any = loss if accelerator.scaler is None else accelerator.scaler.scale(loss)
-    scaled.backward(inputs=inputs, retain_graph=retain_graph)
-
-
-def unscale(accelerator: AcceleratorLike, *optimizers: Optimizer) -> bool:
+def unscale(scaler: torch.amp.GradScaler, *optimizers: Optimizer) -> bool:
     """Undo the scale of fp16, and return whether any gradient overflowed, so that there is no update.
 
     Args:
-        accelerator: The accelerator of the run.
+        scaler: The gradient scaler of the run.
         *optimizers: The optimizers whose gradients were accumulated, for an update of all of them.
 
     Raises:
         NonFiniteLossError: They overflow no matter how small the scale is. At a scale of 0 the weights would become
             NaN.
     """
-    scaler = accelerator.scaler
-    if scaler is None:
-        return False
     scale = scaler.get_scale()
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
@@ -414,12 +307,6 @@ def finds_unused_parameters(accelerator: AcceleratorLike) -> bool:
 
 
 _FORWARD = ("forward", "_original_forward", "_is_accelerate_prepared")
-
-
-def _patched_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules whose ``forward`` accelerate may replace: the model, and what a compiled model compiles."""
-    inside = compiled_from(model)
-    return [model] if inside is None else [model, inside]
 
 
 class Compilation(NamedTuple):
@@ -466,11 +353,15 @@ def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> 
         The module to call, and a function that makes the user's module what it was: accelerate replaces its ``forward``
         for mixed precision, and would leave that behind for later runs.
     """
-    before = [(module, _forward_attributes(module)) for module in _patched_modules(model)]
+    inside = compiled_from(model)
+    patched = [vars(module) for module in (model, inside) if module is not None]
+    before = [{key: attributes[key] for key in _FORWARD if key in attributes} for attributes in patched]
 
     def undo() -> None:
-        for module, attributes in before:
-            _restore_forward(module, attributes)
+        for attributes, original in zip(patched, before, strict=True):
+            for key in _FORWARD:
+                attributes.pop(key, None)
+            attributes.update(original)
 
     try:
         with nullcontext() if compiles else _without_compilation(accelerator):
@@ -479,17 +370,6 @@ def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> 
         undo()
         raise
     return called, undo
-
-
-def _forward_attributes(module: nn.Module) -> dict[str, Any]:
-    return {key: vars(module)[key] for key in _FORWARD if key in vars(module)}
-
-
-def _restore_forward(module: nn.Module, attributes: dict[str, Any]) -> None:
-    """Give a module back the instance attributes around ``forward`` that it had before it was prepared."""
-    for key in _FORWARD:
-        vars(module).pop(key, None)
-    vars(module).update(attributes)
 
 
 def describe_processes(accelerator: AcceleratorLike) -> str:

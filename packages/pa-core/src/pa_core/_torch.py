@@ -24,47 +24,6 @@ from pa_core.errors import UnsupportedConfigurationError
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "BUFFERS",
-    "CHILDREN",
-    "COMPILED",
-    "INPUT_CHECK",
-    "NESTED_SCHEDULERS",
-    "NEWEST_TRIED",
-    "OLDEST_TRIED",
-    "PARAMETERS",
-    "after_backward_pass",
-    "calls_step_hooks",
-    "collectives_begun",
-    "collectives_begun_in_all_groups",
-    "computed_dtype",
-    "dtypes_of_outputs",
-    "file_writer_of",
-    "foreach",
-    "forget_iterator",
-    "forget_local_gradients",
-    "gathered_parameter",
-    "gradient_divide_factor",
-    "has_ended",
-    "has_gradient_hooks",
-    "has_iterator",
-    "has_local_gradient",
-    "ignored_by_ddp",
-    "is_compiled_in_place",
-    "is_unscaled",
-    "map_tensors",
-    "non_persistent_buffers",
-    "note_dtypes",
-    "num_averaged_over",
-    "parameters_of_group",
-    "seconds_until_timeout",
-    "sharded_parameter",
-    "sharding_groups",
-    "store_of_processes",
-    "tree_leaves",
-    "version_of",
-]
-
 OLDEST_TRIED: Final = "2.11"
 NEWEST_TRIED: Final = "2.15"
 
@@ -176,25 +135,6 @@ def dtypes_of_outputs(node: Node) -> set[torch.dtype]:
         node: A node of a graph.
     """
     return {one.dtype for one in _private(node, "_input_metadata")}
-
-
-def tree_leaves(tree: object) -> list[object]:
-    """Return what is in containers, including ones registered with torch, as ``fully_shard`` looks at outputs.
-
-    Args:
-        tree: Containers within each other.
-    """
-    return cast("list[object]", _of_module("torch.utils._pytree", "tree_leaves")(tree))
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Return containers with what a function makes of each tensor in them; as ``tree_leaves``.
-
-    Args:
-        function: What it does to a tensor.
-        tree: The containers.
-    """
-    return _of_module("torch.utils._pytree", "tree_map_only")(Tensor, function, tree)
 
 
 def calls_step_hooks(optimizer: Optimizer) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import numbers
+import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import dropwhile
 from typing import Any, cast
 
@@ -24,64 +25,70 @@ __all__ = [
     "calculate_batch_loss",
     "check_step_output",
     "count_items",
-    "describe_failed_loss",
     "forward_takes",
     "name_step",
     "no_sample_counted",
     "require_count",
-    "require_pairs",
     "unusable_kind",
 ]
 
-_CLASSES = 1
-_PROBABILITIES = {"bce", "binarycrossentropy"}
+_OF_CLASSES = {"crossentropy", "nll"}
 _ELEMENTWISE = {
-    *(*_PROBABILITIES, "bcewithlogits", "binarycrossentropywithlogits", "huber", "kldiv", "l1", "mse", "poissonnll"),
-    *("smoothl1", "softmargin"),
+    *("bce", "bcewithlogits", "binarycrossentropy", "binarycrossentropywithlogits", "huber", "kldiv", "l1", "mse"),
+    *("poissonnll", "smoothl1", "softmargin"),
 }
+_ABOUT_CLASSES = (
+    "The loss function takes outputs of shape (samples, classes, ...), and as targets the indices of classes, from 0 "
+    "to classes - 1 (or ignore_index), without the second dimension: targets.squeeze(1).long(). Targets that are "
+    "probabilities have the shape and the dtype of the outputs: targets.float()."
+)
+_ABOUT_VALUES = (
+    "The loss function takes targets of the shape and the dtype of the outputs, as from targets.unsqueeze(1) or "
+    "targets.float(). In a model, squeeze() takes away the dimension of a single sample too: use squeeze(1). "
+    "Outputs of nn.BCELoss() are from 0 to 1: nn.BCEWithLogitsLoss() applies the sigmoid to the outputs itself."
+)
+_ABOUT_LAYERS = (
+    "Let the input have the dtype and the dimensions that the layer takes: inputs.float(), inputs.long() for indices; "
+    "nn.Flatten() before a linear layer, inputs.unsqueeze(1) or inputs.permute(0, 3, 1, 2) for the channels. A batch "
+    'norm needs two samples: train(..., train_dataloader_kwargs={"drop_last": True}) leaves out a last batch of one.'
+)
+_ABOUT_DEVICES = (
+    "Tensors that are neither parameters nor buffers do not move with the model: make them buffers with "
+    "self.register_buffer(NAME, ..., persistent=False). MoveModulesToDeviceCallback, one of the default callbacks, "
+    "moves the weights of a loss function."
+)
+_ABOUT_PIECES = (
+    "A layer of a sharded model was called by itself. Call self.model, and before the run "
+    'torch.distributed.fsdp.register_fsdp_forward_method(model, "NAME") for a method other than forward.'
+)
 
 
-def require_pairs(loss_func: object, outputs: object, targets: object) -> None:
-    """Raise an error where torch would compute a wrong loss, or fail with it in the backward pass.
-
-    It looks at shapes and dtypes alone, and waits for no accelerator.
-
-    Raises:
-        BatchMismatchError: The outputs and the targets do not fit the loss function, which is one of torch's.
-    """
+def _require_pairs(loss_func: object, outputs: object, targets: object) -> None:
+    """Raise an error where torch would compute the loss of other pairs than were meant; it looks at shapes alone."""
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
         return
-    kind, of_dtype = _kind(loss_func), ""
-    if kind == "crossentropy" and outputs.dim() > _CLASSES and outputs.shape[_CLASSES] == 1:
+    kind = _kind(loss_func)
+    if kind == "crossentropy" and outputs.shape[1:2] == (1,):
         expected = "an output for each class, two at least: the loss of a single one is always 0"
         do = "Use nn.BCEWithLogitsLoss() with targets of dtype float32 and the shape of the outputs."
     elif kind in _ELEMENTWISE and _without_leading_ones(outputs) != _without_leading_ones(targets):
         expected = "outputs and targets of the same shape, which are compared element by element"
         do = _advise_on_shapes(outputs, targets)
-    elif kind == "huber" and outputs.dtype is not targets.dtype:
-        # Other losses convert the targets; this one leaves that to its backward pass, which does not.
-        of_dtype = f" and dtype {targets.dtype}"
-        expected = f"targets of dtype {outputs.dtype}, as the outputs"
+    elif kind == "huber" and outputs.dtype is not targets.dtype:  # other losses convert the targets
+        expected = f"targets of dtype {outputs.dtype}, as the outputs, and not of {targets.dtype}"
         do = f"Convert the targets: targets.to({outputs.dtype})."
     else:
         return
     raise BatchMismatchError(
         "The model's outputs and the targets do not fit the loss function.",
-        given=f"outputs of shape {tuple(outputs.shape)}, targets of shape {tuple(targets.shape)}{of_dtype}",
+        given=f"outputs of shape {tuple(outputs.shape)}, targets of shape {tuple(targets.shape)}",
         expected=expected,
         do=do,
     )
 
 
-def describe_failed_loss(error: Exception, loss_func: object, outputs: object, targets: object) -> Iterator[str]:
-    """Iterate over notes on a loss function that raised an error: what it was called with, and what it takes.
-
-    Args:
-        error: What it raised.
-        loss_func: The loss function.
-        outputs: What the model returned.
-        targets: What the outputs were to be compared with.
-    """
+def _notes_on_loss(loss_func: object, outputs: object, targets: object) -> Iterator[str]:
+    """What a loss function that raised an error was called with, and what it takes."""
     yield f"The model returned {describe_batch(outputs)}; the targets are {describe_batch(targets)}."
     kind = _kind(loss_func)
     if kind and not isinstance(outputs, Tensor):
@@ -89,22 +96,8 @@ def describe_failed_loss(error: Exception, loss_func: object, outputs: object, t
             "The loss function takes tensors: pass a function that takes them from the outputs, for example "
             "loss_func=lambda outputs, targets: your_loss(outputs[0], targets)."
         )
-    elif "device" in str(error):
-        yield "MoveModulesToDeviceCallback, one of the default callbacks, moves the weights of a loss function."
-    elif kind in {"crossentropy", "nll"}:
-        yield (
-            "The loss function takes outputs of shape (samples, classes, ...), and as targets the indices of classes, "
-            "from 0 to classes - 1 (or ignore_index), without the second dimension: targets.squeeze(1).long(). Targets "
-            "that are probabilities have the shape and the dtype of the outputs: targets.float()."
-        )
-    elif kind in _ELEMENTWISE:
-        yield (
-            "The loss function takes targets of the shape and the dtype of the outputs, as from targets.unsqueeze(1) "
-            "or targets.float(). In a model, squeeze() takes away the dimension of a single sample too: use "
-            "squeeze(1)."
-        )
-    if kind in _PROBABILITIES:
-        yield "Outputs and targets are from 0 to 1: nn.BCEWithLogitsLoss() applies the sigmoid to the outputs itself."
+    elif kind in _OF_CLASSES | _ELEMENTWISE:
+        yield _ABOUT_CLASSES if kind in _OF_CLASSES else _ABOUT_VALUES
 
 
 def _advise_on_shapes(outputs: Tensor, targets: Tensor) -> str:
@@ -131,8 +124,6 @@ def _kind(loss_func: object) -> str:
 
 
 _BUILT_IN = {"builtins", "torch"}
-_Convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def name_step(error: Exception, step: str, batch: object, model: nn.Module) -> None:
@@ -150,14 +141,18 @@ def name_step(error: Exception, step: str, batch: object, model: nn.Module) -> N
         error.name_step(step)
     elif not is_explained(error) and type(error).__module__ in _BUILT_IN:
         error.add_note(f"Raised in {step}, whose batch is {describe_batch(batch)}.")
-        notes = *_of_layer(error, model), *_of_lists(batch), *_of_devices(error, model), *_of_pieces(error)
-        for text in notes:
-            error.add_note(text)
+        if lists := ", ".join(map(repr, lists_of_numbers(batch))):
+            error.add_note(
+                f"The lists under {lists} were taken apart. Let the dataset return tensors: one of `datasets` does "
+                'after dataset.with_format("torch").'
+            )
+        for note in _notes_on_layer(error, model):
+            error.add_note(note)
 
 
-def _of_layer(error: Exception, model: nn.Module) -> Iterator[str]:
+def _notes_on_layer(error: Exception, model: nn.Module) -> Iterator[str]:
     """The innermost layer that was called, and its input, which all layers of torch call so."""
-    names = {id(module): name for name, module in _named_modules(model)}
+    names = {id(module): name for name, module in cast("Any", model).named_modules()}  # not annotated by torch
     calls = [
         (frame.f_locals["self"], frame.f_locals.get("input"))
         for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -167,64 +162,11 @@ def _of_layer(error: Exception, model: nn.Module) -> Iterator[str]:
     if isinstance(value, Tensor):
         where = f"the layer {names[id(layer)]!r}" if names[id(layer)] else "the model"
         described = f"{type(layer).__name__}({layer.extra_repr()})"
-        advice = _advice_on(layer, str(error))
-        yield f"In {where}, which is {described}, with {describe_batch(value)} as input. {advice}"
-
-
-def _of_pieces(error: Exception) -> Iterator[str]:
+        yield f"In {where}, which is {described}, with {describe_batch(value)} as input. {_ABOUT_LAYERS}"
+    if "same device" in str(error) or "expected device" in str(error):
+        yield _ABOUT_DEVICES
     if "got mixed torch.Tensor and DTensor" in str(error):
-        yield (
-            "A layer of a sharded model was called by itself. Call self.model, and before the run "
-            'torch.distributed.fsdp.register_fsdp_forward_method(model, "NAME") for a method other than forward.'
-        )
-
-
-def _advice_on(layer: nn.Module, message: str) -> str:
-    if isinstance(layer, nn.Embedding):
-        return "It takes indices from 0 to num_embeddings - 1, which are whole numbers: inputs.long()."
-    if isinstance(layer, _BatchNorm) and "more than 1 value" in message:
-        return 'Leave out a last batch of one sample: train(..., train_dataloader_kwargs={"drop_last": True}).'
-    if "type" in message:
-        return "Convert the inputs to the dtype of its weights, for example with inputs.float()."
-    if isinstance(layer, nn.Linear) and "shapes" in message:
-        return "The last dimension of its input is in_features: change that, or put nn.Flatten() before the layer."
-    if isinstance(layer, _Convolution) and "xpected" in message:
-        return (
-            "The second dimension of its input is in_channels: change that, add the dimension with "
-            "inputs.unsqueeze(1), or move it there, for example with inputs.permute(0, 3, 1, 2)."
-        )
-    return ""
-
-
-def _of_lists(batch: object) -> Iterator[str]:
-    for key in lists_of_numbers(batch):
-        yield (
-            f"The lists under {key!r} were taken apart. Let the dataset return tensors: one of `datasets` does "
-            'after dataset.with_format("torch").'
-        )
-
-
-def _of_devices(error: Exception, model: nn.Module) -> Iterator[str]:
-    """The tensors that are neither parameters nor buffers, and are not where the model is.
-
-    Torch takes numbers, which have no dimension, from any device.
-    """
-    if "device" not in str(error):
-        return
-    there = next((parameter.device for parameter in model.parameters()), None)
-    for prefix, module in _named_modules(model):
-        attributes: dict[str, Any] = vars(module)
-        for name, value in attributes.items():
-            if isinstance(value, Tensor) and value.dim() > 0 and there not in {None, value.device}:
-                yield (
-                    f"{type(model).__name__}.{prefix}{'.' if prefix else ''}{name} is a tensor on {value.device}, and "
-                    "does not move with the model: make it a buffer with "
-                    f"self.register_buffer({name!r}, ..., persistent=False)."
-                )
-
-
-def _named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    return cast("Iterable[tuple[str, nn.Module]]", model.named_modules())  # not annotated by torch
+        yield _ABOUT_PIECES
 
 
 _KEYS = ("loss", "model_outputs", "batch_size")
@@ -243,30 +185,37 @@ def check_step_output(output: object, method: str, *, trained: nn.Module | None)
             used.
     """
     if not isinstance(output, dict):
-        given = "nothing: None" if output is None else f"an object of type {type(output).__name__}"
-        raise _error(method, given, "a dictionary")
+        raise _error(method, "nothing: None" if output is None else f"an object of type {type(output).__name__}")
     fields = cast("dict[str, Any]", output)
     for key in _KEYS:
         if key not in fields:
-            raise _error(method, f"a dictionary with the keys {', '.join(map(str, fields))}", f"the key {key} as well")
+            raise _error(method, f"a dictionary with the keys {', '.join(map(str, fields))}, without {key}")
     loss = fields["loss"]
     if not isinstance(loss, Tensor):
         do = "Return the loss as the tensor that the loss function returned, without item() or float()."
-        raise _error(method, f"a loss of type {type(loss).__name__}", "a tensor with one element", do)
+        raise _error(method, f"a loss of type {type(loss).__name__}", do)
     if loss.numel() != 1:
         do = "Return the mean of the losses: loss.mean(), or a loss function without reduction='none'."
-        raise _error(method, f"a loss of shape {tuple(loss.shape)}", "a tensor with one element, such as its mean", do)
+        raise _error(method, f"a loss of shape {tuple(loss.shape)}", do)
     odd = unusable_kind(loss)
     if odd is not None and (trained is not None or not _counts(loss)):
         do = "Return a real number that was computed from the outputs: of a complex loss, loss.abs() for example."
-        raise _error(method, odd, "a tensor with one real element, such as one of dtype float32", do)
+        raise _error(method, odd, do)
     if trained is not None and not loss.requires_grad:
-        raise _no_gradient(method, trained)
+        if any(parameter.requires_grad for parameter in trained.parameters()):
+            do = "Calculate the loss from the model's outputs without detach(), item() or no_grad() on the way."
+            raise _error(method, "a loss without a gradient: it was detached", do)
+        raise BatchOutputError(
+            "There is nothing to train.",
+            given=f"{method} returned a loss without a gradient, since every parameter of {type(trained).__name__} is "
+            "frozen",
+            do="Unfreeze what is to be trained before train(), for example with model.requires_grad_().",
+        )
     batch_size = fields["batch_size"]
     # Asked of the class first, as asking the abstract one takes several times as long.
     if not (batch_size.__class__ is int or _is_integer(batch_size)) or batch_size < 0:
         do = "Return the number of samples as the batch_size, for example len(targets)."
-        raise _error(method, f"batch_size={batch_size!r}", "the number of samples in the batch, a whole number", do)
+        raise _error(method, f"batch_size={batch_size!r}", do)
     return loss
 
 
@@ -281,28 +230,26 @@ def count_items(output: Mapping[str, Any], method: str) -> int | None:
         BatchOutputError: The number cannot be used.
     """
     items = output.get("num_items_in_batch")
-    if items is None:
-        return None
-    number = _as_count(items)
-    if number is None:
-        raise BatchOutputError(f"num_items_in_batch of {method} must be a whole number >= 0, got {items!r}.")
-    return number
+    return None if items is None else require_count(items, f"num_items_in_batch of {method}")
 
 
-def require_count(num_items: object, call: str) -> int:
-    """Return the ``num_items`` that a call was passed.
+def require_count(value: object, name: str) -> int:
+    """Return a number of items that was passed or returned.
 
     Args:
-        num_items: What was passed. A tensor is read, which waits for an accelerator.
-        call: The call, for the message.
+        value: The number. A tensor is read, which waits for an accelerator.
+        name: What it is called, for the message.
 
     Raises:
         BatchOutputError: The number cannot be used.
     """
-    number = num_items if num_items.__class__ is int else _as_count(num_items)
-    if not isinstance(number, int) or number < 0:
-        raise BatchOutputError(f"num_items in {call} must be a whole number >= 0, got {num_items!r}.")
-    return number
+    number = value
+    if isinstance(number, Tensor) and number.numel() == 1 and not number.is_complex():
+        number = number.item()
+    is_whole = number.is_integer() if isinstance(number, float) else _is_integer(number)
+    if not is_whole or cast("float", number) < 0:
+        raise BatchOutputError(f"{name} must be a whole number >= 0, got {value!r}.")
+    return int(cast("float", number))
 
 
 def unusable_kind(loss: Tensor) -> str | None:
@@ -339,47 +286,20 @@ def _is_integer(value: object) -> bool:
     return value.__class__ is not bool and isinstance(value, numbers.Integral)
 
 
-def _as_count(value: object) -> int | None:
-    """A whole number, possibly as a tensor or as a float from a sum; None if it counts nothing."""
-    if isinstance(value, Tensor):
-        if value.numel() != 1 or value.is_complex() or value.dtype is torch.bool:
-            return None
-        value = value.item()
-    is_whole = value.is_integer() if isinstance(value, float) else _is_integer(value)
-    number = int(cast("int | float", value)) if is_whole else -1
-    return None if number < 0 else number
-
-
 def _counts(loss: Tensor) -> bool:
     """Whether it is a whole number, as an evaluation may count errors."""
     return not (loss.is_floating_point() or loss.is_complex() or loss.dtype is torch.bool)
 
 
-def _no_gradient(method: str, model: nn.Module) -> BatchOutputError:
-    if any(parameter.requires_grad for parameter in model.parameters()):
-        return _error(
-            method,
-            "a loss without a gradient: it was detached",
-            "a loss that depends on trainable parameters",
-            "Calculate the loss from the model's outputs without detach(), item() or no_grad() on the way.",
-        )
-    return BatchOutputError(
-        "There is nothing to train.",
-        given=f"{method} returned a loss without a gradient, since every parameter of {type(model).__name__} is frozen",
-        do="Unfreeze what is to be trained before train(), for example with model.requires_grad_().",
-    )
-
-
-def _error(method: str, given: str, expected: str, do: str | None = None) -> BatchOutputError:
+def _error(method: str, given: str, do: str | None = None) -> BatchOutputError:
     return BatchOutputError(
         f"The trainer cannot use what {method} returned.",
         given=given,
-        expected=expected,
         do=do or f"Return {{'loss': ..., 'model_outputs': ..., 'batch_size': ...}} from {method}.",
     )
 
 
-_TARGET_NAMES = ("labels", "label", "targets", "target", "y")
+_TARGETS = re.compile(r"label|target|\by\b")
 
 
 def calculate_batch_loss(
@@ -418,14 +338,14 @@ def calculate_batch_loss(
         outputs = model(inputs)
         if method not in checked:
             checked.add(method)
-            require_pairs(loss_func, outputs, targets)
+            _require_pairs(loss_func, outputs, targets)
     except Exception as error:
         _note_other_items(error, model, batch, method)
         raise
     try:
         loss = loss_func(outputs, targets)
     except Exception as error:
-        for note in describe_failed_loss(error, loss_func, outputs, targets):
+        for note in _notes_on_loss(loss_func, outputs, targets):
             error.add_note(note)
         _note_other_items(error, model, batch, method)
         raise
@@ -454,26 +374,22 @@ def _note_other_items(error: Exception, model: nn.Module, batch: Any, method: st
         arguments = "**batch[0]" if is_mapping(batch[0]) else "*batch[0]"
     error.add_note(
         "The default step calls the model with batch[0], and takes batch[1] for the targets, which may not be meant. "
-        f"{_override(arguments, f'batch[{last}]', f'batch[{last}]', method)}"
+        f"{_override(arguments, f'batch[{last}]', method)}"
     )
 
 
 def _inputs_and_targets(model: nn.Module, batch: Any, method: str) -> tuple[Any, Any]:
     """Anything with the indices 0 and 1 is taken apart, unless they are two samples of a single tensor."""
-    if not _is_one_thing(batch):
-        try:
-            return batch[0], batch[1]
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise _not_inputs_and_targets(model, batch, method) from error
-    raise _not_inputs_and_targets(model, batch, method)
-
-
-def _is_one_thing(batch: object) -> bool:
-    if batch.__class__ is list or batch.__class__ is tuple:
-        return False
     if is_mapping(batch):
-        return not {0, 1} <= set(keys_of(batch))
-    return is_array(batch) or isinstance(batch, str | bytes)
+        is_one_thing = not {0, 1} <= set(keys_of(batch))
+    else:
+        is_one_thing = is_array(batch) or isinstance(batch, str | bytes)
+    try:
+        if not is_one_thing:
+            return batch[0], batch[1]
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise _not_inputs_and_targets(model, batch, method) from error
+    raise _not_inputs_and_targets(model, batch, method)
 
 
 def _number_of_samples(inputs: Any, targets: Any) -> int:
@@ -503,8 +419,7 @@ def _loss_of_model(model: nn.Module, batch: Mapping[Any, Any]) -> dict[str, Any]
 
 
 def _not_inputs_and_targets(model: nn.Module, batch: object, method: str) -> ConfigurationError:
-    inputs, targets = _expressions(batch)
-    do = _override(inputs, targets, inputs, method)
+    do = _override(*_expressions(batch), method)
     names = {str(key): None for key in keys_of(batch)} if is_mapping(batch) else {}
     if "labels" in names and forward_takes(model, **names):
         do = "Pass loss_func=None to the trainer: the model takes the labels, and returns the loss itself."
@@ -517,14 +432,14 @@ def _not_inputs_and_targets(model: nn.Module, batch: object, method: str) -> Con
     )
 
 
-def _override(arguments: str, targets: str, samples: str, method: str) -> str:
+def _override(arguments: str, targets: str, method: str) -> str:
     """The lines that call the model and the loss function with parts of a batch."""
     lines = [
         "Override the step in a subclass of Trainer, for example:",
         f"def {method}(self, batch):",
         f"    outputs = self.model({arguments})",
         f'    return {{"loss": self.loss_func(outputs, {targets}), "model_outputs": outputs, '
-        f'"batch_size": len({samples})}}',
+        f'"batch_size": len({targets})}}',
     ]
     if method == "calculate_train_batch_loss":
         lines.append("calculate_eval_batch_loss = calculate_train_batch_loss")
@@ -533,14 +448,10 @@ def _override(arguments: str, targets: str, samples: str, method: str) -> str:
 
 def _expressions(batch: object) -> tuple[str, str]:
     """What are probably the inputs and the targets of a batch; for an autoencoder they are the same."""
-    parts: dict[str, str] = {}
+    parts = ["batch[0]" if isinstance(batch, list | tuple) and batch else "batch"]
     if is_mapping(batch):
-        parts = {str(key): f"batch[{key!r}]" for key in keys_of(batch)}
+        parts = [f"batch[{key!r}]" for key in keys_of(batch)] or parts
     elif dataclasses.is_dataclass(batch):
-        parts = {field.name: f"batch.{field.name}" for field in dataclasses.fields(batch)}
-    elif isinstance(batch, list | tuple) and batch:
-        return "batch[0]", "batch[0]"
-    if not parts:
-        return "batch", "batch"
-    target = next((name for name in _TARGET_NAMES if name in parts), list(parts)[-1])
-    return next((parts[name] for name in parts if name != target), parts[target]), parts[target]
+        parts = [f"batch.{field.name}" for field in dataclasses.fields(batch)] or parts
+    targets = next(filter(_TARGETS.search, parts), parts[-1])
+    return next((part for part in parts if part != targets), targets), targets

@@ -539,8 +539,8 @@ class Loop:
         trained.accumulation.normalise(trained.parameters, items)
 
         # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
-        has_scaler = engine.accelerator.scaler is not None
-        overflowed = has_scaler and _accelerate.unscale(engine.accelerator, *trained.optimizers.values())
+        scaler = engine.accelerator.scaler
+        overflowed = scaler is not None and _accelerate.unscale(scaler, *trained.optimizers.values())
         try:
             self._update_weights(trained, overflowed)
         except StopTrainingError as error:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, alike, default_step, input_checks, run_scheduler
+from pa_core import alike, default_step, input_checks, run_scheduler
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE
 from pa_core.distributed.failures import showing_errors_once
@@ -219,10 +219,10 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         Args:
             loss: The loss of the batch, scaled to its share of the optimizer update.
         """
-        if self._engine.accelerator.scaler is None:
-            loss.backward()  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
-        else:
-            _accelerate.backward(self._engine.accelerator, loss)
+        # not that of accelerate, which would divide the loss by its own accumulation steps
+        scaler = self._engine.accelerator.scaler
+        scaled: Any = loss if scaler is None else scaler.scale(loss)
+        scaled.backward()
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""

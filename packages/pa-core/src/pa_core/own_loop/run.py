@@ -756,7 +756,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 value is not a single number.
             BatchOutputError: ``num_items`` is not a whole number.
         """
-        num_items = None if num_items is None else require_count(num_items, f'log("{name}", ...)')
+        num_items = None if num_items is None else require_count(num_items, f'num_items in log("{name}", ...)')
         if self._evaluations.is_in_batch and name == "loss":
             self._evaluations.log_loss(value, num_items)
         elif not self._engine.means.is_in_step:

@@ -152,12 +152,9 @@ class TrainedModel(Trained):
             elif part.is_empty:
                 loss = zero_loss_of_stand_in(loss)
             weighed = self.accumulation.weigh(loss, part)
-            _accelerate.backward(
-                self._accelerator,
-                weighed,
-                inputs=None if inputs is None else self.graph_tensors(inputs),
-                retain_graph=retain_graph,
-            )
+            scaler = self._accelerator.scaler
+            scaled = weighed if scaler is None else scaler.scale(weighed)
+            scaled.backward(inputs=None if inputs is None else self.graph_tensors(inputs), retain_graph=retain_graph)
 
     def _trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in parameters_of_module(self.module) if parameter.requires_grad]

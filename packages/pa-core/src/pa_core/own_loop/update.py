@@ -176,7 +176,7 @@ class Update(Generic[BatchT]):
         if trained.name in self._with_gradients and not self.is_empty and not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
         trained.require_gradients_of(loss)
-        items = None if num_items is None else require_count(num_items, "backward(...)")
+        items = None if num_items is None else require_count(num_items, "num_items in backward(...)")
         items = 0 if self.is_empty and items is not None else items
         weight = trained.accumulation.take_counts(self._samples, items)
         is_first, before = not self._losses, self._losses.get(trained.name)
