@@ -302,7 +302,7 @@ def test_an_optimizer_that_does_not_fit_leaves_everything_as_it_was(tmp_path: Pa
     error = assert_nothing_was_loaded(trainer, tmp_path / "checkpoint.pt")
 
     assert "it has 6 groups, not 1" in error.given
-    assert error.expected == "a state of SGD"
+    assert error.problem == "The state does not fit this SGD; nothing was loaded."
     assert "load_optimizer=False" in error.do
     trainer.load_checkpoint(tmp_path / "checkpoint.pt", load_optimizer=False)
     assert same(trainer.model.state_dict(), saved.model.state_dict())

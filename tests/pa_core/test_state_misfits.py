@@ -87,14 +87,20 @@ WRONG_STATES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no groups": (lambda state: state.pop("param_groups"), "not what an optimizer's state_dict() returns"),
     "no entries": (lambda state: state.pop("state"), "not what an optimizer's state_dict() returns"),
     "a group more": (lambda state: state["param_groups"].append({"params": []}), "it has 2 groups, not 1"),
-    "a parameter less": (lambda state: state["param_groups"][0]["params"].pop(), "params has 5 entries, not 6"),
+    "a parameter less": (
+        lambda state: state["param_groups"][0]["params"].pop(),
+        "params is [0, 1, 2, 3, 4], not the numbers",
+    ),
     "no rate": (lambda state: state["param_groups"][0].pop("lr"), "param_groups.0.lr is missing"),
     "a group that is none": (lambda state: state.update(param_groups=[3]), "param_groups.0 is 3, not a dictionary"),
     "a parameter twice": (
         lambda state: state["param_groups"][0].update(params=[0, 0, 1, 2, 3, 4]),
-        "params is [0, 0, 1, 2, 3, 4], not the numbers from 0 on",
+        "params is [0, 0, 1, 2, 3, 4], not the numbers of 6 parameters",
     ),
-    "parameters by name": (lambda state: state["param_groups"][0].update(params=["a"] * 6), "params.0 is 'a', not a"),
+    "parameters by name": (
+        lambda state: state["param_groups"][0].update(params=["a"] * 6),
+        "not the numbers of 6 parameters",
+    ),
     "another flag": (lambda state: state["param_groups"][0].update(fused=torch.ones(2)), "not True or False"),
     "another rate": (lambda state: state["param_groups"][0].update(lr="high"), "lr is 'high', not a number"),
     "other betas": (

@@ -75,10 +75,6 @@ class AcceleratorLike(ProcessState, Protocol):
         """Compute in the mixed precision of the run within the context."""
         ...
 
-    def save_model(self, model: nn.Module, save_directory: str | Path, max_shard_size: int | str) -> None:
-        """Export the weights as safetensors."""
-        ...
-
 
 def _several_processes_on_cpu() -> bool:
     """Without ``cpu=True``, accelerate would run unconnected trainings where there is no accelerator."""

@@ -6,13 +6,12 @@ import functools
 import os
 import pickle
 import re
-import reprlib
 import shutil
 import stat
 import tempfile
 import zipfile
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, ParamSpec, cast
 
@@ -117,9 +116,8 @@ def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P,
         given = args[1:]
         if len(given) == _PLACE_OF_FLAG and not given[-1] and "save_per_node" not in kwargs:
             raise ConfigurationError(
-                "The fourth argument of save_checkpoint must be passed by name.",
-                given=f"save_checkpoint({', '.join(map(reprlib.repr, given))})",
-                do="Write save_per_node=False or save_scheduler=False.",
+                "The fourth argument of save_checkpoint must be passed by name, as save_per_node or as save_scheduler, "
+                f"got {given[-1]!r}."
             )
         save_checkpoint(*args, **kwargs)
 
@@ -152,14 +150,10 @@ def build_checkpoint(
         checkpoint[MODULES] = of_all
     if trainable_only:
         checkpoint[TRAINABLE_ONLY] = True
-    names = [MODEL, OPTIMIZER, SCHEDULER, *(name for name in (MODULES, TRAINABLE_ONLY) if name in checkpoint)]
-    taken = sorted(set(extras or ()).intersection(names))
+    taken = sorted({OPTIMIZER, SCHEDULER, *checkpoint}.intersection(extras or ()))
     if taken:
         raise CheckpointError(
-            "An extra entry would replace a state of the checkpoint.",
-            given=f"checkpoint_kwargs with {', '.join(taken)}",
-            expected=f"names other than {', '.join(names[:-1])} and {names[-1]}",
-            do="Rename the entry.",
+            f"checkpoint_kwargs would replace states of the checkpoint, got {', '.join(taken)}. Rename the entries."
         )
     checkpoint.update(extras or {})
     ensure_plain(checkpoint, "checkpoint")
@@ -182,7 +176,6 @@ def write_checkpoint(path: str | Path, checkpoint: Mapping[str, Any]) -> None:
         raise CheckpointError(
             "The checkpoint could not be written; a file that stood there before is as it was.",
             given=f"{path}, on a disk with {shutil.disk_usage(path.parent).free:,} free bytes: {error}",
-            expected="room for the whole file and the one that it replaces",
             do="Free some space, or choose another folder.",
         ) from error
 
@@ -204,55 +197,48 @@ def read_checkpoint(path: str | Path, device: torch.device, *, mapped: bool = Fa
     if path.is_dir():
         raise _refusal_of_directory(path)
     if not path.is_file():
-        raise StateNotFoundError(
-            "There is no such checkpoint.",
-            given=str(path),
-            expected="an existing file",
-            do="Check the path.",
-        )
-    content = _read_mapped(path) if mapped else _read(path, device)
+        raise StateNotFoundError(f"There is no checkpoint {path}. Check the path.")
+    if mapped:
+        content = _read_mapped(path)
+    else:
+        with path.open("rb") as file:  # once: another process may replace the file at any time
+            content = _load(file, path, device)
     if not _is_checkpoint(content):
+        found = f"an object of type {type(content).__name__}"
+        if isinstance(content, dict):
+            found = f"the keys {', '.join(map(str, cast('dict[object, object]', content)))}"
         raise CheckpointError(
             "The file is not a checkpoint.",
-            given=f"{path} with {_describe(content)}",
-            expected=f"a dictionary with the key {MODEL}",
+            given=f"{path} with {found}",
             do="Load weights that are not a checkpoint with model.load_state_dict(torch.load(path)).",
         )
     return content
-
-
-def _read(path: Path, device: torch.device) -> object:
-    with path.open("rb") as file:  # once: another process may replace the file at any time
-        _require_undamaged(file, path, of_tensors=device.type != "meta")
-        return _load(file, path, device)
 
 
 def _read_mapped(path: Path) -> object:
     """Torch opens a file that it maps itself; what was checked may have been replaced in the meantime."""
     while True:
         with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):  # from before torch wrote archives, which cannot be mapped
-                return _read(path, torch.device("cpu"))
-            _require_undamaged(file, path, of_tensors=True)
-            content = _load(path, path, torch.device("cpu"), mmap=True)
+            # Files from before torch wrote archives cannot be mapped.
+            content = _load(file, path, torch.device("cpu"), mapped=zipfile.is_zipfile(file))
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return content
 
 
-def _require_undamaged(file: BinaryIO, path: Path, *, of_tensors: bool) -> None:
-    damage = find_damage(file, of_tensors=of_tensors)
+def _load(file: BinaryIO, path: Path, device: torch.device, *, mapped: bool = False) -> object:
+    file.seek(0)
+    damage = find_damage(file, of_tensors=device.type != "meta")
     if damage is not None:
         raise _damaged(path, damage)
-
-
-def _load(file: BinaryIO | Path, path: Path, device: torch.device, *, mmap: bool | None = None) -> object:
     try:
-        return torch.load(file, map_location=device, weights_only=True, mmap=mmap)
+        return torch.load(path if mapped else file, map_location=device, weights_only=True, mmap=mapped or None)
     except pickle.UnpicklingError as error:
+        # Most of torch's message is about the options of torch.load.
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"something made by {refused.group(1)}" if refused else "something that torch.load does not know"
         raise CheckpointError(
             "The checkpoint holds more than tensors and plain values, or is not a checkpoint; nothing of it was run.",
-            given=f"{path}, with {_what_torch_refuses(error)}",
-            expected="a file that save_checkpoint wrote",
+            given=f"{path}, with {what}",
             do="Load it yourself, if you trust its author, with torch.load(..., weights_only=False).",
         ) from error
     except (MemoryError, OSError, torch.OutOfMemoryError):
@@ -265,7 +251,6 @@ def _damaged(path: Path, damage: str) -> CheckpointError:
     return CheckpointError(
         "The checkpoint file is damaged; it may have been cut short. Nothing was loaded.",
         given=f"{path} ({path.stat().st_size} bytes): {damage}",
-        expected="a whole file that save_checkpoint wrote",
         do="Use an earlier checkpoint.",
     )
 
@@ -276,27 +261,13 @@ def _refusal_of_directory(path: Path) -> CheckpointError:
         return refusal_of_accelerate_state(foreign)
     is_state = CheckpointInfo.at(path) is not None
     return CheckpointError(
-        "A directory is not a checkpoint file.",
-        given=f"{path}, {'a training state' if is_state else 'a directory'}",
-        expected="a file that save_checkpoint wrote",
-        do=f"Load it with load_training_state({str(path)!r})." if is_state else "Pass the path of a file in it.",
+        f"{path} is {'a training state' if is_state else 'a directory'}, and not a checkpoint file. "
+        + (f"Load it with load_training_state({str(path)!r})." if is_state else "Pass the path of a file in it.")
     )
-
-
-def _what_torch_refuses(error: Exception) -> str:
-    """What the file requires; most of torch's message is about the options of torch.load."""
-    asked_for = re.search(r"GLOBAL (\S+)", str(error))
-    return f"something made by {asked_for.group(1)}" if asked_for else "something that torch.load does not know"
 
 
 def _is_checkpoint(content: object) -> TypeIs[dict[str, Any]]:
     return isinstance(content, dict) and MODEL in content
-
-
-def _describe(content: object) -> str:
-    if isinstance(content, dict):
-        return f"the keys {', '.join(map(str, cast('dict[object, object]', content)))}"
-    return f"an object of type {type(content).__name__}"
 
 
 def apart(trained: Mapping[str, Trained]) -> tuple[Trained, dict[str, Trained]]:
@@ -328,14 +299,8 @@ def save_safetensors(
     Raises:
         ConfigurationError: The target is a file, or nothing of the model is trainable.
     """
-    is_sharded = is_sharded_module(model)
-    if not (is_sharded or trainable_only):
-        if accelerator.is_main_process:
-            with _replacing_weights(Path(directory)) as staging:
-                accelerator.save_model(model, staging, max_shard_size=max_shard_size)
-        return
     export = WeightExport(model, max_shard_size, trainable_only=trainable_only)
-    with export.gathering() if is_sharded else nullcontext(export.tensors()) as whole:
+    with export.gathering() as whole:
         if accelerator.is_main_process:
             with _replacing_weights(Path(directory)) as staging:
                 export.write(staging, whole)
@@ -346,9 +311,8 @@ def _replacing_weights(target: Path) -> Generator[Path]:
     """Give a folder whose files replace the weights in the target when the context is left without an error."""
     if target.exists() and not target.is_dir():
         raise ConfigurationError(
-            "Weights cannot be exported to a file.",
-            given=f"save_directory={str(target)!r}, which is a file",
-            do=f"Pass the folder, such as {str(target.parent)!r}, or call save_checkpoint() to write one file.",
+            f"save_directory={str(target)!r} is a file. Pass the folder, such as {str(target.parent)!r}, or call "
+            "save_checkpoint() to write one file."
         )
     target.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core.checkpoint import MODEL, MODULES, OPTIMIZER, SCHEDULER, TRAINABLE_ONLY, Trained, apart
-from pa_core.errors import CheckpointError, ConfigurationError
+from pa_core.errors import CheckpointError
 from pa_core.model_tensors import differences_of_weights, frozen_names, list_differences, local_piece
 from pa_core.sharding.sharded_states import load_whole_weights, split_like_parameters
 from pa_core.state_misfits import has_own_form, misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 
 __all__ = ["copy_weights", "load_checkpoint_into"]
+
+_OURS = "Load a file that save_checkpoint wrote."
 
 
 def load_checkpoint_into(
@@ -49,7 +51,14 @@ def load_checkpoint_into(
     saved = _states_by_name(content, modules, source)
     parts = [(own, content), *((one, saved[name]) for name, one in modules.items())]
     if needs_optimizer and own.optimizer is None and OPTIMIZER in content:
-        raise _optimizer_to_come(source) if makes_optimizer else _no_optimizer(source)
+        given = f"{source} with {OPTIMIZER}"
+        if makes_optimizer:
+            raise _refusal(
+                "The checkpoint has the state of an optimizer that create_optimizer_fn is still to make",
+                given,
+                "Load it in on_training_run_start() of a callback; with a Run, in its block.",
+            )
+        raise _refusal("The trainer has no optimizer for that of the checkpoint", given, "Pass load_optimizer=False.")
     is_partial = content.get(TRAINABLE_ONLY) is True
     for part, states in parts:
         _check(part, states, source, is_partial=is_partial)
@@ -66,30 +75,39 @@ def _states_by_name(
     saved = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
     missing = [name for name in modules if name not in saved]
     if missing:
-        raise CheckpointError(
-            "The checkpoint lacks modules that are trained with the model; nothing was loaded.",
-            given=f"{source} with {', '.join(map(repr, saved)) or 'no modules'} besides the model",
-            expected=f"{', '.join(map(repr, modules))}, as the trainer has",
-            do=f"Load it before add_module({missing[0]!r}, ...) is called, or load a checkpoint that has them.",
+        raise _refusal(
+            "The checkpoint lacks modules that are trained with the model",
+            f"{source} with {', '.join(map(repr, saved)) or 'no modules'} besides the model, without "
+            f"{', '.join(map(repr, missing))}",
+            f"Load it before add_module({missing[0]!r}, ...) is called, or load a checkpoint that has them.",
         )
     for name in modules:
-        if not isinstance(saved[name], dict) or MODEL not in saved[name]:
-            raise _not_a_state(source, f"{MODULES}[{name!r}]", f"a dictionary with the key {MODEL}")
+        _require_state(saved[name], f"{MODULES}[{name!r}]", source)
+        _require_state(saved[name].get(MODEL), f"{MODEL} of {MODULES}[{name!r}]", source)
     return saved
+
+
+def _require_state(state: object, name: str, source: str | Path) -> None:
+    if not isinstance(state, dict):
+        raise _refusal("An entry of the checkpoint is not a state", f"{source}, and {name} in it", _OURS)
 
 
 def _check(part: Trained, states: Mapping[str, Any], source: str | Path, *, is_partial: bool) -> None:
     """Raise an error for anything that does not fit, as far as the objects and the states tell."""
     for name in (MODEL, OPTIMIZER, SCHEDULER):
-        if name in states and not isinstance(states[name], dict):
-            raise _not_a_state(source, name, "a dictionary")
+        _require_state(states.get(name, {}), name, source)
     _check_weights(part.model, states[MODEL], source, is_partial=is_partial)
-    if part.optimizer is not None and OPTIMIZER in states:
-        if part.is_sharded and has_own_form(part.optimizer):
-            raise _cannot_be_split(part.optimizer, source)
-        _check_fit(part.optimizer, misfit_of_optimizer(part.optimizer, states[OPTIMIZER]), OPTIMIZER, source)
-    if part.scheduler is not None and SCHEDULER in states:
-        _check_fit(part.scheduler, misfit_of_scheduler(part.scheduler, states[SCHEDULER]), SCHEDULER, source)
+    optimizer, scheduler = part.optimizer, part.scheduler
+    if optimizer is not None and OPTIMIZER in states:
+        misfit = misfit_of_optimizer(optimizer, states[OPTIMIZER])
+        if part.is_sharded and has_own_form(optimizer):
+            misfit = "which part of a state of its own form belongs to which process, the optimizer alone knows"
+        if misfit is not None:
+            raise _does_not_fit(optimizer, source, f"the {OPTIMIZER}: {misfit}")
+    if scheduler is not None and SCHEDULER in states:
+        misfit = misfit_of_scheduler(scheduler, states[SCHEDULER])
+        if misfit is not None:
+            raise _does_not_fit(scheduler, source, f"the {SCHEDULER}: {misfit}")
 
 
 def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | Path, *, is_partial: bool) -> None:
@@ -98,18 +116,12 @@ def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | P
         left_out = frozen_names(model.state_dict(keep_vars=True)) - weights.keys()
         differences = {name: difference for name, difference in differences.items() if name not in left_out}
     if differences:
-        raise CheckpointError(
-            f"The checkpoint belongs to another model; nothing was loaded into {type(model).__name__}.",
-            given=f"{source} with {list_differences(differences.values())}",
-            expected=f"the keys and shapes of {'what the model trains' if is_partial else 'the model'}",
-            do="Build the model as it was when the checkpoint was saved"
+        raise _refusal(
+            "The checkpoint belongs to another model",
+            f"{source} with {list_differences(differences.values())}",
+            f"Build the {type(model).__name__} as it was when the checkpoint was saved"
             + (", with the same parameters frozen." if is_partial else "."),
         )
-
-
-def _check_fit(target: object, misfit: str | None, name: str, source: str | Path) -> None:
-    if misfit is not None:
-        raise _does_not_fit(target, source, f"the {name}: {misfit}")
 
 
 def _load(part: Trained, states: Mapping[str, Any], source: str | Path, undo: ExitStack, *, is_partial: bool) -> None:
@@ -186,13 +198,6 @@ def _copied(value: object) -> Any:
 def _explaining(target: object, name: str, source: str | Path) -> Generator[None]:
     try:
         yield
-    except ConfigurationError as error:
-        raise CheckpointError(
-            f"{error.problem} Nothing was loaded.",
-            given=f"{source} with the {name}: {error.given}",
-            expected=error.expected,
-            do=error.do,
-        ) from error
     except Exception as error:
         found = f"the {name}: loading it raised {type(error).__name__}: {error}"
         raise _does_not_fit(target, source, found) from error
@@ -200,48 +205,11 @@ def _explaining(target: object, name: str, source: str | Path) -> Generator[None
 
 def _does_not_fit(target: object, source: str | Path, found: str) -> CheckpointError:
     kind = type(target).__name__
-    leave_out = {True: "load_optimizer=False", False: "load_scheduler=False"}[isinstance(target, Optimizer)]
-    return CheckpointError(
-        f"The state does not fit this {kind}; nothing was loaded.",
-        given=f"{source} with {found}",
-        expected=f"a state of {kind}",
-        do=f"Build the {kind} as it was when the checkpoint was saved"
-        + ("." if isinstance(target, nn.Module) else f", or leave it out with {leave_out}."),
-    )
+    do = f"Build the {kind} as it was when the checkpoint was saved"
+    if not isinstance(target, nn.Module):
+        do += f", or pass {'load_optimizer' if isinstance(target, Optimizer) else 'load_scheduler'}=False"
+    return _refusal(f"The state does not fit this {kind}", f"{source} with {found}", f"{do}.")
 
 
-def _not_a_state(source: str | Path, name: str, expected: str) -> CheckpointError:
-    return CheckpointError(
-        "An entry of the checkpoint is not a state; nothing was loaded.",
-        given=f"{source}, and {name} in it",
-        expected=expected,
-        do="Load a file that save_checkpoint wrote.",
-    )
-
-
-def _cannot_be_split(optimizer: Optimizer, source: str | Path) -> CheckpointError:
-    kind = type(optimizer).__name__
-    return CheckpointError(
-        f"Which part of the state of a {kind} belongs to which process, only {kind} knows; nothing was loaded.",
-        given=f"{source} for a sharded model, and a {kind} whose state has its own form",
-        expected="a state as torch's optimizers have, with the tensors of each parameter",
-        do="Pass load_optimizer=False.",
-    )
-
-
-def _optimizer_to_come(source: str | Path) -> CheckpointError:
-    return CheckpointError(
-        "The checkpoint has the state of an optimizer that is still to be made; nothing was loaded.",
-        given=f"{source} with {OPTIMIZER}, before create_optimizer_fn was called",
-        expected="an optimizer, which is there once the first training run has begun",
-        do="Load it in on_training_run_start() of a callback; with a Run, in its block.",
-    )
-
-
-def _no_optimizer(source: str | Path) -> CheckpointError:
-    return CheckpointError(
-        "The checkpoint has the state of an optimizer, and the trainer has no optimizer; nothing was loaded.",
-        given=f"{source} with {OPTIMIZER}",
-        expected="a trainer with an optimizer",
-        do="Pass load_optimizer=False.",
-    )
+def _refusal(problem: str, given: str, do: str) -> CheckpointError:
+    return CheckpointError(f"{problem}; nothing was loaded.", given=given, do=do)

@@ -448,7 +448,7 @@ def _override(arguments: str, targets: str, method: str) -> str:
 
 def _expressions(batch: object) -> tuple[str, str]:
     """What are probably the inputs and the targets of a batch; for an autoencoder they are the same."""
-    parts = ["batch[0]" if isinstance(batch, list | tuple) and batch else "batch"]
+    parts = ["batch[0]" if issubclass(type(batch), (list, tuple)) and batch else "batch"]
     if is_mapping(batch):
         parts = [f"batch[{key!r}]" for key in keys_of(batch)] or parts
     elif dataclasses.is_dataclass(batch):

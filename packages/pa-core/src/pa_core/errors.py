@@ -167,7 +167,7 @@ class StateNotFoundError(ExplainedError, FileNotFoundError):
         True
     """
 
-    def __init__(self, problem: str, given: str, expected: str, do: str) -> None:
+    def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(problem, given, expected, do)
         # OSError takes several arguments for a number, a text and the name of a file.
         self.args: tuple[Any, ...] = (problem, given, expected, do)

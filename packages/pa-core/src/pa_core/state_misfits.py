@@ -71,10 +71,10 @@ def misfit_of_optimizer(
         return f"it has {len(saved)} groups, not {len(parameters)}"
     first, made = 0, dict[tuple[int, torch.Size, torch.dtype], dict[str, Any]]()
     for index, (group, of_group) in enumerate(zip(saved, parameters, strict=True)):
-        numbers = range(first, first + len(of_group))
+        numbers = [*range(first, first + len(of_group))]
         first += len(of_group)
         own = optimizer.param_groups[index] if index < len(optimizer.param_groups) else {}
-        if misfit := _misfit_of_group(optimizer, group, numbers, own):
+        if misfit := _misfit_of_group(optimizer, group, {**optimizer.defaults, **own, "params": numbers}):
             return f"param_groups.{index}{misfit}"
         for number, parameter in zip(numbers, of_group, strict=True):
             key = index, parameter.shape, parameter.dtype
@@ -90,35 +90,28 @@ def _is(value: object, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _misfit_of_group(optimizer: Optimizer, group: Any, numbers: range, own: Mapping[str, Any]) -> str | None:
-    if not _is(group, Mapping):
-        return f" is {reprlib.repr(group)}, not a dictionary"
-    params: Any = group.get("params")
-    defaults, is_of_torch = optimizer.defaults, _is_of_torch(type(optimizer))
-    if misfit := _misfit_of_value((*numbers,), params):
-        return f".params{misfit}"
-    if [one for one in params if type(one) is int] != [*numbers]:
-        return f".params is {reprlib.repr(params)}, not the numbers from {numbers.start} on"
-    for name, default in defaults.items():
-        # Flags have come with releases of torch, which adds those that are missing.
-        if name not in group and type(default) in (float, int, tuple):
-            return f".{name} is missing"
-    for name, value in {**defaults, **own, "params": params}.items():
-        is_flag = value is None and name in defaults and is_of_torch
-        if name in group and (misfit := _misfit_of_value(is_flag or value, group[name])):
+def _misfit_of_group(optimizer: Optimizer, group: Any, own: Mapping[str, Any]) -> str | None:
+    # Flags have come with releases of torch, which adds those that are missing.
+    required = ["params", *(name for name, one in optimizer.defaults.items() if type(one) in (float, int, tuple))]
+    if misfit := _misfit_of_value(dict.fromkeys(required), group):
+        return misfit
+    if repr(group["params"]) != repr(own["params"]):
+        return f".params is {reprlib.repr(group['params'])}, not the numbers of {len(own['params'])} parameters"
+    for name in filter(group.__contains__, own):
+        is_flag = own[name] is None and name in optimizer.defaults and _is_of_torch(type(optimizer))
+        if misfit := _misfit_of_value(is_flag or own[name], group[name]):
             return f".{name}{misfit}"
     return None
 
 
 def _misfit_of_entries(optimizer: Optimizer, made: Mapping[str, Any], entries: Any) -> str | None:
-    if not _is(entries, Mapping):
-        return f" is {reprlib.repr(entries)}, not a dictionary"
-    for name, example in made.items() if entries else ():
-        entry: Any = entries.get(name)
-        if entry is None:
-            if not isinstance(optimizer, SGD):  # which makes its momentum when it is missing
-                return f".{name} is missing"
-        elif misfit := _misfit_of_entry(name, example, entry):
+    is_sgd = isinstance(optimizer, SGD)  # which makes its momentum when it is missing
+    required = {} if is_sgd or entries == {} else dict.fromkeys(made)
+    if misfit := _misfit_of_value(required, entries):
+        return misfit
+    for name in filter(entries.__contains__, made):
+        misfit = None if is_sgd and entries[name] is None else _misfit_of_entry(name, made[name], entries[name])
+        if misfit:
             return f".{name}{misfit}"
     return None
 
@@ -193,19 +186,13 @@ def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
         return "it is not what a scheduler's state_dict() returns"
     if not isinstance(scheduler, LRScheduler) or not _is_of_torch(type(scheduler)):
         return None
-    saved, own = cast("Mapping[str, Any]", state), scheduler.state_dict()
-    for name, value in own.items():
-        if name == "lr_lambdas":  # of which functions have no state
-            continue
-        if name in saved:
+    saved = cast("Mapping[str, Any]", state)
+    for name, value in scheduler.state_dict().items():
+        if name in saved and name != "lr_lambdas":  # of which functions have no state
             if misfit := _misfit_of_value(value, saved[name]):
                 return f"{name}{misfit}"
         elif name in ("last_epoch", "base_lrs", NESTED_SCHEDULERS):
             return f"{name} is missing"
-    nested: Sequence[object] = getattr(scheduler, NESTED_SCHEDULERS, ())
-    for index, (one, of_one) in enumerate(zip(nested, saved.get(NESTED_SCHEDULERS, ()), strict=False)):
-        if misfit := misfit_of_scheduler(one, of_one):
-            return f"{NESTED_SCHEDULERS}.{index}.{misfit}"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,7 +154,7 @@ class TrainedModel(Trained):
                 loss = zero_loss_of_stand_in(loss)
             weighed = self.accumulation.weigh(loss, part)
             scaler = self._accelerator.scaler
-            scaled = weighed if scaler is None else scaler.scale(weighed)
+            scaled: Any = weighed if scaler is None else scaler.scale(weighed)
             scaled.backward(inputs=None if inputs is None else self.graph_tensors(inputs), retain_graph=retain_graph)
 
     def _trainable(self) -> list[nn.Parameter]:
