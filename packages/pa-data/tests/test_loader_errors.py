@@ -67,13 +67,6 @@ def test_a_rank_that_does_not_exist_is_refused(rank: int, num_processes: int) ->
         KeyedDataLoader(Indices(5), batch_size=2, rank=rank, num_processes=num_processes)
 
 
-def test_fewer_samples_than_processes_cannot_be_evaluated_on() -> None:
-    """An evaluation on too few samples is refused when the loader is made; training on them is not."""
-    with pytest.raises(ConfigurationError, match="2 samples for 3 processes"):
-        KeyedDataLoader(Indices(2), batch_size=2, num_processes=3, split="eval")
-    assert len(KeyedDataLoader(Indices(2), batch_size=2, num_processes=3, rank=2)) == 0
-
-
 def test_a_position_outside_the_epoch_is_refused_and_changes_nothing() -> None:
     """A state of a larger dataset is refused, and the loader stays where it was."""
     loader = KeyedDataLoader(Indices(10), batch_size=2)

@@ -291,17 +291,6 @@ def test_what_is_not_a_dataset_is_refused_where_it_is_passed(name: str) -> None:
         make_trainer().evaluate(data)
 
 
-def test_the_advised_dataset_trains() -> None:
-    """Of tensors as well as of arrays."""
-    for x, y in ((X, Y), (X.numpy(), Y.numpy())):
-        trainer = make_trainer()
-        trainer.train(TensorDataset(torch.as_tensor(x), torch.as_tensor(y)), 1)
-        assert trainer.num_updates_completed == 3
-    trainer = make_trainer()
-    trainer.train(TensorDataset(torch.as_tensor(X.double().numpy()).float(), torch.as_tensor(Y.numpy())), 1)
-    assert trainer.num_updates_completed == 3
-
-
 SEQUENCES: dict[str, Any] = {
     "a list of samples": list(zip(X, Y, strict=True)),
     "a tuple of samples": tuple(zip(X, Y, strict=True)),
@@ -334,13 +323,3 @@ def test_an_array_is_a_dataset_for_a_step_of_ones_own(data: Any) -> None:
     run = partial(trainer.train, data, 1, train_dataloader_kwargs={"num_workers": 0})
     run()
     assert trainer.num_updates_completed == -(-len(data) // 8)
-
-
-def test_a_run_config_says_nothing_of_the_loaders_of_an_earlier_run() -> None:
-    """A run without an evaluation has no arguments of an evaluation loader."""
-    model = nn.Linear(1, 1)
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-    data = TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
-    trainer.train(data, 1, eval_dataset=data, eval_dataloader_kwargs={"batch_size": 2})
-    trainer.train(data, 1, per_device_batch_size=4)
-    assert (trainer.run_config.eval_per_device_batch_size, trainer.run_config.eval_dl_kwargs) == (4, {})

@@ -188,14 +188,6 @@ def test_whole_batches_are_fetched_in_workers_too() -> None:
         assert torch.equal(labels, expected[1])
 
 
-def test_an_error_of_the_dataset_arrives() -> None:
-    """What a dataset raises in a worker is raised in the main process, with its message."""
-    with pytest.raises(OSError, match="sample 5") as error:
-        list(KeyedDataLoader(Failing(), batch_size=2, num_workers=1))
-    # An iterator of torch that is found by the garbage collector waits five seconds for its workers.
-    traceback.clear_frames(error.tb)
-
-
 def formatted(error: BaseException) -> str:
     """What python prints."""
     return "".join(traceback.format_exception(error))

@@ -261,18 +261,6 @@ def test_the_length_of_a_dataset_is_not_that_of_its_epochs(tmp_path: Path) -> No
     assert saved["settings"]["dataset_length"] == len(DATA)
 
 
-@pytest.mark.runs_on("one_process", "two_ranks")
-@pytest.mark.parametrize("order", [Rotated(5), Weighted([1.0, 2.0, 3.0] * 4)], ids=lambda order: order.name)
-def test_updates_have_the_same_samples_on_any_number_of_processes(order: Order) -> None:
-    """Each update has the next samples of the order, whoever takes them."""
-    ids = Ids()
-    trainer = make_trainer(ids)
-    trainer.train(DATA, 2, per_device_batch_size=4 // trainer.num_processes, order=order)
-    seed = trainer.run_config.seed or 0
-    epochs = [order.epoch_order(len(DATA), seed=seed, epoch=epoch).indices(0, len(DATA)) for epoch in range(2)]
-    assert ids.trained == torch.cat(epochs).tolist()
-
-
 @pytest.mark.parametrize("order", [None, Shuffled(), Sequential()])
 def test_plain_orders_leave_training_states_what_they_were(order: Order | None, tmp_path: Path) -> None:
     """The state of a run without an order, or with a plain one, has no entry for it."""

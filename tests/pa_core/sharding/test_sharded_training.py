@@ -88,37 +88,29 @@ def require_same(model: nn.Module, expected: nn.Module) -> None:
     torch.testing.assert_close(whole_weights(model), whole_weights(expected), rtol=0, atol=1e-12)
 
 
-def test_five_updates_are_those_of_one_process() -> None:
-    """Accumulated, with an uneven last batch, in float64; the parameters of the trainer are pieces all the while."""
+@pytest.mark.parametrize(
+    ("settings", "clip"),
+    [
+        ({}, None),
+        ({"gradient_clip_norm": 0.1}, nn.utils.clip_grad_norm_),
+        ({"gradient_clip_value": 0.001}, nn.utils.clip_grad_value_),
+    ],
+)
+def test_five_updates_are_those_of_one_process(settings: dict[str, float], clip: Callable[..., Any] | None) -> None:
+    """Accumulated, with an uneven last batch, clipped, in float64; the norm is that of all pieces."""
+    results: list[Any] = []
+
+    def before_step(model: TinyTransformer) -> None:
+        results.extend(clip(model.parameters(), bound) for bound in settings.values() if clip is not None)
+
     trainer = trainer_of(sharded(tiny_transformer()))
-    train(trainer)
-    require_same(trainer.model, train_by_hand(tiny_transformer(), trainer.run_config.seed))
+    train(trainer, **settings)
+    expected = train_by_hand(tiny_transformer(), trainer.run_config.seed, before_step=before_step)
+    require_same(trainer.model, expected)
     assert all(map(is_sharded, trainer.model.parameters()))
-
-
-def test_gradients_are_clipped_by_the_norm_of_all_pieces() -> None:
-    """The norm is that of the whole gradient, a plain number that is the same on all processes."""
-    norms: list[Tensor] = []
-    trainer = trainer_of(sharded(tiny_transformer()))
-    train(trainer, gradient_clip_norm=0.1)
-
-    def clip(model: TinyTransformer) -> None:
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
-
-    require_same(trainer.model, train_by_hand(tiny_transformer(), trainer.run_config.seed, before_step=clip))
-    assert not is_sharded(trainer.gradient_norm)
-    torch.testing.assert_close(trainer.gradient_norm, norms[-1], rtol=1e-12, atol=0)
-
-
-def test_gradients_are_clipped_by_value() -> None:
-    """Each element is, on whichever process it is."""
-    trainer = trainer_of(sharded(tiny_transformer()))
-    train(trainer, gradient_clip_value=0.001)
-
-    def clip(model: TinyTransformer) -> None:
-        nn.utils.clip_grad_value_(model.parameters(), 0.001)
-
-    require_same(trainer.model, train_by_hand(tiny_transformer(), trainer.run_config.seed, before_step=clip))
+    if "gradient_clip_norm" in settings:
+        assert not is_sharded(trainer.gradient_norm)
+        torch.testing.assert_close(trainer.gradient_norm, results[-1], rtol=1e-12, atol=0)
 
 
 def test_what_is_left_out_of_sharding_is_trained_too() -> None:
