@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import Subset
 
 from benchmarks.__main__ import main
@@ -29,18 +31,17 @@ from tests.launching import run_command
 LOOPS = ("by_hand", "by_accelerate", "ours_bare", "ours")
 
 
+def notes_of(model: nn.Module, optimizer: Optimizer) -> tuple[list[int], list[int]]:
+    """Lists that get the sizes of the batches that a network is called on, and an entry for each of its updates."""
+    sizes, updates = list[int](), list[int]()
+    model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    optimizer.register_step_post_hook(lambda *_: updates.append(1))
+    return sizes, updates
+
+
 def work_of(loop: str, task: Task) -> tuple[list[int], int]:
     """The sizes of the batches that a loop calls the network on in two epochs, and the number of its updates."""
-    sizes, updates = list[int](), list[int]()
-
-    def note_size(_model: object, inputs: Any) -> None:
-        sizes.append(len(inputs[0]))
-
-    def note_update(*_: object) -> None:
-        updates.append(1)
-
-    task.model.register_forward_pre_hook(note_size)
-    task.optimizer.register_step_post_hook(note_update)
+    sizes, updates = notes_of(task.model, task.optimizer)
     loop_named(loop).train(task, 2)
     return sizes, len(updates)
 
@@ -69,16 +70,7 @@ def test_loops_with_two_optimizers_do_the_same_work() -> None:
     for loop in ("gan_by_hand", "gan_own_loop", "gan_trial"):
         task = TASKS["gan"]()
         assert isinstance(task, AdversarialTask)
-        sizes, updates = list[int](), list[int]()
-
-        def note_size(_model: object, inputs: Any, sizes: list[int] = sizes) -> None:
-            sizes.append(len(inputs[0]))
-
-        def note_update(*_: object, updates: list[int] = updates) -> None:
-            updates.append(1)
-
-        task.discriminator.register_forward_pre_hook(note_size)
-        task.discriminator_optimizer.register_step_post_hook(note_update)
+        sizes, updates = notes_of(task.discriminator, task.discriminator_optimizer)
         work.append((work_of(loop, task), sizes, len(updates)))
     assert work == work[:1] * 3
 

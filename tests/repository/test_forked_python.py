@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import CompletedProcess, Popen
 
 import pytest
 
@@ -30,12 +33,27 @@ time.sleep(60)
 """
 
 
+def run(folder: Path, text: str, *options: str, arguments: Sequence[str] = ("script.py",)) -> CompletedProcess[str]:
+    """Run a script with what stands in for `python`, in a folder, and return what it has left."""
+    (folder / "script.py").write_text(text)
+    command = [*forked_python(), *options, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture
-def waiting(tmp_path: Path) -> Path:
-    """A script that waits for a signal."""
-    script = tmp_path / "waits.py"
-    script.write_text(WAITS)
-    return script
+def start(tmp_path: Path) -> Iterator[Callable[..., Popen[str]]]:
+    """Starts the script that waits for a signal, and returns its process when it does."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    with ExitStack() as processes:
+
+        def start_script(*arguments: str) -> Popen[str]:
+            command = [*forked_python(), str(tmp_path / "waits.py"), *arguments]
+            process = processes.enter_context(Popen(command, stdout=subprocess.PIPE, text=True))
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            return process
+
+        yield start_script
 
 
 def test_a_script_finds_what_it_finds_under_python(tmp_path: Path) -> None:
@@ -44,7 +62,7 @@ def test_a_script_finds_what_it_finds_under_python(tmp_path: Path) -> None:
     script.parent.mkdir()
     script.write_text("TELLS = 3\n" + TELLS.format(executable=sys.executable))
 
-    def run(python: list[str]) -> tuple[int, str, str]:
+    def outcome(python: list[str]) -> tuple[int, str, str]:
         ran = subprocess.run(
             [*python, "scripts/tells.py", "one", "-u"],
             cwd=tmp_path,
@@ -56,7 +74,7 @@ def test_a_script_finds_what_it_finds_under_python(tmp_path: Path) -> None:
         )
         return ran.returncode, ran.stdout, ran.stderr
 
-    assert run(forked_python()) == run([sys.executable])
+    assert outcome(forked_python()) == outcome([sys.executable])
 
 
 @pytest.mark.parametrize(
@@ -65,56 +83,40 @@ def test_a_script_finds_what_it_finds_under_python(tmp_path: Path) -> None:
 )
 def test_it_ends_as_the_script_ends(tmp_path: Path, text: str, status: int) -> None:
     """With its exit status, with 1 after an exception, and by the signal that ended it."""
-    script = tmp_path / "ends.py"
-    script.write_text(text)
-    ran = subprocess.run([*forked_python(), str(script)], capture_output=True, text=True, check=False)
+    ran = run(tmp_path, text)
     assert ran.returncode == status
     assert ("ValueError" in ran.stderr) == ("ValueError" in text)
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], -signal.SIGTERM), (["catches"], 7)])
-def test_signals_reach_the_script(waiting: Path, arguments: list[str], status: int) -> None:
+def test_signals_reach_the_script(start: Callable[..., Popen[str]], arguments: list[str], status: int) -> None:
     """It ends by them, or does what it has a handler for."""
-    command = [*forked_python(), str(waiting), *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.terminate()
-        assert process.wait(timeout=60) == status
+    process = start(*arguments)
+    process.terminate()
+    assert process.wait(timeout=60) == status
 
 
-def test_nothing_is_left_when_it_is_killed(waiting: Path) -> None:
+def test_nothing_is_left_when_it_is_killed(start: Callable[..., Popen[str]]) -> None:
     """A test that takes too long has what it started killed: the script too, which closes what it printed to."""
-    command = [*forked_python(), str(waiting)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.kill()
-        assert process.communicate(timeout=60)[0] == ""
+    process = start()
+    process.kill()
+    assert process.communicate(timeout=60)[0] == ""
 
 
 def test_a_module_runs_as_the_main_one(tmp_path: Path) -> None:
     """With ``-m``, from the folder it is called in."""
-    (tmp_path / "tells.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
-    ran = subprocess.run(
-        [*forked_python(), "-m", "tells", "one"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert ran.stdout == "__main__ ['one']\n"
+    text = "import sys\nprint(__name__, sys.argv[1:])\n"
+    assert run(tmp_path, text, "-m", arguments=("script", "one")).stdout == "__main__ ['one']\n"
 
 
-def test_a_script_may_replace_its_streams(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", [[], ["-u"]])
+def test_a_script_may_replace_its_streams(tmp_path: Path, unbuffered: list[str]) -> None:
     """Unbuffered ones too, as launchers ask for: what was there before leaves the files open."""
-    script = tmp_path / "replaces.py"
-    script.write_text("import sys\nsys.stdout = open(1, 'w', closefd=False)\nprint('still open')\n")
-    for unbuffered in ([], ["-u"]):
-        command = [*forked_python(), *unbuffered, str(script)]
-        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "still open\n"
+    text = "import sys\nsys.stdout = open(1, 'w', closefd=False)\nprint('still open')\n"
+    assert run(tmp_path, text, *unbuffered).stdout == "still open\n"
 
 
 def test_each_script_draws_numbers_of_its_own(tmp_path: Path) -> None:
     """Scripts that seed nothing do not all draw the same."""
-    script = tmp_path / "draws.py"
-    script.write_text("import random, numpy\nprint(random.random(), numpy.random.rand())\n")
-    command = [*forked_python(), str(script)]
-    drawn = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in range(2)]
-    assert len({*drawn[0], *drawn[1]}) == 4
+    text = "import random, numpy\nprint(random.random(), numpy.random.rand())\n"
+    assert len({number for _ in range(2) for number in run(tmp_path, text).stdout.split()}) == 4
