@@ -144,7 +144,7 @@ def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFound, match="no-such-checkpoint") as error:
         fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint="no-such-checkpoint")
     assert isinstance(error.value, FileNotFoundError)
-    assert str(tmp_path) in error.value.expected
+    assert str(tmp_path) in str(error.value)
 
 
 def test_the_folder_of_all_checkpoints_is_none_itself(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_training_metrics(shared_tmp_path: Path) -> None:
     assert isinstance(batches[0]["scalar"], np.ndarray)
     assert batches[1]["vector"].tolist() == [2.0, 3.0]
     assert [batch["sometimes"] for batch in batches] == [1.0, None, 1.0]
+    assert (batches[1]["number"], batches[0]["word"], batches[0]["never"]) == (1, "x", None)
     assert "batches" not in batches[0]
 
 

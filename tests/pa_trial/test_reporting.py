@@ -66,13 +66,6 @@ def test_the_beginning_of_a_resumed_training_is_logged(caplog: pytest.LogCapture
     assert caplog.messages == ["continuing after 6 batches", "complete after 6 batches, nothing left to train"]
 
 
-def test_the_speed_is_left_out_where_it_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
-    """Batches of a kind that has no length are no reason to fail."""
-    caplog.set_level(logging.INFO)
-    Reporter(TensorBoard(None), is_chief=True).training({}, [], PROGRESS)
-    assert caplog.messages == ["training, 6 batches: {}"]
-
-
 def test_only_the_chief_reports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Other processes log nothing and write nothing."""
     caplog.set_level(logging.INFO)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from pa_trial.tensorboard import TensorBoard
 from tests.event_files import read_curves, wait_for_the_next_file
@@ -21,15 +18,6 @@ def draw(board: TensorBoard, steps: range, name: str = "mine") -> None:
         writer.add_scalar(name, step, step)
 
 
-def test_nothing_is_written_until_the_writer_is_asked_for(tmp_path: Path) -> None:
-    """A path alone makes no folder and needs no TensorBoard."""
-    board = TensorBoard(tmp_path / "logs")
-    board.flush()
-    board.close()
-    assert not board.has_writer
-    assert not (tmp_path / "logs").exists()
-
-
 def test_the_curves_of_other_processes_do_not_mix_with_those_of_the_chief(tmp_path: Path) -> None:
     """Each process but the chief writes to a folder of its own."""
     for rank in (0, 1):
@@ -38,22 +26,6 @@ def test_the_curves_of_other_processes_do_not_mix_with_those_of_the_chief(tmp_pa
         board.close()
     assert read_curves(tmp_path) == {"mine": [(0, 0.0)]}
     assert read_curves(tmp_path / "rank_1") == {"mine": [(1, 1.0)]}
-
-
-@pytest.mark.parametrize("asked_before", [True, False])
-def test_points_that_will_be_written_again_are_dropped(tmp_path: Path, asked_before: bool) -> None:
-    """A training that resumes hides what the interrupted one drew beyond the checkpoint."""
-    interrupted = TensorBoard(tmp_path)
-    draw(interrupted, range(6))
-    interrupted.close()
-    wait_for_the_next_file()
-    resumed = TensorBoard(tmp_path)
-    if asked_before:
-        _ = resumed.writer
-    resumed.continue_from(4)
-    draw(resumed, range(4, 5))
-    resumed.close()
-    assert [step for step, _ in read_curves(tmp_path)["mine"]] == [0, 1, 2, 3, 4]
 
 
 def test_a_trial_may_close_the_writer(tmp_path: Path) -> None:
@@ -65,11 +37,3 @@ def test_a_trial_may_close_the_writer(tmp_path: Path) -> None:
     board.add_scalars({"a": 1.5}, 1)
     board.close()
     assert read_curves(tmp_path) == {"a": [(0, 0.5), (1, 1.5)], "b": [(0, float("inf"))]}
-
-
-def test_what_to_install_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without TensorBoard, whoever asks for the writer learns which extra of the distribution brings it."""
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'pa-trial\[tensorboard\]'"):
-        _ = TensorBoard(tmp_path).writer
-    assert list(tmp_path.iterdir()) == []

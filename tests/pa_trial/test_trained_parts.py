@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,16 +43,6 @@ def gradient_of(parameters: Sequence[Tensor]) -> float:
 
 
 # Wrapping
-
-
-def test_a_wrapped_model_is_the_module_itself() -> None:
-    """No wrapper: names in the state dict have no prefix, and a model without parameters is one, too."""
-    batches = Batches()
-    model = batches.parts.wrap_model(nn.Linear(1, 1))
-    batches.parts.wrap_model(nn.Identity())
-
-    assert type(model) is nn.Linear
-    assert list(model.state_dict()) == ["weight", "bias"]
 
 
 MODEL = nn.Linear(1, 1)
@@ -107,13 +96,6 @@ def test_a_sharded_model_is_refused() -> None:
     fully_shard(model)
     with pytest.raises(InvalidExperimentException, match=r"use pa_core\.Trainer"):
         Batches().parts.wrap_model(model)
-
-
-def test_options_of_horovod_are_accepted() -> None:
-    """Alone, ``backward_passes_per_step`` and ``fp16_compression`` change nothing."""
-    batches, _, optimizer = one_weight()
-
-    assert batches.parts.wrap_optimizer(optimizer, backward_passes_per_step=4, fp16_compression=True) is optimizer
 
 
 def test_parameters_that_no_model_has_are_warned_of() -> None:
@@ -290,30 +272,6 @@ def test_backward_takes_the_arguments_of_torch() -> None:
 # What a training leaves, and what it continues from
 
 
-def test_models_are_put_in_training_and_in_evaluation_mode() -> None:
-    """All of them, with their layers."""
-    batches = Batches()
-    models = [batches.parts.wrap_model(nn.Sequential(nn.Dropout())) for _ in range(2)]
-    for training in (False, True):
-        batches.parts.set_training(training)
-        assert [module.training for model in models for module in model.modules()] == [training] * 4
-
-
-def test_one_process_leaves_at_the_end_of_the_group_in_which_it_is_asked_to() -> None:
-    """What was collected is not lost."""
-    batches, _, _ = one_weight(aggregation_frequency=3)
-    agreed: list[bool] = []
-
-    def train_batch(batch_idx: int) -> None:
-        agreed.append(batches.parts.leave_agreed)
-        if batch_idx == 3:
-            batches.parts.ask_to_leave()
-
-    batches.train(train_batch, 7)
-
-    assert agreed == [False] * 6 + [True]
-
-
 def test_a_training_that_begins_has_not_been_asked_to_leave() -> None:
     """A request ends one training, not the next one."""
     batches, _, _ = one_weight()
@@ -333,30 +291,6 @@ def test_a_request_that_comes_before_the_first_batch_is_heard() -> None:
     assert batches.parts.leave_agreed
 
 
-def test_gradients_that_no_step_has_used_up_are_saved_and_loaded() -> None:
-    """By name, once where models share a parameter; on loading they take the place of what is there."""
-    batches, model, _ = one_weight(aggregation_frequency=4)
-    batches.parts.wrap_model(nn.Sequential(model))
-    assert batches.parts.unfinished_gradients() == [{}, {}]
-
-    batches.train(lambda _: batches.parts.backward(unit_loss(model)), 2)
-    saved = batches.parts.unfinished_gradients()
-
-    assert saved == [{"weight": torch.tensor([[2.0]])}, {}]
-    resumed, model, optimizer = one_weight(aggregation_frequency=4)
-    resumed.parts.wrap_model(nn.Sequential(model))
-    resumed.parts.load_unfinished_gradients(saved)
-    saved[0]["weight"].zero_()
-
-    def train_batch(_: int) -> None:
-        resumed.parts.backward(unit_loss(model))
-        resumed.parts.step_optimizer(optimizer)
-
-    with resumed.training():
-        resumed.run(train_batch, range(2, 4))
-    assert model.weight.item() == -1.0
-
-
 @pytest.mark.parametrize(
     "gradients",
     [
@@ -373,16 +307,3 @@ def test_gradients_of_other_models_are_refused(gradients: list[dict[str, Tensor]
     with pytest.raises(InvalidCheckpointException, match="unfinished group"):
         batches.parts.load_unfinished_gradients(gradients)
     assert model.weight.grad is None
-
-
-def test_a_step_of_one_process_calls_little_beyond_the_step_itself() -> None:
-    """No hook on anything while it trains."""
-    batches, model, optimizer = one_weight()
-    with batches.training():
-        hooks = [
-            name
-            for part in (model, optimizer)
-            for name, registered in vars(part).items()
-            if re.search("hooks$", name) and registered
-        ]
-    assert hooks == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import timeit
 import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,17 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from pa_core import gather_objects
 from pa_trial.errors import CheckFailedError
-from pa_trial.progress import TrialProgress
-from pa_trial.training_metrics import WorkloadMetrics, add_counts
+from pa_trial.training_metrics import WorkloadMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,29 +92,6 @@ def test_an_average_that_is_not_a_number(values: list[Any]) -> None:
     assert math.isnan(averages(*({"a": value} for value in values))["a"])
 
 
-def test_the_metrics_of_each_batch_are_kept() -> None:
-    """Tensors become arrays, scalars among them too; other values are as they were returned."""
-    returned = {
-        "loss": torch.tensor(0.5, requires_grad=True) * 3,
-        "row": torch.arange(2),
-        "n": 1,
-        "s": "x",
-        "none": None,
-    }
-    metrics = workload(returned, returned)
-    _, (batch, _) = metrics.reduce([metrics.payload()])
-    assert {name: type(value) for name, value in batch.items()} == {
-        "loss": np.ndarray,
-        "row": np.ndarray,
-        "n": int,
-        "s": str,
-        "none": type(None),
-    }
-    assert batch["loss"].shape == ()
-    assert batch["loss"] == 1.5
-    assert batch["row"].tolist() == [0, 1]
-
-
 class Pair(NamedTuple):
     """A value of the user's own kind."""
 
@@ -141,25 +114,6 @@ def test_values_in_containers_are_kept_as_they_are() -> None:
 def test_any_mapping_is_metrics() -> None:
     """A train_batch may return a mapping of its own."""
     assert averages(MappingProxyType({"a": 1.0})) == {"a": 1.0}
-
-
-def test_a_tensor_alone_is_the_loss() -> None:
-    """A train_batch that returns one tensor has the metric "loss"."""
-    assert averages(torch.tensor(1.0), torch.tensor(2.0)) == {"loss": 1.5}
-
-
-@pytest.mark.parametrize("nothing", [None, 0.5, [("loss", 1.0)]])
-def test_other_results_are_refused(nothing: Any) -> None:
-    """A train_batch that forgot to return its metrics is told what to return."""
-    with pytest.raises(TypeError, match=r'given: +\w+\n.*Return \{"loss": loss\}'):
-        WorkloadMetrics().add(nothing)
-
-
-def test_all_batches_have_the_same_names() -> None:
-    """The error at the end of the workload names the batch, and is a ValueError as well."""
-    with pytest.raises(CheckFailedError, match=r"\['a'\] in the first batch, \['a', 'b'\] in batch 1") as raised:
-        averages({"a": 1}, {"a": 1, "b": 2})
-    assert isinstance(raised.value, ValueError)
 
 
 def test_the_order_of_names_does_not_matter() -> None:
@@ -190,16 +144,6 @@ def test_no_graph_is_kept() -> None:
     gc.collect()
     assert alive() is None
     assert len(metrics.payload().batches) == 1
-
-
-def test_each_workload_begins_anew() -> None:
-    """After a reset nothing is left of the batches before."""
-    metrics = workload({"a": 1.0})
-    metrics.reset()
-    metrics.add({"b": 3.0}, num_records=2)
-    payload = metrics.payload()
-    assert metrics.reduce([payload])[0] == {"b": 3.0}
-    assert payload.num_records == 2
 
 
 def test_a_workload_without_metrics() -> None:
@@ -253,23 +197,6 @@ def test_names_that_differ_between_processes_are_refused() -> None:
         reduced([[{"a": 1}, {"a": 1}], [{"a": 1}, {"b": 1}]])
 
 
-def test_counts_are_added_unless_the_user_has_some() -> None:
-    """What was trained so far stands beside the averages, and overwrites nothing."""
-    progress = TrialProgress(batches_trained=7, epoch_length=3)
-    metrics: dict[str, Any] = {"loss": 1.0, "epochs": "mine"}
-    add_counts(metrics, progress)
-    assert metrics == {"loss": 1.0, "batches": 7, "epochs": "mine"}
-    nothing: dict[str, Any] = {}
-    add_counts(nothing, progress)
-    assert nothing == {"batches": 7, "epochs": 2}
-
-
-def test_a_batch_costs_microseconds() -> None:
-    """Keeping three numbers costs little beside a step; a busy machine may take four times as long."""
-    metrics, returned = WorkloadMetrics(), {"a": 0.5, "b": 1.0, "c": 2}
-    assert min(timeit.repeat(lambda: metrics.add(returned), number=200, repeat=20)) / 200 < 20e-6
-
-
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated by torch
     """Notes down which operations of torch are called."""
 
@@ -290,14 +217,3 @@ def test_a_batch_waits_for_nothing() -> None:
         metrics.add({"loss": loss, "rate": 0.1})
         metrics.add(loss)
     assert operations.called == ["detach", "clone"] * 2
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_all_ranks_get_the_same_metrics() -> None:
-    """Two real processes agree on the metrics of a workload."""
-    rank = dist.get_rank()
-    metrics = workload(*({"a": torch.tensor(float(10 * rank + index)), "b": rank} for index in range(3)))
-    averages, batches = metrics.reduce(gather_objects(metrics.payload()))
-    assert dist.get_world_size() == 2
-    assert averages == {"a": 6.0, "b": 0.5}
-    assert [float(batch["a"]) for batch in batches] == [5.0, 6.0, 7.0]

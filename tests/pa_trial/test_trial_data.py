@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 from typing_extensions import override
 
 from pa_core.distributed import num_processes, rank
@@ -160,13 +160,6 @@ def test_an_epoch_has_the_length_of_the_chiefs_share() -> None:
     assert Loaders(DataLoader(numbers(5), 2)).build().epoch_length == -(-3 // num_processes())
 
 
-def test_training_continues_where_it_was() -> None:
-    """With the number of batches that were trained, a training gets the batches that it would have got."""
-    whole = trained_on(Loaders(DataLoader(Drawing(9), 2, shuffle=True)).build(), 9)
-    resumed = Loaders(DataLoader(Drawing(9), 2, shuffle=True, num_workers=2)).build(skip=4)
-    assert trained_on(resumed, 5) == whole[4:]
-
-
 def test_processes_train_on_batches_in_turn() -> None:
     """Batch i of the repeated ones is for rank ``i % R``, also where R does not divide their number."""
     batches = [[0, 1], [2, 3], [4]] * 6
@@ -291,9 +284,3 @@ def test_workers_end_with_the_process_that_started_them(launch: Launch) -> None:
     for worker in workers:
         with contextlib.suppress(ProcessLookupError):
             assert select.select([os.pidfd_open(worker)], [], [], 10)[0], f"worker {worker} is alive"
-
-
-def test_whole_batches_of_tensors_are_those_of_each_process() -> None:
-    """Tensors in memory, which are fetched whole, are shared out like anything else."""
-    data = Loaders(DataLoader(TensorDataset(torch.arange(6)), 2)).build()
-    assert trained_on(data, 3) == [[batch] for batch in ([[0, 1], [2, 3], [4, 5]] * 2)[rank() :: num_processes()]][:3]

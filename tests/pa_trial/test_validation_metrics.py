@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pa_core import gather_objects
 from pa_trial.errors import InvalidExperimentException
-from pa_trial.json_values import to_json
 from pa_trial.reducer import Reducer
 from pa_trial.validation_metrics import ValidationMetrics, metrics_of_full_dataset
 
@@ -56,15 +53,6 @@ def test_the_division_over_processes_does_not_matter(reducer: Reducer, of_ranks:
     """However unequally batches are divided, all of them count alike; a process may have none."""
     value = reduced([[{"a": item} for item in rank] for rank in of_ranks], reducer)["a"]
     assert value == pytest.approx(FUNCTIONS[reducer](list(chain(*of_ranks))), rel=1e-9, abs=1e-6)
-
-
-def test_a_short_last_batch_counts_as_a_full_one() -> None:
-    """As in Determined, the mean is that of the batches; the option lets each count by its records."""
-    for weigh_by_records, expected in ((False, 3.0), (True, 2.2)):
-        metrics = ValidationMetrics(Reducer.AVG, weigh_by_records=weigh_by_records)
-        metrics.add({"a": torch.tensor(2.0)}, num_records=9)
-        metrics.add({"a": torch.tensor(4.0)}, num_records=1)
-        assert metrics.reduce([metrics.payload()]) == {"a": pytest.approx(expected)}
 
 
 @given(st.lists(st.tuples(FINITE, st.integers(1, 9)), min_size=1, max_size=12), st.integers(1, 3))
@@ -113,15 +101,6 @@ def test_all_batches_have_the_same_names() -> None:
         reduced([[], [{"a": 1}], [{"b": 1}]])
 
 
-@pytest.mark.parametrize("returned", [None, 0.5, torch.tensor(1.0), [("a", 1)]])
-def test_only_dictionaries_are_metrics(returned: Any) -> None:
-    """Both ways to validate refuse anything else with a TypeError that names the method."""
-    with pytest.raises(TypeError, match="evaluate_batch returned no metrics"):
-        validation([returned])
-    with pytest.raises(TypeError, match="evaluate_full_dataset returned no metrics"):
-        metrics_of_full_dataset(returned)
-
-
 @pytest.mark.parametrize("value", ["good", None, [1.0, [2.0]], {"x": 1}, torch.zeros(0), object(), 1j])
 def test_what_is_not_a_number_cannot_be_reduced(value: Any) -> None:
     """The TypeError names the metric."""
@@ -137,12 +116,6 @@ def test_nan_and_infinities_are_kept(reducer: Reducer) -> None:
     assert reduced([[{"a": math.inf}], [{"a": math.inf}]], reducer)["a"] == math.inf
     assert math.isnan(reduced([[{"a": [math.inf, -math.inf]}]])["a"])
     assert math.isnan(reduced([[{"a": math.inf}], [{"a": -math.inf}]], Reducer.SUM)["a"])
-
-
-def test_nothing_to_validate_on() -> None:
-    """An empty loader on all processes is a RuntimeError that says so."""
-    with pytest.raises(RuntimeError, match="nothing to validate on"):
-        reduced([[], []])
 
 
 def test_no_metrics_at_all() -> None:
@@ -166,27 +139,6 @@ def test_outputs_are_the_metrics_of_each_batch() -> None:
     assert metrics.reduce([metrics.payload()]) == {"total": 3.0, "row": 6.0, "n": 1}
 
 
-def test_metrics_of_the_full_dataset() -> None:
-    """Tensors become arrays, and everything else that JSON can hold stays as it is."""
-    metrics = metrics_of_full_dataset(
-        {
-            "loss": torch.tensor(0.5, requires_grad=True) * 1,
-            "matrix": np.eye(2),
-            "nan": math.nan,
-            "words": ["a", None],
-            "by": {"x": 1},
-        }
-    )
-    assert isinstance(metrics["loss"], float)
-    assert to_json(metrics, "all") == {
-        "loss": 0.5,
-        "matrix": [[1.0, 0.0], [0.0, 1.0]],
-        "nan": pytest.approx(math.nan, nan_ok=True),
-        "words": ["a", None],
-        "by": {"x": 1},
-    }
-
-
 @pytest.mark.parametrize(
     ("value", "name"),
     [
@@ -202,12 +154,3 @@ def test_metrics_that_json_cannot_hold_are_refused(value: Any, name: str) -> Non
     """The TypeError names the metric, and the place in it."""
     with pytest.raises(TypeError, match=f"The metric {name} cannot be written as JSON"):
         metrics_of_full_dataset({"fine": 1, "a": value})
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_all_ranks_get_the_same_metrics() -> None:
-    """Two real processes agree, also where they have different numbers of batches."""
-    reducers = {"a": Reducer.AVG, "b": Reducer.MAX}
-    rank = dist.get_rank()
-    metrics = validation([{"a": torch.tensor(float(rank)), "b": index} for index in range(1 + 2 * rank)], reducers)
-    assert metrics.reduce(gather_objects(metrics.payload())) == {"a": 0.75, "b": 2}

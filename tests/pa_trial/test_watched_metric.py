@@ -34,15 +34,6 @@ def test_each_record_is_better_than_all_before(values: list[float], smaller_is_b
     assert watched.best == ((min if smaller_is_better else max)(numbers) if numbers else None)
 
 
-def test_the_best_value_outlasts_the_process() -> None:
-    """It is among the counters that a checkpoint keeps."""
-    progress = TrialProgress(best_metric=0.25)
-    watched = WatchedMetric("a", progress)
-    assert not watched.record({"a": 0.5})
-    assert watched.record({"a": 0.125})
-    assert progress.best_metric == 0.125
-
-
 @pytest.mark.parametrize(
     "value", [1, np.float32(1), np.int64(1), np.array(1.0), np.array([1.0]), torch.tensor(1.0), True]
 )
@@ -58,12 +49,6 @@ def test_other_values_cannot_be_watched(value: Any) -> None:
     """The TypeError names the metric."""
     with pytest.raises(TypeError, match="'a', which should find the best checkpoint, is not a single number"):
         WatchedMetric("a", TrialProgress()).record({"a": value})
-
-
-def test_a_validation_without_the_metric() -> None:
-    """The error tells which metrics there are."""
-    with pytest.raises(InvalidExperimentException, match=r"no metric 'accuracy'(.|\n)*\['acc', 'loss'\]"):
-        WatchedMetric("accuracy", TrialProgress()).record({"acc": 1.0, "loss": 2.0})
 
 
 class Scores(TinyTrial):

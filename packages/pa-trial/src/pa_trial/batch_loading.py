@@ -169,10 +169,8 @@ class KeyedBatches(DataLoader[Any]):
         start: AbstractContextManager[None] = self._explaining_failed_start()
         while True:
             if self.persistent_workers and iteration != self._iterations:
-                raise UnsupportedConfigurationError(
-                    "This iterator has been replaced by a newer one, which the persistent workers serve.",
-                    do="Use the newest iterator, or make the loader with persistent_workers=False.",
-                )
+                problem = "The persistent workers serve a newer iterator than this one."
+                raise UnsupportedConfigurationError(problem, do="Use that one, or pass persistent_workers=False.")
             with start:
                 batch = next(batches, _END)
             start = nullcontext()

@@ -107,8 +107,5 @@ def check_callbacks(returned: object) -> dict[str, PyTorchCallback]:
 
 
 def _no_callbacks(given: str) -> UsageError:
-    return UsageError(
-        "These are not callbacks of a trial.",
-        given=given,
-        do='Return a dictionary of instances of PyTorchCallback by their names, such as {"name": MyCallback()}.',
-    )
+    do = 'Return a dictionary of instances of PyTorchCallback by their names, such as {"name": MyCallback()}.'
+    return UsageError(f"These are not callbacks of a trial: {given}.", do=do)

@@ -442,7 +442,7 @@ class PyTorchTrialContext:
         """
         seed = self._parts.trial_seed
         if seed is None:
-            raise InternalException("There is no seed.", do="Pass one: init(seed=0).")
+            raise InternalException("There is no seed: init(seed=0) sets one.")
         return seed
 
     def get_stop_requested(self) -> bool:

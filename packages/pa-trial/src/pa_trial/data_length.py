@@ -44,11 +44,8 @@ def data_length(data: Any) -> int:
 
 def _length_of_first(values: Sequence[Any], data: object) -> int:
     if not values:
-        raise ConfigurationError(
-            "An empty batch has no number of records.",
-            given=f"{type(data).__name__} without a value",
-            do="Check the collate_fn of the data loader, or override get_batch_length.",
-        )
+        problem = f"An empty batch has no number of records: {type(data).__name__} without a value."
+        raise ConfigurationError(problem, do="Check the collate_fn of the data loader, or override get_batch_length.")
     return _length(values[0], data)
 
 
@@ -60,8 +57,5 @@ def _length(value: Any, data: object) -> int:
 
 
 def _not_countable(data: object) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        "The records of this batch cannot be counted.",
-        given=f"a batch of type {type(data).__name__}",
-        do="Override get_batch_length, and return the number of records of such a batch.",
-    )
+    problem = f"The records of a batch of type {type(data).__name__} cannot be counted."
+    return ArgumentTypeError(problem, do="Override get_batch_length, and return the number of records of such a batch.")

@@ -96,11 +96,8 @@ class DataLoader(Generic[_SampleT]):
     ) -> None:
         _refuse_iterable(dataset)
         if batch_size is None and batch_sampler is None:
-            raise ConfigurationError(
-                "The data loader of a trial has to make batches.",
-                given="batch_size=None, and no batch_sampler",
-                do="Pass the number of samples of a batch, such as context.get_per_slot_batch_size().",
-            )
+            problem = "The data loader of a trial has to make batches, got batch_size=None and no batch_sampler."
+            raise ConfigurationError(problem, do="Pass a size, such as context.get_per_slot_batch_size().")
         self._loading: dict[str, Any] = {
             "num_workers": num_workers,
             "collate_fn": collate_fn,
@@ -188,6 +185,5 @@ def _refuse_iterable(dataset: object) -> None:
     if isinstance(dataset, IterableDataset):
         raise ConfigurationError(
             "An IterableDataset is not supported, because its batches cannot be sharded or skipped.",
-            given=f"a dataset of type {type(dataset).__name__}",  # pyright: ignore[reportUnknownArgumentType]  # samples of any type
             do="Return a DataLoader of torch, after context.experimental.disable_dataset_reproducibility_checks().",
         )

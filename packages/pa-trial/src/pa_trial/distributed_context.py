@@ -114,11 +114,10 @@ class DistributedContext:
         self.cross_rank: int = numbers["cross_rank"]
         self.cross_size: int = numbers["cross_size"]
         if self.local_size != self.size and chief_ip is None:
-            raise UsageError(
-                "The address of the chief is not known.",
-                given=f"size={size} and local_size={local_size} without chief_ip",
-                do="Pass chief_ip, the address of the machine of rank 0, or set MASTER_ADDR.",
+            problem = (
+                f"The address of the chief is not known: size={size} and local_size={local_size} without chief_ip."
             )
+            raise UsageError(problem, do="Pass chief_ip, the address of the machine of rank 0, or set MASTER_ADDR.")
         self._chief_ip = _LOCALHOST if self.cross_size == 1 or chief_ip is None else chief_ip
         self._port = pub_port + port_offset
         self._max_wait_seconds = math.inf if max_wait_seconds is None else max_wait_seconds
@@ -314,9 +313,8 @@ def _checked(given: dict[str, int | None]) -> dict[str, int]:
     )
     if not fits:
         raise ConfigurationError(
-            "These numbers do not say which of several processes this one is.",
+            "Pass all six of these numbers, each rank from 0 to below its size, or none for a single process.",
             given=", ".join(f"{name}={value}" for name, value in given.items()),
-            expected="all six of them, each rank from 0 to below its size, or none of them for a single process",
             do="Use DistributedContext.from_torch_distributed(), which reads the variables of torchrun.",
         )
     return numbers

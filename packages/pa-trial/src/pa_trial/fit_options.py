@@ -106,16 +106,11 @@ def _check_length(length: object, *, is_needed: bool) -> None:
     if length is None and not is_needed:
         return
     if length is None:
-        raise ConfigurationError(
-            "fit() does not know how long to train.",
-            given="max_length=None",
-            do="Pass max_length, such as max_length=Epoch(1) or max_length=Batch(1000).",
-        )
+        do = "Pass max_length, such as max_length=Epoch(1) or max_length=Batch(1000)."
+        raise ConfigurationError("fit() does not know how long to train, got max_length=None.", do=do)
     if not isinstance(length, (Batch, Epoch)) or not _is_integer(length.value):
         raise ArgumentTypeError(
-            "max_length is not a length.",
-            given=f"max_length={length!r}",
-            do="Pass Batch or Epoch of an int, for example max_length=Epoch(1) or max_length=Batch(1000).",
+            f"max_length must be Batch or Epoch of an int, such as Epoch(1), got max_length={length!r}."
         )
     if cast("int", length.value) < 0:
         raise ConfigurationError(f"max_length must be at least 0, got {length!r}.")
@@ -125,11 +120,8 @@ def _check_period(name: str, period: object) -> None:
     if period is None and name != "reporting_period":
         return
     if not isinstance(period, (Batch, Epoch)) or not (_is_integer(period.value) or _is_schedule(period.value)):
-        raise ArgumentTypeError(
-            f"{name} is not a period.",
-            given=f"{name}={period!r}",
-            do=f"Pass Batch or Epoch of an int or of ints: {name}=Batch(100) or {name}=Epoch([1, 5, 10]).",
-        )
+        wanted = "Batch or Epoch of an int or of ints, such as Batch(100) or Epoch([1, 5, 10])"
+        raise ArgumentTypeError(f"{name} must be {wanted}, got {name}={period!r}.")
 
 
 def _is_integer(value: object) -> bool:

@@ -115,10 +115,10 @@ class _Bucket:
             foreach("copy_", pieces, present)
         except RuntimeError as error:
             if any(gradient.is_sparse for gradient in present):
-                raise InvalidExperimentException(
-                    "Sparse gradients cannot be exchanged between processes.",
-                    do="Create nn.Embedding or nn.EmbeddingBag without sparse=True.",
-                ) from error
+                problem = (
+                    "Sparse gradients cannot be exchanged between processes: leave sparse=True of nn.Embedding out."
+                )
+                raise InvalidExperimentException(problem) from error
             raise
 
     def average(self, num_processes: int) -> None:

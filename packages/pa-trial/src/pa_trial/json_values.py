@@ -41,7 +41,6 @@ def to_json(value: Any, name: str) -> JsonValue:
     elif isinstance(value, (list, tuple)):
         return [to_json(item, f"{name}[{index}]") for index, item in enumerate(untyped)]
     raise ArgumentTypeError(
-        f"The metric {name!r} cannot be written as JSON.",
-        given=f"{type(untyped).__name__} {untyped!r}",
+        f"The metric {name!r} cannot be written as JSON: {type(untyped).__name__} {untyped!r}.",
         do="Return numbers, strings, None, tensors, NumPy arrays, or lists and dictionaries (with string keys).",
     )

@@ -125,10 +125,9 @@ def _options_of_load(torch_load_kwargs: dict[str, Any] | None, kwargs: dict[str,
     if not kwargs:
         return torch_load_kwargs or {}
     if torch_load_kwargs is not None:
+        given = f"torch_load_kwargs={torch_load_kwargs!r} and {', '.join(kwargs)}"
         raise ConfigurationError(
-            "Arguments of torch.load were passed in two ways.",
-            given=f"torch_load_kwargs={torch_load_kwargs!r}, and {', '.join(kwargs)} by name",
-            do="Put all of them into torch_load_kwargs.",
+            f"Arguments of torch.load come in two ways: put all of {given} into torch_load_kwargs."
         )
     warn_user(
         f"Passing {', '.join(kwargs)} to load_trial_from_checkpoint_path by name is deprecated: pass "

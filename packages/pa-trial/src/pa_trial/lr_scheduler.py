@@ -127,16 +127,9 @@ class LRScheduler:
 
 def _check(scheduler: TorchScheduler, step_mode: LRScheduler.StepMode, frequency: int) -> None:
     if not isinstance(step_mode, LRScheduler.StepMode):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' code is not always checked
-        raise ArgumentTypeError(
-            "step_mode is not a StepMode.",
-            given=f"step_mode={step_mode!r}",
-            do="Pass, for example, LRScheduler.StepMode.STEP_EVERY_EPOCH.",
-        )
+        raise ArgumentTypeError(f"step_mode must be one of LRScheduler.StepMode.*, got {step_mode!r}.")
     if type(frequency) is not int or frequency < 1:
         raise InvalidExperimentException(f"frequency must be a whole number >= 1, got {frequency!r}.")
     if isinstance(scheduler, ReduceLROnPlateau) and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
-        raise InvalidExperimentException(
-            "A ReduceLROnPlateau needs a metric to step with.",
-            given=f"step_mode={step_mode}",
-            do="Wrap it with MANUAL_STEP, and call its step(metric) when the metric is known.",
-        )
+        problem = f"A ReduceLROnPlateau needs a metric to step with, got step_mode={step_mode}."
+        raise InvalidExperimentException(problem, do="Wrap it with MANUAL_STEP, and call its step(metric) yourself.")

@@ -122,11 +122,8 @@ class MetricReducers:
         if name is not None and not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
             raise UsageError(f"The name of a reducer must be a string or None, got name={name!r}.")
         if any(wrapped is other.reducer for other in self._wrapped):
-            raise UsageError(
-                "A reducer was wrapped twice.",
-                given=f"{type(wrapped).__name__}, name={name!r}",
-                do="Create another instance for the second metric.",
-            )
+            problem = f"A reducer was wrapped twice: {type(wrapped).__name__}, name={name!r}."
+            raise UsageError(problem, do="Create another instance for the second metric.")
         self._wrapped.append(_Wrapped(wrapped, name, for_training, for_validation))
         return wrapped
 
@@ -173,17 +170,11 @@ def _as_reducer(reducer: Any) -> MetricReducer:
     if isinstance(reducer, MetricReducer):
         return reducer
     if MetricReducer in getattr(reducer, "__mro__", ()):
-        raise UsageError(
-            "wrap_reducer was given a class.",
-            given=reducer.__name__,
-            do=f"Add the parentheses that create it: wrap_reducer({reducer.__name__}()).",
-        )
+        problem = f"wrap_reducer was given a class: {reducer.__name__}."
+        raise UsageError(problem, do=f"Add the parentheses that create it: wrap_reducer({reducer.__name__}()).")
     if not callable(reducer):
-        raise UsageError(
-            "wrap_reducer was given something that cannot reduce.",
-            given=f"{type(reducer).__name__} {reducer!r}",
-            do="Subclass MetricReducer, or pass a function such as np.mean.",
-        )
+        problem = f"wrap_reducer was given something that cannot reduce: {type(reducer).__name__} {reducer!r}."
+        raise UsageError(problem, do="Subclass MetricReducer, or pass a function such as np.mean.")
     return CallableReducer(reducer)
 
 

@@ -36,8 +36,7 @@ def metrics_by_name(returned: object, method: str) -> Metrics:
     if isinstance(returned, Mapping):
         return dict(cast("Mapping[str, Any]", returned))
     raise NoMetricsError(
-        f"{method} returned no metrics.",
-        given="None" if returned is None else type(returned).__name__,
+        f"{method} returned no metrics, but {'None' if returned is None else type(returned).__name__}.",
         do=f'Return {{"loss": loss}}, or other metrics by name, at the end of {method}.',
     )
 

@@ -35,11 +35,8 @@ def require_model(model: object) -> None:
         InvalidExperimentException: Its parameters are split over the processes.
     """
     if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(
-            "Only modules can be wrapped as models.",
-            given=f"{_describe(model)} in wrap_model()",
-            do="Create the module first: context.wrap_model(MyModel()).",
-        )
+        problem = f"Only modules can be wrapped as models, got {_describe(model)} in wrap_model()."
+        raise ArgumentTypeError(problem, do="Create the module first: context.wrap_model(MyModel()).")
     if is_sharded_module(model):
         raise InvalidExperimentException(
             "Sharded models are not supported in a trial.",
@@ -55,11 +52,8 @@ def require_optimizer(optimizer: object) -> None:
         ArgumentTypeError: It is not.
     """
     if not isinstance(optimizer, Optimizer):
-        raise ArgumentTypeError(
-            "Only optimizers can be wrapped as optimizers.",
-            given=f"{_describe(optimizer)} in wrap_optimizer()",
-            do="Create the optimizer first: context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)).",
-        )
+        problem = f"Only optimizers can be wrapped as optimizers, got {_describe(optimizer)} in wrap_optimizer()."
+        raise ArgumentTypeError(problem, do="Create it first: context.wrap_optimizer(SGD(model.parameters(), lr=0.1)).")
 
 
 def require_some(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:

@@ -33,11 +33,8 @@ def connect_processes(
     """
     size = max(num_processes(), int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
     if given is not None and size > 1 and given.size != size:
-        raise ConfigurationError(
-            "The DistributedContext has a different number of processes than there are.",
-            given=f"distributed of size {given.size}, not size={size}",
-            do="Leave distributed out: init() finds the processes itself.",
-        )
+        problem = f"distributed must have size={size}, the number of processes, got {given.size}."
+        raise ConfigurationError(problem, do="Leave distributed out: init() finds the processes itself.")
     if given is not None and given.size > size:
         return None, given  # what does not need the processes connected works; training tells
     device = process_state().device

@@ -82,11 +82,8 @@ class TrialProgress:
             InternalException: Training has not begun.
         """
         if self.batch_idx is None:
-            raise InternalException(
-                "There is no current batch before training begins.",
-                given=asked,
-                do="Call it from train_batch, or from a callback that is called during training.",
-            )
+            problem = f"There is no current batch before training begins: {asked}."
+            raise InternalException(problem, do="Call it from train_batch, or from a callback during training.")
         return self.batch_idx
 
     def current_epoch(self, asked: str) -> int:

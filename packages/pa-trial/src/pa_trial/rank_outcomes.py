@@ -43,11 +43,8 @@ def of_each_rank(compute: Callable[[], _T], doing: str) -> list[_T]:
     values: list[_T] = []
     for number, one in enumerate(gather_objects(outcome)):
         if isinstance(one, _Failure):
-            raise one.error or OtherProcessError(
-                f"Another process failed {doing}.",
-                given=f"rank {number}: {one.text}",
-                do=f"Look at the traceback of rank {number}.",
-            )
+            problem = f"Another process failed {doing}: rank {number}: {one.text}"
+            raise one.error or OtherProcessError(problem, do=f"Look at the traceback of rank {number}.")
         values.append(one)
     return values
 

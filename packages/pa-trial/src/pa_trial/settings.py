@@ -169,12 +169,9 @@ class ExperimentSettings:
         """
         hparams = self.get_hparams()
         if name not in hparams:
-            raise ConfigurationError(
-                "There is no hyperparameter of this name.",
-                given=f"get_hparam({name!r})",
-                expected=f"one of {', '.join(map(repr, hparams)) or 'none: hparams is empty'}",
-                do=f"Add it to the hyperparameters: init(hparams={{{name!r}: ...}}).",
-            )
+            known = ", ".join(map(repr, hparams)) or "none"
+            problem = f"There is no hyperparameter {name!r}; there are {known}."
+            raise ConfigurationError(problem, do=f"Add it: init(hparams={{{name!r}: ...}}).")
         if name == "global_batch_size":
             _log.warning(
                 "The hyperparameter global_batch_size counts the samples of all processes together: use "
@@ -209,9 +206,7 @@ class ExperimentSettings:
             ConfigurationError: The hyperparameters have no ``global_batch_size``.
         """
         if self._per_slot_batch_size is None:
-            raise ConfigurationError(
-                "The batch size is not known.", do='Pass it: init(hparams={"global_batch_size": 32}).'
-            )
+            raise ConfigurationError('The batch size is not known: init(hparams={"global_batch_size": 32}) tells it.')
         return self._per_slot_batch_size
 
     def get_global_batch_size(self) -> int:
@@ -250,11 +245,9 @@ def _per_slot_batch_size(global_batch_size: object, num_slots: int) -> int | Non
     if global_batch_size is None or (global_batch_size == 0 and isinstance(global_batch_size, int)):
         return None
     if not is_whole(global_batch_size) or global_batch_size < num_slots:
+        wanted = f"an int of at least {num_slots}, one sample for each process"
         raise InvalidExperimentException(
-            "The global batch size cannot be split over the processes.",
-            given=f"global_batch_size={global_batch_size!r} on {num_slots} process{'es' if num_slots > 1 else ''}",
-            expected=f"an int of at least {num_slots}",
-            do="Choose a multiple of the number of processes.",
+            f"The batch size must be {wanted}, got global_batch_size={global_batch_size!r}."
         )
     per_slot = global_batch_size // num_slots
     if per_slot * num_slots != global_batch_size:

@@ -71,16 +71,10 @@ def _store_of_chief(rank: int, address: str, port: int) -> Store:
 
 
 def _unreachable(address: str, port: int) -> InternalException:
-    return InternalException(
-        "The chief of a DistributedContext cannot be reached.",
-        given=f"no answer from rank 0 at {address}:{port}",
-        do="Check chief_ip and pub_port, and that rank 0 reaches this call.",
-    )
+    problem = f"The chief of a DistributedContext cannot be reached: no answer from rank 0 at {address}:{port}."
+    return InternalException(problem, do="Check chief_ip and pub_port, and that rank 0 reaches this call.")
 
 
 def _port_in_use(rank: int, port: int) -> ConfigurationError:
-    return ConfigurationError(
-        "The port of a DistributedContext is in use.",
-        given=f"port {port} on rank {rank}",
-        do="Pass another port_offset on all ranks, or start the processes with torchrun, which needs none.",
-    )
+    problem = f"The port of a DistributedContext is in use: port {port} on rank {rank}."
+    return ConfigurationError(problem, do="Pass another port_offset on all ranks, or use torchrun, which needs none.")

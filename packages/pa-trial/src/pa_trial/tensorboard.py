@@ -99,8 +99,5 @@ class TensorBoard:
 def require_tensorboard() -> None:
     """Raise an error if TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
-        raise UnsupportedConfigurationError(
-            "TensorBoard is not installed.",
-            given="a tensorboard_path, or a call of get_tensorboard_writer",
-            do="Install it: pip install 'pa-trial[tensorboard]'.",
-        )
+        problem = "TensorBoard, which tensorboard_path and get_tensorboard_writer need, is not installed."
+        raise UnsupportedConfigurationError(problem, do="Install it: pip install 'pa-trial[tensorboard]'.")

@@ -177,11 +177,8 @@ class TrainedParts:
         wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
         optimizer: object = getattr(lr_scheduler, "optimizer", None)
         if id(optimizer) not in self._averages:
-            raise InvalidExperimentException(
-                "The optimizer of the scheduler is not wrapped.",
-                given=f"{type(lr_scheduler).__name__} of {type(optimizer).__name__}",
-                do="Wrap the optimizer first, then create the scheduler with it.",
-            )
+            problem = f"The optimizer of a {type(lr_scheduler).__name__} is not wrapped: {type(optimizer).__name__}."
+            raise InvalidExperimentException(problem, do="Wrap it first, then create the scheduler with it.")
         self._require_before_training("lr_scheduler")
         self.lr_schedulers.append(wrapped)
         return lr_scheduler
@@ -355,11 +352,8 @@ class TrainedParts:
         """
         aggregation = self._aggregation_frequency
         if aggregation > 1 and not auto_zero_grads:
-            raise InvalidExperimentException(
-                "With aggregated gradients, the step has to zero them.",
-                given=f"auto_zero_grads=False with aggregation_frequency={aggregation}",
-                do="Leave auto_zero_grads out.",
-            )
+            given = f"auto_zero_grads=False with aggregation_frequency={aggregation}"
+            raise InvalidExperimentException(f"The step zeroes aggregated gradients: leave out {given}.")
         batch_idx = self._progress.current_batch("context.step_optimizer()")
         if (batch_idx + 1) % aggregation:
             return
@@ -414,10 +408,7 @@ class TrainedParts:
 
     def _require_before_training(self, what: str) -> None:
         if self._is_training:
-            raise InternalException(
-                f"A {what} cannot be wrapped during training.",
-                do=f"Call wrap_{what}() before fit(), in __init__ of the trial.",
-            )
+            raise InternalException(f"Call wrap_{what}() before fit(), in __init__ of the trial, not during training.")
 
     def _register_autocast(self, model: nn.Module) -> None:
         if self._autocast is not None:
@@ -499,8 +490,7 @@ def _match_gradients(models: list[nn.Module], gradients: list[dict[str, Tensor]]
                 pairs.append((parameter, gradient))
     if misfits:
         raise InvalidCheckpointException(
-            "The gradients of an unfinished group of batches belong to other models.",
-            given=", ".join(misfits),
+            f"The gradients of an unfinished group of batches belong to other models: {', '.join(misfits)}.",
             do="Resume with the trial that saved the checkpoint.",
         )
     return pairs

@@ -51,8 +51,7 @@ class Trainer:
     def __init__(self, trial: PyTorchTrial[Any], context: PyTorchTrialContext) -> None:
         if not isinstance(context, PyTorchTrialContext):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
             raise ArgumentTypeError(
-                "This is not the context of a trial.",
-                given=f"context={context!r}",
+                f"This is not the context of a trial: context={context!r}.",
                 do="Pass what init yields: with pa_trial.init() as context: trainer = Trainer(..., context).",
             )
         _parts_of(context)  # ends with the block of init
@@ -123,10 +122,7 @@ class Trainer:
         """
         parts = _parts_of(self._context)
         if parts.is_in_fit:
-            raise InternalException(
-                "fit() was called within fit().",
-                do="Call it after the other fit() has returned.",
-            )
+            raise InternalException("fit() was called within fit(): call it after the other one has returned.")
         if profiling_enabled:
             _warn_of_profiler("fit(profiling_enabled=True)")
         check_trial(self._trial)

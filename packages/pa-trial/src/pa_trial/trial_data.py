@@ -138,11 +138,8 @@ def _checked(loader: object, method: str, checks: bool) -> Any:
     if issubclass(kind, DataLoader):
         return loader
     if not issubclass(kind, Iterable):
-        raise UsageError(
-            "A trial has to return its data loaders.",
-            given=f"{kind.__name__} from {method}",
-            do=f"Return a pa_trial.DataLoader from {method}.",
-        )
+        problem = f"A trial has to return its data loaders, got {kind.__name__} from {method}."
+        raise UsageError(problem, do=f"Return a pa_trial.DataLoader from {method}.")
     if checks:
         raise UnsupportedConfigurationError(
             "Training with this data loader could be neither resumed nor sharded over processes.",

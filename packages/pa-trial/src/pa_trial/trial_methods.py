@@ -25,11 +25,8 @@ def check_trial(trial: object) -> None:
         InvalidExperimentException: It overrides none or both of ``evaluate_batch`` and ``evaluate_full_dataset``.
     """
     if not isinstance(trial, PyTorchTrial):
-        raise ArgumentTypeError(
-            "This is not a trial.",
-            given=repr(trial),
-            do="Pass an instance of a subclass of PyTorchTrial: Trainer(MyTrial(context), context).",
-        )
+        do = "Pass an instance of a subclass of PyTorchTrial: Trainer(MyTrial(context), context)."
+        raise ArgumentTypeError(f"This is not a trial: {trial!r}.", do=do)
     checked: PyTorchTrial[Any] = trial  # pyright: ignore[reportUnknownVariableType]  # the type of its batches is its own
     by_batch = evaluates_batches(checked)
     by_dataset = _overrides(checked, PyTorchTrial.evaluate_full_dataset)

@@ -120,11 +120,8 @@ class ValidationMetrics:
         """
         shares = {rank: payload.partials for rank, payload in enumerate(payloads) if payload.num_batches}
         if not shares:
-            raise EmptyLoaderError(
-                "There is nothing to validate on.",
-                given="a validation loader without batches",
-                do="Check the dataset of build_validation_data_loader, and its drop_last.",
-            )
+            problem = "There is nothing to validate on: the validation loader has no batches."
+            raise EmptyLoaderError(problem, do="Check the dataset of build_validation_data_loader, and its drop_last.")
         names = self._agreed_names(shares)
         return {name: _combined(self._reducer_of(name), [share[name] for share in shares.values()]) for name in names}
 
@@ -184,11 +181,8 @@ def _check_reducer(reducer: object) -> None:
     reducers = list(cast("Mapping[str, object]", reducer).values()) if isinstance(reducer, Mapping) else [reducer]
     for one in reducers:
         if not isinstance(one, Reducer):
-            raise InvalidExperimentException(
-                "evaluation_reducer did not return a Reducer.",
-                given=repr(one),
-                do="Return Reducer.AVG, SUM, MAX or MIN; for other reductions use context.wrap_reducer.",
-            )
+            problem = f"evaluation_reducer must return Reducer.AVG, SUM, MAX or MIN, got {one!r}."
+            raise InvalidExperimentException(problem, do="For other reductions use context.wrap_reducer.")
 
 
 def _number(name: str, value: Any) -> Array:
@@ -196,8 +190,7 @@ def _number(name: str, value: Any) -> Array:
     if numbers is None or numbers.size == 0:
         to_json(value, name)
         raise ArgumentTypeError(
-            f"The validation metric {name!r} is not a number.",
-            given=f"{type(value).__name__} {value!r}",
+            f"The validation metric {name!r} is not a number: {type(value).__name__} {value!r}.",
             do="Do not return it from evaluate_batch, or pass it to a reducer of context.wrap_reducer.",
         )
     return numbers

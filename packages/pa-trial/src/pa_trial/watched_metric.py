@@ -71,8 +71,8 @@ class WatchedMetric:
         number = number_of(value)
         if number is None:
             raise ArgumentTypeError(
-                f"The validation metric {self.name!r}, which should find the best checkpoint, is not a single number.",
-                given=f"{type(value).__name__} {value!r}",
+                f"The validation metric {self.name!r}, which should find the best checkpoint, is not a single number: "
+                f"{type(value).__name__} {value!r}.",
                 do="Return one number under this name, or pass the name of another metric as metric= to init.",
             )
         return number
