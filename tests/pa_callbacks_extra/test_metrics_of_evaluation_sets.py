@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
 from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback, TorchMetricsCallback
-from pa_core import AnyTrainer, ConfigurationError, EvaluationSet, StepBasedEvaluationCallback, Trainer, TrainerCallback
+from pa_core import ConfigurationError, EvaluationSet, StepBasedEvaluationCallback, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
 from tests.support.explained import assert_explained
 
@@ -100,23 +100,3 @@ def test_the_loss_of_a_single_dataset_cannot_be_watched(tmp_path: Path) -> None:
             trainer.train(TRAIN, 1, SETS)
         assert_explained(refused.value, f"watch_metric={advised}")
         assert trainer.num_updates_completed == 0
-
-
-def test_a_metric_that_cannot_be_recorded_is_named_as_ever() -> None:
-    """A matrix, which is neither a number nor a vector."""
-    matrix = TorchMetricsCallback(MetricCollection({"confusion": MulticlassConfusionMatrix(3)}))
-    with pytest.raises(ConfigurationError, match="confusion"):
-        make_trainer(matrix).train(TRAIN, 1, SETS)
-
-
-def test_callbacks_record_what_they_like_of_each_set() -> None:
-    """What one records at the end of an evaluation is named after the set too."""
-
-    class Record(TrainerCallback):
-        @override
-        def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            trainer.run_history.update_metric("custom", float(len(trainer.eval_name or "")))
-
-    trainer = make_trainer(Record())
-    trainer.train(TRAIN, 2, SETS)
-    assert list(trainer.run_history.get_metric_values("eval_ood_custom")) == [3.0]

@@ -5,19 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import math
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.optim import SGD
-from typing_extensions import override
+from torch import nn
 
 from pa_callbacks_extra import ModelEma
-from pa_core import AnyTrainer, Trainer, TrainerCallback
-from pa_core.testing import TinyClassifier, make_classification
+from pa_core.testing import TinyClassifier
 from tests.pa_callbacks_extra.averaged_models import Tied, all_equal, set_all, values
 
 
@@ -277,42 +274,3 @@ def test_a_decay_that_is_no_fraction_is_refused(decay: float) -> None:
     """The decay has to be between 0 and 1."""
     with pytest.raises(ValueError, match=f"decay={decay}"):
         ModelEma(nn.Linear(1, 1), decay)
-
-
-class AverageOfUpdates(TrainerCallback):
-    """Averages the wrapped model of a run after each update, once by ``ModelEma`` and once by hand."""
-
-    def __init__(self) -> None:
-        self.by_hand: dict[str, Tensor] = {}
-
-    @override
-    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.ema = ModelEma(trainer.model, decay=0.5)
-        self.by_hand = values(trainer.get_model())
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        self.ema.update(trainer.model)
-        for name, value in trainer.get_model().state_dict().items():
-            average = self.by_hand[name]
-            self.by_hand[name] = value.clone() if name.endswith("tracked") else 0.5 * average + 0.5 * value
-
-
-@pytest.mark.runs_on("one_process", "two_ranks", "bf16")
-def test_the_average_of_a_training_run() -> None:
-    """Taken of the wrapped model in a run, it is the average over the updates, on all ranks, and computes with it."""
-    torch.default_generator.manual_seed(0)
-    model = TinyClassifier(batch_norm=True)
-    average = AverageOfUpdates()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.5), callbacks=[average])
-
-    trainer.train(make_classification(48), num_epochs=2)
-
-    for name, value in average.ema.module.state_dict().items():
-        torch.testing.assert_close(value, average.by_hand[name])
-    for parameter in average.ema.module.parameters():
-        of_all_ranks: Tensor = trainer.gather(parameter[None])
-        assert torch.equal(of_all_ranks, parameter.expand_as(of_all_ranks))
-    inputs = torch.randn(4, 4)
-    model.load_state_dict(average.ema.module.state_dict())
-    torch.testing.assert_close(average.ema(inputs).float(), model.eval()(inputs), rtol=0.05, atol=0.05)

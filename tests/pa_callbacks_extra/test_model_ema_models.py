@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from pa_callbacks_extra import ModelEmaCallback
 from pa_core import AnyTrainer, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
 from tests.pa_callbacks_extra.averaged_models import values
-from tests.pa_callbacks_extra.averaged_runs import EVERYWHERE, AverageByHand, make_trainer, require_equal, train
+from tests.pa_callbacks_extra.averaged_runs import AverageByHand, make_trainer, require_equal, train
 
 
 class Scaled(Trainer[nn.Module]):
@@ -54,33 +54,6 @@ def test_an_update_that_was_skipped_does_not_move_the_average(shared_tmp_path: P
     )
     for name, value in values(callback.ema.module).items():
         torch.testing.assert_close(value, by_hand.average[name])
-
-
-@pytest.mark.runs_on(*EVERYWHERE)
-def test_the_average_of_a_compiled_model(shared_tmp_path: Path) -> None:
-    """A compiled model is evaluated with the averaged weights, and saved under the plain names."""
-    path = shared_tmp_path / "ema.pt"
-
-    def run(model: nn.Module) -> tuple[ModelEmaCallback, Trainer[nn.Module]]:
-        callback = ModelEmaCallback(0.5, save_path=path)
-        trainer = make_trainer(callback, model=model)
-        train(trainer, num_epochs=2)
-        return callback, trainer
-
-    torch.default_generator.manual_seed(0)
-    plain, trainer_of_plain = run(TinyClassifier(batch_norm=True))
-    torch.default_generator.manual_seed(0)
-    compiled_model = cast("nn.Module", torch.compile(TinyClassifier(batch_norm=True), backend="aot_eager"))
-    compiled, trainer_of_compiled = run(compiled_model)
-
-    assert torch.load(path, weights_only=True)["model_state_dict"].keys() == plain.ema.module.state_dict().keys()
-    for name, value in values(compiled.ema.module).items():
-        torch.testing.assert_close(value, values(plain.ema.module)[name], rtol=0.02, atol=0.02)
-    losses = [
-        float(trainer.run_history.get_latest_metric("ema_model_eval_loss_epoch"))
-        for trainer in (trainer_of_plain, trainer_of_compiled)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
 class Stack(nn.Module):
@@ -177,49 +150,3 @@ def test_the_average_begins_with_the_weights_of_the_first_rank(shared_tmp_path: 
     train(trainer, num_epochs=1)
 
     require_equal(averages[0], {name: trainer.gather(value[None])[0] for name, value in start.items()})
-
-
-class Unfreeze(TrainerCallback):
-    """Unfreezes the first layer after the first epoch."""
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.get_model().requires_grad_(True)
-
-
-@pytest.mark.runs_on(*EVERYWHERE)
-def test_weights_may_be_frozen_at_first(shared_tmp_path: Path) -> None:
-    """A layer that is unfrozen in the middle of a run is averaged from then on, on all ranks alike."""
-    torch.default_generator.manual_seed(0)
-    model = TinyClassifier(batch_norm=True)
-    model.layers[0].requires_grad_(False)
-    frozen = values(model)["layers.0.weight"]
-    by_hand = AverageByHand(decay=0.8)
-    callback = ModelEmaCallback(0.8, save_path=shared_tmp_path / "ema.pt")
-    trainer = make_trainer(callback, by_hand, Unfreeze(), model=model)
-
-    train(trainer)
-
-    weights = [average["layers.0.weight"] for average in by_hand.after_epochs]
-    torch.testing.assert_close(weights[0], frozen)
-    assert not torch.allclose(weights[1], frozen)
-    average = values(callback.ema.module)["layers.0.weight"]
-    torch.testing.assert_close(average, weights[-1])
-    of_all_ranks: Tensor = trainer.gather(average[None])
-    assert all(torch.equal(of_one, average) for of_one in of_all_ranks)
-
-
-class TakeOutLastLayer(TrainerCallback):
-    """Takes a layer out of the model after the first update."""
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        cast("TinyClassifier", trainer.get_model()).layers[-1] = nn.Identity()
-
-
-def test_a_model_that_changes_in_a_run_is_an_error(tmp_path: Path) -> None:
-    """A layer that is taken out while the average follows it is named, with what it should have been."""
-    trainer = make_trainer(TakeOutLastLayer(), ModelEmaCallback(0.5, False, tmp_path / "ema.pt"))
-
-    with pytest.raises(ValueError, match=r"layers.3.weight: not there, was shape \(3, 8\)"):
-        train(trainer)

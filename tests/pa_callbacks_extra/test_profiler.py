@@ -21,7 +21,6 @@ from pa_core import (
     AnyTrainer,
     ConfigurationError,
     SaveTrainingStateCallback,
-    StopTrainingError,
     Trainer,
     TrainerCallback,
 )
@@ -127,15 +126,6 @@ def test_nothing_runs_on_after_an_exception(
     assert_no_profiler_runs()
     train(profiler, updates=8)
     assert names_in(profiler.trace)["Optimizer.step#SGD.step"] == 2
-
-
-def test_a_run_that_is_stopped_writes_what_it_has(tmp_path: Path) -> None:
-    """As one that ends by itself."""
-    profiler = ProfilerCallback(tmp_path, wait=1, warmup=1, active=9)
-    with pytest.warns(UserWarning, match="1 of 9"):
-        train(profiler, EndAfter(3, StopTrainingError("enough")), updates=8)
-    assert names_in(profiler.trace)["Optimizer.step#SGD.step"] == 1
-    assert_no_profiler_runs()
 
 
 def test_a_resumed_run_counts_from_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

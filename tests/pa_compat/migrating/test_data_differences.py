@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pa_core import ConfigurationError
 from pytorch_accelerated import Trainer
 from tests.small_runs import NoteBatches, make_trainer, samples
 
@@ -44,15 +43,6 @@ def test_seed() -> None:
     expected_seed = int(torch.randint(2**63 - 1, ()).item())
     assert trainer.run_config.seed == expected_seed
     assert torch.equal(after, torch.rand(3))
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_few_samples() -> None:
-    """One sample cannot be evaluated on two processes, and no event of the run has fired."""
-    notes = NoteBatches()
-    with pytest.raises(ConfigurationError, match="processes"):
-        make_trainer(Trainer, notes).evaluate(samples(1))
-    assert notes.evaluated == []
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")

@@ -22,29 +22,9 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
-from tests.small_runs import linear, make_trainer, samples
+from tests.small_runs import make_trainer, samples
 
 PACKAGES = Path(__file__).parents[3] / "packages"
-
-
-def test_share() -> None:
-    """Whole groups are scaled by one part of the steps, and the shorter last group by what it holds."""
-    ratios: list[float] = []
-
-    class NoteShares(Trainer):
-        @override
-        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            output = super().calculate_train_batch_loss(batch)
-            self.loss_before = output["loss"].item()
-            return output
-
-        @override
-        def backward_step(self, loss: Tensor) -> None:
-            ratios.append(loss.item() / self.loss_before)
-            super().backward_step(loss)
-
-    make_trainer(NoteShares).train(samples(21), 1, per_device_batch_size=4, gradient_accumulation_steps=2)
-    assert ratios == pytest.approx([1 / 2, 1 / 2, 1 / 2, 1 / 2, 4 / 5, 1 / 5])
 
 
 def test_instance() -> None:
@@ -53,23 +33,6 @@ def test_instance() -> None:
     scheduler: Any = StepLR(trainer.optimizer, 7)
     with pytest.raises(TypeError, match=r"functools\.partial\(StepLR, \.\.\.\)"):
         trainer.train(samples(4), 1, create_scheduler_fn=scheduler)
-
-
-@pytest.mark.runs_on("one_process", "two_ranks")
-def test_own_model() -> None:
-    """In evaluation, and after a run, the model is the one that was given."""
-    model = linear()
-    seen: list[nn.Module] = []
-
-    class NoteModel(TrainerCallback):
-        @override
-        def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            seen.append(trainer.model)
-
-    trainer = make_trainer(Trainer, NoteModel, model=model)
-    trainer.train(samples(4), 1, eval_dataset=samples(4))
-    assert seen == [model]
-    assert trainer.model is model
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")

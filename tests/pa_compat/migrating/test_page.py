@@ -99,6 +99,9 @@ ELSEWHERE = {
     "pa_core/test_split_properties.py": {
         "evaluation": "evaluations_of_all_sizes_are_those_of_one_process",
     },
+    "pa_core/test_subclasses.py": {
+        "private_names": "a_name_of_a_part_is_refused_in_the_body_of_a_class",
+    },
     "pa_core/test_timm_trainer.py": {
         "timm_counting": "the_scheduler_is_told_of_each_update_and_each_epoch",
     },
@@ -107,11 +110,16 @@ ELSEWHERE = {
         "not_plain": "what_is_not_plain_is_refused",
     },
     "pa_core/test_training.py": {
+        "share": "the_last_group_of_an_epoch_weighs_what_it_holds",
+        "own_model": "the_model_is_the_users_own_between_runs",
         "loader": "the_default_loaders_are_what_users_read",
         "reported": "the_reported_loss_is_the_mean_over_samples",
         "clipping": "gradients_are_clipped_once_per_update",
         "limit": "max_num_train_steps_counts_updates_and_overrides_epochs",
         "other_optimizer": "an_optimizer_of_other_parameters_is_refused",
+    },
+    "pa_core/test_two_ranks.py": {
+        "few_samples": "fewer_samples_than_ranks_cannot_be_evaluated",
     },
     "pa_core/training_states/test_accelerate_states.py": {
         "foreign_states": "the_code_in_the_message_loads_the_weights_and_the_optimizer",

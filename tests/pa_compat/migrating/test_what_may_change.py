@@ -15,12 +15,6 @@ from pytorch_accelerated.callbacks import TrainerCallback
 from tests.small_runs import make_trainer, samples
 
 
-def test_private_names() -> None:
-    """A helper of a subclass that would replace a part of the loop is refused where it is defined."""
-    with pytest.raises(TypeError, match=r"WithHelper\._run_epoch .*Rename _run_epoch"):
-        type("WithHelper", (Trainer,), {"_run_epoch": make_trainer})
-
-
 @pytest.mark.parametrize("name", ["num_processes", "process_index", "is_main_process", "mixed_precision"])
 def test_new_names(name: str) -> None:
     """What a trainer knows of its process cannot be replaced by an attribute of a subclass."""
