@@ -75,16 +75,6 @@ def restored(trainer: Trainer) -> tuple[object, ...]:
     return model, str(trainer.optimizer.state_dict()["state"]), list(trainer.run_history.get_metric_names())
 
 
-def test_a_state_of_another_form_is_passed_over_with_a_warning(saved: SavedRuns, tmp_path: Path) -> None:
-    """As one of a later version would be; the warning names the file and what was not found in it."""
-    folder = saved.damaged(
-        tmp_path / "states",
-        lambda state: change_document(state, lambda document: document["run"]["position"].pop("updates")),
-    )
-    with pytest.warns(UserWarning, match=r"step_10 is skipped: .*another form .*: run\.position\.updates is missing"):
-        assert train(make(), EPOCHS, resume_from=folder) == saved.expected
-
-
 class Stubborn(nn.Module):
     """A module whose extra state can be wrong."""
 

@@ -39,7 +39,6 @@ def refusal_of_accelerate_state(state: Path) -> CheckpointError:
         "This training state was written by accelerate, for pytorch-accelerated or another trainer: a run cannot "
         "resume from it, but its weights can be loaded.",
         given=f"{state} with {', '.join(names)}",
-        expected="a training state that this trainer saved",
         do=f"In place of loading or resuming it, run before train(): {_code_that_loads(state)}",
     )
 

@@ -102,16 +102,9 @@ class CustomLoaderState:
                 f"{replayed} The saved run had another loader, or shared the samples differently: samples may come "
                 "twice or never."
             )
-        dataset: Any = getattr(_accelerate.fetching_loader(self.loader), "dataset", None)
-        remedy = ""
-        if self._stateful is None and issubclass(type(dataset), IterableDataset) and has_exact_state(dataset):
-            remedy = (
-                " To resume from the state_dict of the dataset instead, let each process read its own share with "
-                "num_workers=0, or use a StatefulDataLoader of torchdata."
-            )
         return (
             f"{replayed} What follows is what would have followed, if their order depends only on the RNG state at the "
-            f"start of the epoch or on generators of the loader's own.{remedy}"
+            f"start of the epoch or on generators of the loader's own."
         )
 
     def resume_between_epochs(self, saved: Mapping[str, Any]) -> None:
@@ -142,7 +135,6 @@ class CustomLoaderState:
             raise CheckpointError(
                 "The training state does not tell where the epoch of the loader began.",
                 given=describe_loader(self.loader),
-                expected="what a run saves within an epoch",
                 do="Use another state, such as the one before it.",
             )
         if saved is None or not self._takes_over(saved):

@@ -188,6 +188,5 @@ def _make_private(folder: Path) -> None:
         raise CheckpointError(
             "The folder into which training states are fetched belongs to somebody else.",
             given=str(cache),
-            expected="a folder of this user",
             do="Set TMPDIR to your own folder.",
         )

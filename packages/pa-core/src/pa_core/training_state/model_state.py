@@ -109,7 +109,6 @@ def _require_fitting_state(
         raise CheckpointError(
             "The training state holds what this optimizer cannot continue with; nothing was loaded.",
             given=f"optimizers.{name}.state: {misfit}",
-            expected=f"the state of a {type(optimizer).__name__} of these parameters",
             do="Use another state, or create the optimizer as the saved run did.",
         )
 
@@ -180,7 +179,6 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
             raise CheckpointError(
                 f"load_state_dict() of {kind} does not restore what its state_dict() returned.",
                 given=f"after load_state_dict(), state_dict() lacks {lost[0]}",
-                expected="an optimizer that continues as the saved one",
                 do=f"Correct load_state_dict() of {kind}, and resume again; if it has none, write it.",
             )
     by_parameter = state.get("state")
@@ -443,7 +441,6 @@ def _refused_extra_state(model: nn.Module, names: list[str], error: Exception) -
     return CheckpointError(
         "A module does not take its extra state from the training state; no weight was loaded.",
         given=f"{', '.join(names)} of {type(model).__name__}: set_extra_state raised {type(error).__name__}: {error}",
-        expected="what get_extra_state() of the module returned",
         do="Use another state, or look at set_extra_state() of the module.",
     )
 

@@ -199,7 +199,6 @@ def read_parts(state: State) -> SavedParts:
         raise CheckpointError(
             "The training state has another form than this version of pa-core reads.",
             given=f"{state.path}/state.json: {error}",
-            expected="what a run of this version or of an earlier one saved",
             do="Use another state, such as the one before it, or the version of pa-core that saved this one.",
         ) from error
     return parts
@@ -543,7 +542,12 @@ class SavedRun:
         for name, scheduler in schedulers.items():
             misfit = misfit_of_scheduler(scheduler, saved[name])
             if misfit is not None:
-                raise _other_scheduler(self.path, f"schedulers.{name}: {misfit}", type(scheduler).__name__)
+                raise CheckpointError(
+                    f"The training state holds what this {type(scheduler).__name__} cannot continue with; nothing was "
+                    "loaded.",
+                    given=f"{self.path}, with schedulers.{name}: {misfit}",
+                    do='Use another state, or begin a new schedule: resume_allow=("scheduler",).',
+                )
         return schedulers
 
     def _take_over(self, target: SupportsStateDict, state: Any, what: str, undo: ExitStack) -> None:
@@ -622,15 +626,6 @@ class SavedRun:
 
 def _with(processes: int) -> str:
     return f"With {processes} {'process' if processes == 1 else 'processes'}"
-
-
-def _other_scheduler(path: Path, found: str, kind: str) -> CheckpointError:
-    return CheckpointError(
-        "The training state holds what this scheduler cannot continue with; nothing was loaded.",
-        given=f"{path}, with {found}",
-        expected=f"the state of a {kind}",
-        do='Use another state, or begin a new schedule: resume_allow=("scheduler",).',
-    )
 
 
 def _scheduler_of(optimizer: str) -> str:

@@ -96,7 +96,6 @@ def _choose(path: Path) -> tuple[_Choice, SavedRun | None]:
         problem = CheckpointError(
             "The processes do not all have the training state that the first one resumes from; nothing was loaded.",
             given=str(error),
-            expected="the same whole state for every process",
             do="Copy it from the machine of rank 0 to the others, or keep states in a folder that all machines share.",
         )
         choice = _Choice(problem=problem)
@@ -115,7 +114,6 @@ def _why_none(path: Path, skipped: Sequence[Skipped]) -> CheckpointError | None:
     return CheckpointError(
         "None of the training states is valid.",
         given=f"{path} with {reasons}",
-        expected="at least one whole state",
         do="Restore one from a backup, or remove them to begin a new run.",
     )
 

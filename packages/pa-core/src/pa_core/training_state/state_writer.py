@@ -331,7 +331,6 @@ def check_scheduler(scheduler: object) -> None:
         raise CheckpointError(
             "The scheduler cannot be part of a training state.",
             given=f"{type(scheduler).__name__} without {' and '.join(lacking)}",
-            expected="a scheduler with state_dict() and load_state_dict()",
             do=f"Give {type(scheduler).__name__} these methods.",
         )
 

@@ -37,7 +37,6 @@ def refusals_explained(what: str, path: Path | None = None) -> Generator[None]:
         raise CheckpointError(
             "An object does not load what the training state has of it.",
             given=f"{state}: loading it raised {type(error).__name__}: {error}",
-            expected="what its state_dict() returned",
             do="Use another state, or look at load_state_dict() of the object.",
         ) from error
 
@@ -78,7 +77,6 @@ def _require_fitting_weights(module: nn.Module, state: Any, what: str, path: Pat
         raise CheckpointError(
             "An object is another one than the one that was saved; nothing was loaded.",
             given=f"{path}, with a state of {what}: {list_differences(differences.values())}",
-            expected="the same names and shapes",
             do="Make the object as it was when the state was saved.",
         )
 
