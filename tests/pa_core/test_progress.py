@@ -18,11 +18,9 @@ def clock() -> RunClock:
 def train_group(progress: Progress, clock: RunClock, batches: list[int], *, step: int, is_update: bool = True) -> None:
     """Go through an accumulation group of so many samples in each batch, up to a step of the epoch."""
     for samples in batches:
-        progress.count_samples(samples)
+        progress.samples_in_group += samples
     progress.steps_in_epoch = step
-    progress.finish_group(clock)
-    if is_update:
-        progress.finish_update(clock)
+    progress.finish_group(clock, makes_update=is_update)
 
 
 def test_a_position_in_mid_epoch_holds_the_groups_that_are_complete(clock: RunClock) -> None:
@@ -30,24 +28,9 @@ def test_a_position_in_mid_epoch_holds_the_groups_that_are_complete(clock: RunCl
     progress = Progress()
     progress.start_epoch()
     train_group(progress, clock, [8, 8], step=2)
-    progress.count_samples(8)
+    progress.samples_in_group += 8
     assert progress.position(Phase.STEP) == Position(Phase.STEP, epochs=0, updates=1, samples=16, steps=2)
     assert clock.samples == 16
-
-
-def test_an_epoch_starts_until_its_first_group_is_complete(clock: RunClock) -> None:
-    """An epoch still starts while its first group is accumulated, and the next one starts anew."""
-    progress = Progress()
-    progress.start_epoch()
-    progress.count_samples(4)
-    starts = [progress.starts_epoch]
-    train_group(progress, clock, [4], step=2)
-    starts.append(progress.starts_epoch)
-    progress.finish_epoch()
-    progress.start_epoch()
-    starts.append(progress.starts_epoch)
-    assert starts == [True, False, True]
-    assert (progress.epochs, progress.updates, clock.samples) == (1, 1, 8)
 
 
 def test_a_group_whose_gradients_overflowed_counts_its_samples_but_no_update(clock: RunClock) -> None:
@@ -62,7 +45,7 @@ def test_a_group_whose_gradients_overflowed_counts_its_samples_but_no_update(clo
 def test_a_new_epoch_drops_a_group_that_was_not_completed(clock: RunClock) -> None:
     """What was left of a group when an epoch was stopped does not count for the next one."""
     progress = Progress()
-    progress.count_samples(8)
+    progress.samples_in_group += 8
     progress.start_epoch()
     train_group(progress, clock, [2], step=1)
     assert progress.samples_in_epoch == clock.samples == 2

@@ -182,15 +182,14 @@ class RunByHand(TwoModels):
         for step, (inputs,) in enumerate(self.train_dataloader, start=progress.steps_in_epoch + 1):
             self.safe_points.leave()
             self.losses.append(self.step(inputs))
-            progress.count_samples(len(inputs))
+            progress.samples_in_group += len(inputs)
             progress.steps_in_epoch = step
-            progress.finish_group(clock)
-            progress.finish_update(clock)
+            progress.finish_group(clock, makes_update=True)
             self.safe_points.is_between_steps = True
             self.at_update(self)
             self.safe_points.is_between_steps = False
             self.reach(Phase.STEP)
         self.safe_points.leave()
-        progress.finish_epoch()
+        progress.epochs += 1
         progress.epoch_under_way = None
         self.reach(Phase.EPOCH)

@@ -335,7 +335,7 @@ class Loop:
             hook: The method of the trainer that is called before the event.
         """
         engine, trainer = self.engine, self.trainer
-        engine.progress.finish_epoch()
+        engine.progress.epochs += 1
         # The last update may have cut the epoch short, which a longer run would bring to its end.
         updates_of_whole_epochs = trainer.epoch_lengths.updates_before(trainer.num_epochs_completed)
         is_whole = not self.is_at_last_update or trainer.num_updates_completed >= updates_of_whole_epochs
@@ -550,9 +550,7 @@ class Loop:
 
         # count
         if is_first:
-            progress.finish_group(self.trainer.run_history.clock)
-            if not overflowed:
-                progress.finish_update(self.trainer.run_history.clock)
+            progress.finish_group(self.trainer.run_history.clock, makes_update=not overflowed)
         if not overflowed and safe_points.unchecked_optimizers:
             for name in safe_points.unchecked_optimizers & trained.optimizers.keys():
                 safe_points.check_optimizer(name, self.trainer)

@@ -81,11 +81,8 @@ class Progress:
         >>> from pa_core.tracking import RunClock
         >>> progress, clock = Progress(), RunClock()
         >>> progress.start_epoch()
-        >>> progress.count_samples(8)
-        >>> progress.count_samples(8)
-        >>> progress.steps_in_epoch = 2
-        >>> progress.finish_group(clock)
-        >>> progress.finish_update(clock)
+        >>> progress.samples_in_group, progress.steps_in_epoch = 16, 2
+        >>> progress.finish_group(clock, makes_update=True)
         >>> progress.position(Phase.STEP)
         Position(phase=<Phase.STEP: 'step'>, epochs=0, updates=1, samples=16, steps=2, eval_sets=())
     """
@@ -97,45 +94,23 @@ class Progress:
     samples_in_epoch: int = 0
     samples_in_group: int = 0
 
-    @property
-    def starts_epoch(self) -> bool:
-        """Whether no accumulation group of the current epoch is complete."""
-        return self.samples_in_epoch == 0
-
     def start_epoch(self) -> None:
         """Set the counters of an epoch to zero."""
         self.steps_in_epoch = self.samples_in_epoch = self.samples_in_group = 0
 
-    def count_samples(self, number: int) -> None:
-        """Count one batch of the current group.
-
-        Args:
-            number: Its samples on all processes.
-        """
-        self.samples_in_group += number
-
-    def finish_group(self, clock: RunClock) -> None:
-        """Move the samples of the group to the epoch and the clock, even if fp16 overflowed and no update is made.
+    def finish_group(self, clock: RunClock, *, makes_update: bool) -> None:
+        """Move the samples of the group to the epoch and the clock, and count its update.
 
         Args:
             clock: The clock of the run history.
+            makes_update: False if fp16 overflowed, or where other batches were trained on.
         """
         clock.samples += self.samples_in_group
         self.samples_in_epoch += self.samples_in_group
         self.samples_in_group = 0
-
-    def finish_update(self, clock: RunClock) -> None:
-        """Count an optimizer update.
-
-        Args:
-            clock: The clock of the run history.
-        """
-        self.updates += 1
-        clock.update += 1
-
-    def finish_epoch(self) -> None:
-        """Count an epoch whose training and evaluation are complete; its last events are still to come."""
-        self.epochs += 1
+        if makes_update:
+            self.updates += 1
+            clock.update += 1
 
     def position(self, phase: Phase) -> Position:
         """Return where the run stands; steps and samples of an epoch only where more of its steps are to come.

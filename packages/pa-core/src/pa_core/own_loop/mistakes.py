@@ -11,6 +11,7 @@ from pa_core.errors import ConfigurationError
 from pa_data.batches import describe_batch
 
 __all__ = [
+    "evaluates",
     "graph_is_gone",
     "left_loop",
     "loop_within",
@@ -20,6 +21,7 @@ __all__ = [
     "second_loop",
     "unclear_name",
     "unusable_loss",
+    "update_is_over",
 ]
 
 
@@ -121,4 +123,20 @@ def not_batches(given: object) -> ConfigurationError:
     return ConfigurationError(
         f"updates(batches) and batches(batches) take several batches, got {describe_batch(given)}. Write "
         "run.batches([batch]) for one batch, and run.batches(tensor.split(64)) for pieces of it."
+    )
+
+
+def evaluates(what: str) -> ConfigurationError:
+    """Return the error of training in the body of an evaluation."""
+    return ConfigurationError(
+        f"An evaluation does not train: {what} in the body of a loop over evaluation batches. Move it after the "
+        "evaluation."
+    )
+
+
+def update_is_over(number: int, what: str) -> ConfigurationError:
+    """Return the error of a call of an update after the loop has continued."""
+    return ConfigurationError(
+        f"This update is over: {what} of update {number}, after the loop had continued. Use the update that "
+        "run.updates() yielded last."
     )

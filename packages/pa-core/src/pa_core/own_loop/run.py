@@ -535,7 +535,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         with loop.steps(self.train_dataloader) as steps:
             while not loop.is_at_last_update and steps.has_next():
                 loop.updates_of_batch = 0
-                self._update = update = Update[BatchT](loop, steps, self._trained, self._require_training)
+                self._update = update = Update[BatchT](loop, steps, self._trained, self._evaluations)
                 try:
                     yield update
                 except GeneratorExit:  # of a break
@@ -564,9 +564,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         with self._engine.means.interrupted(), self._counting_samples(), Steps(parts) as steps:
             try:
                 while not loop.is_at_last_update and steps.has_next():
-                    self._update = update = Update[Any](
-                        loop, steps, self._trained, self._require_training, is_of_loop=True
-                    )
+                    self._update = update = Update[Any](loop, steps, self._trained, self._evaluations, is_of_loop=True)
                     yield update
                     self._end_update(update)
             except GeneratorExit:  # of a break
@@ -851,10 +849,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def _require_training(self, what: str) -> None:
         self._require_open(what)
         if self._evaluations.is_in_batch:
-            raise ConfigurationError(
-                f"An evaluation does not train: {what} in the body of a loop over evaluation batches. Move it after "
-                "the evaluation."
-            )
+            raise mistakes.evaluates(what)
 
     def _require_update(self, what: str) -> Update[Any]:
         self._require_open(what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic
 
 import torch
@@ -14,6 +14,7 @@ from pa_core.default_step import require_count
 from pa_core.errors import BatchOutputError, ConfigurationError
 from pa_core.loop import Loop, Steps
 from pa_core.own_loop import mistakes
+from pa_core.own_loop.evaluations import Evaluations
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.trained import MicroBatch
 from pa_core.types import BatchT
@@ -26,6 +27,9 @@ _GRAPH_IS_GONE = "Trying to backward through the graph a second time"
 """What the error of torch begins with."""
 
 
+_NO_STEPS = Steps(())
+
+
 class Update(Generic[BatchT]):
     """One optimizer update: iterate over it for its batches, call ``backward`` for each of them, and then ``step``.
 
@@ -36,7 +40,7 @@ class Update(Generic[BatchT]):
         loop: The loop of the run.
         steps: The steps from this update on.
         trained: What the run trains, by name.
-        require_training: Raises an error for a call, whose text it is passed, where the run does not train.
+        evaluations: The evaluations of the run, within which nothing is trained.
         is_of_loop: Whether the batches are the loop's own, in the body of a batch of the training loader.
 
     Attributes:
@@ -63,7 +67,7 @@ class Update(Generic[BatchT]):
         loop: Loop,
         steps: Steps,
         trained: Mapping[str, TrainedModel],
-        require_training: Callable[[str], None],
+        evaluations: Evaluations[Any],
         *,
         is_of_loop: bool = False,
     ) -> None:
@@ -72,7 +76,9 @@ class Update(Generic[BatchT]):
         loop.start_update()
         self.number: int = loop.engine.progress.updates + 1
         self._trained = trained
-        self._require_training = require_training
+        self._are_several = len(trained) > 1
+        self._only = None if self._are_several else next(iter(trained.values()))
+        self._evaluations = evaluations
         self._is_of_loop = is_of_loop
         self._part: MicroBatch | None = None
         self._batch: Any = None
@@ -111,7 +117,8 @@ class Update(Generic[BatchT]):
             ConfigurationError: There is no batch, or there are gradients that were not stepped with, to which the
                 gradients of other updates would be added.
         """
-        self._require_under_way("updates(batches)")
+        if self._is_over:
+            raise mistakes.update_is_over(self.number, "updates(batches)")
         if self._part is None:
             raise mistakes.no_batch(self.number, "updates(batches)")
         if self._with_gradients - self._stepped:
@@ -128,11 +135,14 @@ class Update(Generic[BatchT]):
 
     def __next__(self) -> BatchT:
         """Return the next batch."""
-        self._require_under_way("the next batch")
-        self._finish_batch()
-        if self.is_at_last_batch:
+        if self._is_over:
+            raise mistakes.update_is_over(self.number, "the next batch")
+        if self._is_in_batch:
+            self._finish_batch()
+        if self._part is not None and self._part.ends_group:
             raise StopIteration
-        self._log_losses()
+        if self._are_several:
+            self._log_losses()
         self._losses, self._logged = {}, set()
         self._part, batch = self._steps.take()
         if self._is_of_loop:
@@ -163,9 +173,11 @@ class Update(Generic[BatchT]):
             BatchOutputError: ``num_items`` is not a whole number; some calls of a run pass it, and others do not; or
                 two passes over a batch differ in it.
         """
-        self._require_training("backward(...)")
-        trained = self._find(model, "backward(loss, model=...)")
-        self._require_under_way("backward(...)")
+        if self._evaluations.is_in_batch:
+            raise mistakes.evaluates("backward(...)")
+        trained = self._only if model is None and self._only else self._find(model, "backward(loss, model=...)")
+        if self._is_over:
+            raise mistakes.update_is_over(self.number, "backward(...)")
         if self._part is None:
             raise mistakes.no_batch(self.number, "backward(...)")
         if trained.name in self._stepped:
@@ -173,11 +185,11 @@ class Update(Generic[BatchT]):
                 f"backward(...) for {trained.name!r} came after the step of its optimizer in the same update. Step "
                 f"after the last backward pass, or add the losses up and call backward(...) once. {_SEVERAL}"
             )
-        if trained.name in self._with_gradients and not self.is_empty and not trained.has_gradients():
+        if trained.name in self._with_gradients and not self._part.is_empty and not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
         trained.require_gradients_of(loss)
         items = None if num_items is None else require_count(num_items, "num_items in backward(...)")
-        items = 0 if self.is_empty and items is not None else items
+        items = 0 if items is not None and self._part.is_empty else items
         weight = trained.accumulation.take_counts(self._samples, items)
         is_first, before = not self._losses, self._losses.get(trained.name)
         if before is not None and before[1] != weight:
@@ -211,9 +223,11 @@ class Update(Generic[BatchT]):
                 unknown, it has been stepped, or its parameters have no gradients.
             StopTrainingError: A process requested the end of the run; no step was made.
         """
-        self._require_training("step()")
-        trained = self._find(name, "step(name)")
-        self._require_under_way("step()")
+        if self._evaluations.is_in_batch:
+            raise mistakes.evaluates("step()")
+        trained = self._only if name is None and self._only else self._find(name, "step(name)")
+        if self._is_over:
+            raise mistakes.update_is_over(self.number, "step()")
         part = self._part
         if part is None or not part.ends_group:
             raise ConfigurationError(
@@ -238,13 +252,18 @@ class Update(Generic[BatchT]):
             )
         if not part.is_empty and not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
-        self._log_losses(trained.name)
-        self._finish_batch()
+        self._make_step(trained)
+
+    def _make_step(self, trained: TrainedModel) -> None:
+        if self._are_several:
+            self._log_losses(trained.name)
+        if self._is_in_batch:
+            self._finish_batch()
         loop, is_first = self._loop, not self._stepped
         if is_first:
             loop.require_update_of_batch()
             loop.engine.agreement.stop_if_alone()
-        at_once = loop.engine.progress.starts_epoch and loop.updates_of_batch == 0
+        at_once = loop.engine.progress.samples_in_epoch == 0 and loop.updates_of_batch == 0
         is_made = loop.make_step(trained, at_once=at_once, is_first=is_first)
         loop.updates_of_batch += is_first
         self._stepped.add(trained.name)
@@ -258,8 +277,11 @@ class Update(Generic[BatchT]):
             ConfigurationError: It was not stepped, or there are gradients that were not stepped with: no training state
                 would have them.
         """
-        self._finish_batch()
+        if self._is_in_batch:
+            self._finish_batch()
         self.close()
+        if self._stepped == self._with_gradients and self._stepped:
+            return
         left = [name for name in self._trained if name in self._with_gradients - self._stepped]
         if left and self._stepped:
             raise ConfigurationError(
@@ -276,40 +298,42 @@ class Update(Generic[BatchT]):
 
     def close(self) -> None:
         """Forget the batches: a script may keep the update, and a batch would stay on the device with it."""
-        self._log_losses()
+        if self._are_several:
+            self._log_losses()
         self._is_over = True
-        self._batch, self._steps = None, Steps(())
+        self._batch, self._steps = None, _NO_STEPS
         self._loop.gathered_without_rows.clear()
 
     def _finish_batch(self) -> None:
         """Count a batch whose backward passes are over, and tell callbacks of its loss."""
-        if not self._is_in_batch or self._part is None:
-            return
+        assert self._part is not None  # a batch is in progress
         self._is_in_batch = False
         part, engine = self._part, self._loop.engine
         batch, self._batch = self._batch, None
         if not self._is_of_loop:
-            engine.progress.count_samples(part.global_samples or self._samples * self._loop.trainer.num_processes)
+            engine.progress.samples_in_group += part.global_samples or self._samples * engine.num_processes
         if self._has_made_way and not self._losses:
             engine.progress.steps_in_epoch = part.step
-            engine.progress.finish_group(self._loop.trainer.run_history.clock)
+            engine.progress.finish_group(self._loop.trainer.run_history.clock, makes_update=False)
             engine.means.count_samples(self._samples)
             engine.means.end_step()
             return
         if part.is_empty:
             return
         engine.means.count_samples(self._samples)
-        losses = [loss for loss, _ in self._losses.values()]
-        loss = losses[0] if len(losses) == 1 else torch.stack(losses or [torch.zeros(())]).sum()
-        if losses:
-            engine.losses.update(loss, max(weight for _, weight in self._losses.values()))
+        loss, weight = torch.zeros(()), 0
+        for loss_of_one, weight_of_one in self._losses.values():
+            loss = loss_of_one if weight == 0 else loss + loss_of_one
+            weight = max(weight, weight_of_one)
+        if self._losses:
+            engine.losses.update(loss, weight)
         output = {"loss": loss, "model_outputs": None, "batch_size": self._samples}
         self._loop.call(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=part.step)
 
     def _log_losses(self, *names: str) -> None:
         """Log the losses of several models, to which passes after the step of another one may have added."""
         means = self._loop.engine.means
-        if len(self._trained) == 1 or not means.is_in_step or self.is_empty:
+        if not means.is_in_step or self.is_empty:
             return
         for name in names or tuple(self._losses):
             if name in self._losses and name not in self._logged:
@@ -318,15 +342,6 @@ class Update(Generic[BatchT]):
                 means.log(f"{name}_loss", loss, count=weight)
 
     def _find(self, name: str | None, call: str) -> TrainedModel:
-        if name is None and len(self._trained) == 1:
-            return next(iter(self._trained.values()))
         if name is None or name not in self._trained:
             raise mistakes.unclear_name(name, self._trained, call)
         return self._trained[name]
-
-    def _require_under_way(self, what: str) -> None:
-        if self._is_over:
-            raise ConfigurationError(
-                f"This update is over: {what} of update {self.number}, after the loop had continued. Use the update "
-                "that run.updates() yielded last."
-            )
