@@ -58,7 +58,9 @@ def load_checkpoint_into(
                 given,
                 "Load it in on_training_run_start() of a callback; with a Run, in its block.",
             )
-        raise _refusal("The trainer has no optimizer for that of the checkpoint", given, "Pass load_optimizer=False.")
+        raise _refusal(
+            "The trainer has no optimizer for the state in the checkpoint", given, "Pass load_optimizer=False."
+        )
     is_partial = content.get(TRAINABLE_ONLY) is True
     for part, states in parts:
         _check(part, states, source, is_partial=is_partial)
@@ -101,7 +103,7 @@ def _check(part: Trained, states: Mapping[str, Any], source: str | Path, *, is_p
     if optimizer is not None and OPTIMIZER in states:
         misfit = misfit_of_optimizer(optimizer, states[OPTIMIZER])
         if part.is_sharded and has_own_form(optimizer):
-            misfit = "which part of a state of its own form belongs to which process, the optimizer alone knows"
+            misfit = "which part of such a state belongs to which process, the optimizer alone knows"
         if misfit is not None:
             raise _does_not_fit(optimizer, source, f"the {OPTIMIZER}: {misfit}")
     if scheduler is not None and SCHEDULER in states:
