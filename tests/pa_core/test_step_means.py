@@ -22,7 +22,7 @@ from pa_core import (
     TrainerCallback,
     gather_objects,
 )
-from pa_core.callbacks import epoch_progress
+from pa_core.callbacks import progress_bar
 from pa_core.distributed import rank
 from pa_core.testing import RecordingCallback
 from tests.pa_core.test_what_a_step_waits_for import Reads
@@ -224,7 +224,7 @@ def test_the_progress_shows_the_mean_so_far(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the loss, and at the end of the epoch the one that is recorded."""
-    monkeypatch.setattr(epoch_progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress_bar, "SECONDS_BETWEEN_LINES", 0.0)
     trainer = make_trainer(ProgressBarCallback())
 
     train(trainer, train_dataloader_kwargs={"shuffle": False}, eval_dataset=None)

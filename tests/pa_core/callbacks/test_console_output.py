@@ -32,7 +32,7 @@ from pa_core import (
     TrainerCallback,
     _tqdm,
 )
-from pa_core.callbacks import CallbackLike, epoch_progress
+from pa_core.callbacks import CallbackLike, progress_bar
 from pa_core.testing import make_regression
 from tests import launching
 from tests.support.trainers import linear_trainer
@@ -364,7 +364,7 @@ def test_a_long_epoch_shows_signs_of_life_in_a_log(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rows: list[CallbackLike]
 ) -> None:
     """Where its row is printed at its end, lines come in between as they do without rows."""
-    monkeypatch.setattr(epoch_progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress_bar, "SECONDS_BETWEEN_LINES", 0.0)
     linear_trainer(*rows, ProgressBarCallback).train(DATA, 1)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch 1: ")]
     assert [line.split()[2] for line in lines] == ["1/5", "2/5", "3/5", "4/5", "5/5", *([] if rows else ["5/5"])]

@@ -23,7 +23,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from pa_core.callbacks import epoch_progress
+from pa_core.callbacks import progress_bar
 from tests.launching import Launch
 from tests.pa_core.training_states.own_loaders import (
     BATCH_SIZE,
@@ -432,7 +432,7 @@ def test_the_bar_of_the_epoch_shows_the_way_to_the_position(
 ) -> None:
     """It counts the batches that are fetched again, and goes on from there."""
     interrupt(tmp_path, ON_ONE_PROCESS["random"], ("on_train_step_end", 9))
-    monkeypatch.setattr(epoch_progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress_bar, "SECONDS_BETWEEN_LINES", 0.0)
     capsys.readouterr()
     run(ON_ONE_PROCESS["random"], ProgressBarCallback(), resume_from=tmp_path)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch 2: ")]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["EpochRows", "format_pairs", "format_time", "format_value", "is_loss"]
+__all__ = ["EpochRows", "format_pairs", "format_rate", "format_time", "format_value", "is_loss"]
 
 WIDTH = 80
 _GAP = 2
@@ -17,6 +17,7 @@ _NARROWEST = 7
 _NARROWEST_STACKED = 6  # the gap has room for a mark
 _SMALLEST_FIXED, _LARGEST_FIXED, _DIGITS = 1e-3, 1e6, 5
 _TEN_SECONDS, _MINUTE, _HOUR = 10, 60, 3600
+_NO_DECIMALS_FROM = 100
 _LOSS = re.compile(r"(.+_)?loss(_epoch)?")
 
 
@@ -164,6 +165,16 @@ def format_time(seconds: float) -> str:
     if seconds < _HOUR:
         return f"{whole // _MINUTE}m {whole % _MINUTE:02d}s"
     return f"{whole // _HOUR}h {whole % _HOUR // _MINUTE:02d}m"
+
+
+def format_rate(per_second: float) -> str:
+    """Return a rate with as many digits as mean something.
+
+    Example:
+        >>> format_rate(12345.6), format_rate(3.14159)
+        ('12,346', '3.14')
+    """
+    return f"{per_second:,.0f}" if per_second >= _NO_DECIMALS_FROM else f"{per_second:.3g}"
 
 
 def _rank(name: str) -> int:

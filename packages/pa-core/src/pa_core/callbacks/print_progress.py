@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.epoch_progress import format_rate
-from pa_core.callbacks.epoch_rows import format_time, is_loss
+from pa_core.callbacks.epoch_rows import format_rate, format_time, is_loss
 from pa_core.callbacks.log_metrics import LogMetricsCallback
 from pa_core.callbacks.row_display import EpochTable, RowDisplay, known_directions
 from pa_core.callbacks.run_summary import format_duration, format_table, summarise

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+import time
+from typing import Any, Literal, TypeAlias
 
+from torch import Tensor
 from typing_extensions import override
 
 from pa_core._tqdm import Bar, draw_bar, is_in_notebook, is_terminal
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.callbacks.epoch_progress import EpochProgress
+from pa_core.callbacks.epoch_rows import format_rate
 from pa_core.callbacks.print_progress import PrintProgressCallback
 from pa_core.data.custom_loader import length_of
+from pa_core.device_reads import ScalarTransfer
+from pa_core.model_tensors import learning_rates_of
+from pa_core.tracking import LossTracker
 from pa_core.types import BatchOutput
 
 __all__ = ["ProgressBarCallback"]
+
+_Phase: TypeAlias = Literal["train", "eval", "prediction"]
+
+SECONDS_BETWEEN_LINES = 30.0  # the log of a day has some thousand lines
+_SECONDS_BETWEEN_REFRESHES = 0.1
+_BATCHES_TO_WARM_UP = 2
+"""Of the first, the event comes before its backward pass, which may be compiled."""
 
 
 class ProgressBarCallback(TrainerCallback):
@@ -38,7 +50,7 @@ class ProgressBarCallback(TrainerCallback):
     joins_sanity_evaluation = False
 
     def __init__(self) -> None:
-        self._open: dict[str, EpochProgress] = {}
+        self._open: dict[_Phase, _EpochProgress] = {}
         self._only_evaluates = False
         self._run: Bar | None = None
 
@@ -46,7 +58,6 @@ class ProgressBarCallback(TrainerCallback):
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Open the bar of the run."""
         self._only_evaluates = False
-        self._close_run()
         self._run = _draw_run_bar(trainer)
 
     @override
@@ -68,14 +79,8 @@ class ProgressBarCallback(TrainerCallback):
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Open the display of a training epoch."""
         self._show_run(trainer)
-        if trainer.run_config.is_local_process_zero:
-            self._open["train"] = EpochProgress(
-                f"Epoch {trainer.run_history.current_epoch}",
-                _num_batches_to_train(trainer),
-                is_drawn=_draws_bars(trainer),
-                keeps_last=not _prints_rows(trainer),
-                shows_learning_rate=True,
-            )
+        title = f"Epoch {trainer.run_history.current_epoch}"
+        self._begin(trainer, "train", title, _num_batches_to_train(trainer), keeps_last=not _prints_rows(trainer))
 
     @override
     def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
@@ -100,16 +105,14 @@ class ProgressBarCallback(TrainerCallback):
         if "train" in self._open:
             self._open["train"].pause()
         loader, name = trainer.eval_dataloader, trainer.eval_name
-        if loader is None or not trainer.run_config.is_local_process_zero:
+        if loader is None:
             return
         if self._only_evaluates:
             title = "Evaluation" if name is None else f"Evaluation of {name}"
         else:
             title = f"Epoch {trainer.run_history.current_epoch} eval" + (f" {name}" if name is not None else "")
         keeps_last = not is_intermediate and not _prints_rows(trainer)
-        self._open["eval"] = EpochProgress(
-            title, length_of(loader), is_drawn=_draws_bars(trainer), keeps_last=keeps_last
-        )
+        self._begin(trainer, "eval", title, length_of(loader), keeps_last=keeps_last)
 
     @override
     def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
@@ -127,10 +130,7 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_prediction_run_start(self, trainer: AnyTrainer, *, num_batches: int, **kwargs: Any) -> None:
         """Open the display of a prediction."""
-        if trainer.run_config.is_local_process_zero:
-            self._open["prediction"] = EpochProgress(
-                "Prediction", num_batches, is_drawn=_draws_bars(trainer), keeps_last=True, shows_means=False
-            )
+        self._begin(trainer, "prediction", "Prediction", num_batches, keeps_last=True)
 
     @override
     def on_prediction_step_end(self, trainer: AnyTrainer, *, batch_size: int, **kwargs: Any) -> None:
@@ -146,17 +146,24 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Close what is open."""
-        self._close(trainer, "eval", is_complete=False)
-        self._close(trainer, "train", is_complete=False)
+        self._close_all(trainer)
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
         """Close what is open, so that the traceback starts on its own line."""
-        for phase in ("eval", "train", "prediction"):
-            self._close(trainer, phase, is_complete=False)
+        self._close_all(trainer)
         self._close_run()
 
-    def _close(self, trainer: AnyTrainer, phase: str, *, is_complete: bool) -> None:
+    def _begin(self, trainer: AnyTrainer, phase: _Phase, title: str, total: int | None, *, keeps_last: bool) -> None:
+        if trainer.run_config.is_local_process_zero:
+            is_drawn = _draws_bars(trainer)
+            self._open[phase] = _EpochProgress(phase, title, total, is_drawn=is_drawn, keeps_last=keeps_last)
+
+    def _close_all(self, trainer: AnyTrainer) -> None:
+        for phase in reversed([*self._open]):
+            self._close(trainer, phase, is_complete=False)
+
+    def _close(self, trainer: AnyTrainer, phase: _Phase, *, is_complete: bool) -> None:
         if phase in self._open:
             self._open.pop(phase).close(trainer, is_complete=is_complete)
 
@@ -168,6 +175,117 @@ class ProgressBarCallback(TrainerCallback):
         if self._run is not None:
             self._run.close()
             self._run = None
+
+
+class _EpochProgress:
+    """Counts the batches of one epoch and shows them from time to time, on a bar or as whole lines.
+
+    Only counters go up with each batch. Loss, what steps log, learning rate and speed are worked out when they are
+    shown, and no mean waits for an accelerator: the value that has arrived last is shown. The speed is that after the
+    first two batches, which are longer where workers start or a model is compiled.
+
+    Args:
+        phase: What runs; only in training there is a learning rate, and in a prediction no loss.
+        title: What the bar and each line starts with.
+        total: The number of batches of the epoch; None where it is not known.
+        is_drawn: Whether there is a bar.
+        keeps_last: Whether the last state stays: the bar on a terminal, and a line in a log or in a notebook.
+    """
+
+    def __init__(self, phase: _Phase, title: str, total: int | None, *, is_drawn: bool, keeps_last: bool) -> None:
+        self._phase = phase
+        self._title = title
+        self._total = total
+        stays = keeps_last and is_terminal(sys.stderr)
+        self._bar = draw_bar(title, total, "{n_fmt}/{total_fmt}", stays=stays) if is_drawn else None
+        self._keeps_last = keeps_last
+        self._transfer = ScalarTransfer[str]()
+        self._means: dict[str, float] = {}
+        self._batches = 0
+        self._batches_to_warm_up = _BATCHES_TO_WARM_UP
+        self._samples = 0
+        self._seconds_between = _SECONDS_BETWEEN_REFRESHES if is_drawn else SECONDS_BETWEEN_LINES
+        self._started = self._paused = time.monotonic()
+        self._next_refresh = self._started + self._seconds_between
+
+    def step(self, trainer: AnyTrainer, batch_size: int) -> bool:
+        """Count a batch of this process, and show it if it is time; return whether it was."""
+        self._batches += 1
+        self._samples += batch_size
+        now = time.monotonic()
+        if self._batches_to_warm_up > 0:
+            self._batches_to_warm_up -= 1
+            self._samples, self._started = 0, now
+        if now < self._next_refresh:
+            return False
+        for name, tracker in self._trackers(trainer).items():
+            total_and_count = tracker.totals()
+            self._transfer.send(total_and_count[0] / total_and_count[1], tag=name)
+        self._means.update(self._transfer.arrived())
+        self._show(trainer, now, self._figures(trainer, now))
+        return True
+
+    def pass_over(self, trainer: AnyTrainer, batches: int) -> None:
+        """Note that so many batches of the epoch are done, none of which was trained on here."""
+        self._batches = batches
+        self._started = time.monotonic()
+        if self._started >= self._next_refresh:
+            self._show(trainer, self._started, "skipping what was trained on before")
+
+    def pause(self) -> None:
+        """Stop the clock while another epoch runs in between."""
+        self._paused = time.monotonic()
+
+    def resume(self) -> None:
+        """Restart the clock."""
+        self._started += time.monotonic() - self._paused
+        if self._bar is not None:
+            self._bar.unpause()
+
+    def close(self, trainer: AnyTrainer, *, is_complete: bool) -> None:
+        """Show the last state, and end.
+
+        Args:
+            trainer: The trainer.
+            is_complete: Whether the epoch has ended as it should. The trainer has then just read its means
+                from the device; otherwise the device may not even answer.
+        """
+        if is_complete and self._batches:
+            self._means = {name: tracker.average for name, tracker in self._trackers(trainer).items()}
+        now = time.monotonic()
+        figures = self._figures(trainer, now)
+        if self._bar is not None:
+            self._show(trainer, now, figures)
+            self._bar.close()
+        if self._keeps_last and self._batches and (self._bar is None or not is_terminal(sys.stdout)):
+            self._write_line(trainer, figures)
+
+    def _show(self, trainer: AnyTrainer, now: float, figures: str) -> None:
+        self._next_refresh = now + self._seconds_between
+        if self._bar is None:
+            self._write_line(trainer, figures)
+        else:
+            self._bar.set_postfix_str(figures, refresh=False)
+            self._bar.update(self._batches - self._bar.n)
+
+    def _write_line(self, trainer: AnyTrainer, figures: str) -> None:
+        total = "" if self._total is None else f"/{self._total}"
+        trainer.print(f"{self._title}: {self._batches}{total} batches, {figures}", flush=True)
+
+    def _figures(self, trainer: AnyTrainer, now: float) -> str:
+        figures = [f"{name}={mean:.4g}" for name, mean in self._means.items()]
+        if self._phase == "train":
+            rates = learning_rates_of(trainer.optimizer)
+            # A rate that lives on an accelerator could only be read by waiting for it.
+            if rates and all(not isinstance(rate, Tensor) or rate.is_cpu for rate in rates):
+                figures.append(f"lr={float(max(rates)):.3g}")
+        if self._samples and now > self._started:
+            samples = self._samples * trainer.run_config.num_processes
+            figures.append(f"{format_rate(samples / (now - self._started))} samples/s")
+        return ", ".join(figures)
+
+    def _trackers(self, trainer: AnyTrainer) -> dict[str, LossTracker]:
+        return {} if self._phase == "prediction" else {"loss": trainer.loss_tracker, **trainer.step_means}
 
 
 def _draws_bars(trainer: AnyTrainer) -> bool:
