@@ -23,7 +23,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from pa_core.callbacks.metric_direction import direction_in_name
+from pa_core.callbacks.best_metric import direction_in_name
 from pa_core.testing import make_regression
 
 JUDGES = [SaveBestModelCallback, EarlyStoppingCallback, ModelEmaCallback]

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 
 from pa_core._torch import forget_iterator
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.callbacks.best_metric import require_recorded_names
-from pa_core.callbacks.metric_direction import JudgesMetric
+from pa_core.callbacks.best_metric import JudgesMetric, require_recorded_names
 from pa_core.data.custom_loader import end_workers, innermost
 from pa_core.engine import Engine
 from pa_core.model_tensors import buffers_of_module, parameters_of_module

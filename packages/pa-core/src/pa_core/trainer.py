@@ -35,8 +35,7 @@ from pa_core.run_lifecycle import RunLifecycle
 from pa_core.sanity_evaluation import sanity_evaluation
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.tracking import RunHistory
-from pa_core.tracking.metric_counts import count_metrics, numbers_since
-from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
+from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, UpdatedMetrics, recording_with_prefix
 from pa_core.trained import MicroBatch, Trained, zero_loss_of_stand_in
 from pa_core.trainer_methods import TrainerMethods
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
@@ -377,10 +376,10 @@ class Trainer(
             self.run_config = self._create_run_config(*asked.numbers)
             if reset_run_history:
                 self._loop.reset_history()
-            counts = count_metrics(self.run_history)
+            updated = UpdatedMetrics(self.run_history)
             self._run_evaluation()
         self._engine.agreement.raise_non_finite_loss()
-        return numbers_since(counts, self.run_history)
+        return dict(sorted(updated.take(self.run_history).items()))
 
     @property
     def _last_evaluated(self) -> EvaluationData:

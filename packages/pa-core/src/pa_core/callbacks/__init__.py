@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.callbacks.best_metric import BestMetric, require_watchable, watched_value
+from pa_core.callbacks.best_metric import (
+    FALSE_BY_DEFAULT,
+    BestMetric,
+    require_watchable,
+    resolve_direction,
+    watched_value,
+)
 from pa_core.callbacks.best_model import SaveBestModelCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
 from pa_core.callbacks.limit_batches import LimitBatchesCallback, LimitEvalStepsCallback
 from pa_core.callbacks.log_metrics import LogMetricsCallback
-from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
 from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
 from pa_core.callbacks.print_progress import PrintProgressCallback
 from pa_core.callbacks.progress_bar import ProgressBarCallback
@@ -19,7 +24,7 @@ from pa_core.data.batch_limit import LimitBatches
 from pa_core.device_reads import ScalarTransfer
 from pa_core.errors import StopTrainingError
 from pa_core.run_config import check_count
-from pa_core.tracking.metric_prefix import recording_with_prefix
+from pa_core.tracking.run_history import recording_with_prefix
 
 __all__ = [
     "DEFAULT_CALLBACKS",

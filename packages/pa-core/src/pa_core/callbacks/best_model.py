@@ -10,8 +10,13 @@ import torch
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.callbacks.best_metric import BestMetric, require_watchable, watched_value
-from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
+from pa_core.callbacks.best_metric import (
+    FALSE_BY_DEFAULT,
+    BestMetric,
+    require_watchable,
+    resolve_direction,
+    watched_value,
+)
 from pa_core.checkpoint import read_checkpoint
 from pa_core.distributed.rank_messages import raise_on_all
 from pa_core.errors import CheckpointError, ConfigurationError

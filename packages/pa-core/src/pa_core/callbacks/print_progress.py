@@ -11,15 +11,13 @@ from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.epoch_rows import format_rate, format_time, is_loss
-from pa_core.callbacks.log_metrics import LogMetricsCallback
-from pa_core.callbacks.row_display import EpochTable, RowDisplay, known_directions
-from pa_core.callbacks.run_summary import format_duration, format_table, summarise
+from pa_core.callbacks.log_metrics import EpochTable, LogMetricsCallback, RowDisplay, known_directions
+from pa_core.callbacks.run_summary import describe_trained, format_duration, format_table, summarise
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
-from pa_core.callbacks.trained_parameters import describe_trained
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
 from pa_core.model_tensors import learning_rates_of
-from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX
+from pa_core.tracking.run_history import INTERMEDIATE_PREFIX
 
 __all__ = ["PrintProgressCallback"]
 

@@ -209,7 +209,8 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _begin_uploads(self, trainer: AnyTrainer, url: str, continued: Path | None) -> Uploads:
         uploads = Uploads(url, self.max_checkpoints, self.upload_errors, trainer.print)
-        self._last_sequence = max(self._last_sequence, uploads.begin(self._folder, continued) - 1)
+        uploads.begin(self._folder, continued)
+        self._last_sequence = max(self._last_sequence, uploads.next_sequence - 1)
         return uploads
 
     def _tidy_up_at_start(self, continued: Path | None) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from pa_checkpoint import CheckpointError, CheckpointNotFoundError, RemoteFolder
 from pa_core import distributed
-from pa_core.distributed.rank_messages import raise_on_all, wait_together
+from pa_core.distributed.rank_messages import do_while_others_wait, raise_on_all, wait_together
 from pa_core.errors import ConfigurationError, TrainingPreempted
 from pa_core.storage import StateFolder
 from pa_core.storage.urls import url_of
@@ -58,6 +59,10 @@ class Uploads:
         errors: Whether a state that could not be sent causes a warning or an error.
         say: Prints a line.
 
+    Attributes:
+        store: The object store.
+        next_sequence: On the first process, the sequence of the next state, as ``begin`` has found it.
+
     Example:
         >>> import tempfile
         >>> from pa_checkpoint import save
@@ -80,18 +85,17 @@ class Uploads:
         say: Callable[[str], None] = print,
     ) -> None:
         self.store: RemoteFolder = RemoteFolder(url)
+        self.next_sequence: int = 1
         self._max_checkpoints = max_checkpoints
         self._errors = errors
         self._say = say
         self._changed = threading.Condition()
-        self._waiting: list[tuple[Path, str]] = []
-        self._sending: tuple[Path, str] | None = None
-        self._failed: tuple[Path, str] | None = None
-        self._added: tuple[Path, str] | None = None
-        self._problems: list[tuple[Path, CheckpointError]] = []
+        self._unsent: list[tuple[Path, str]] = []  # the first of them is being sent
+        self._newest: tuple[Path, str] | None = None
+        self._problems: dict[Path, CheckpointError] = {}
 
-    def begin(self, folder: Path, continued: Path | None) -> int:
-        """Send what the run has saved before and not sent; return the next sequence in the store.
+    def begin(self, folder: Path, continued: Path | None) -> None:
+        """Send what the run has saved before and not sent, and look up the next sequence in the store.
 
         Args:
             folder: Where the states are saved.
@@ -100,32 +104,24 @@ class Uploads:
         Raises:
             CheckpointError: The store cannot be queried.
         """
-        sequence, problem = 1, None
-        if distributed.rank() == 0:
-            try:
-                sequence = self._begin(folder, continued)
-            except CheckpointError as error:
-                problem = error
-        raise_on_all(problem)
-        return sequence
+        do_while_others_wait(partial(self._begin, folder, continued) if distributed.rank() == 0 else None)
 
-    def _begin(self, folder: Path, continued: Path | None) -> int:
-        store = self.store
+    def _begin(self, folder: Path, continued: Path | None) -> None:
         if continued is not None:
             records = [record for record in StateFolder(folder).records() if record.problem is None]
             run = next((record.run for record in records if record.path == continued), None)
-            sent = {(state.age, state.name) for state in store.states() if state.is_of(run or "")}
+            sent = {(state.age, state.name) for state in self.store.states() if state.is_of(run or "")}
             own = [record for record in records if record.run == run]
             for record in own[-self._max_checkpoints :] if self._max_checkpoints else own:
                 if ((record.sequence, record.update), record.path.name) not in sent:
                     self.add(record.path, record.run)
-        return store.next_sequence()
+        self.next_sequence = self.store.next_sequence()
 
     @property
     def unsent(self) -> list[Path]:
         """The states that wait or are being sent, oldest first; they have to stay on the disk."""
         with self._changed:
-            return [path for path, _ in ([self._sending] if self._sending else []) + self._waiting]
+            return [path for path, _ in self._unsent]
 
     def add(self, state: Path, run: str) -> None:
         """Have a state sent, on the process that has written it.
@@ -148,9 +144,9 @@ class Uploads:
             self._warn_of_problems()
 
     def retry(self) -> None:
-        """Have the newest state sent again if that failed, and none was added since."""
-        if self._failed is not None:
-            self._send_later(*self._failed)
+        """Have the newest state sent again if that failed."""
+        if self._newest is not None and self._newest[0] in self._problems:
+            self._send_later(*self._newest)
 
     def __enter__(self) -> Self:
         return self
@@ -162,12 +158,11 @@ class Uploads:
         self._wait(_SECONDS_WITHOUT_A_WORD)
         if unsent := self.unsent:
             self._say(f"Waiting until {unsent[-1].name} is sent to {self.store.url}.")
+        self._wait()
         if exception is not None and not isinstance(exception, TrainingPreempted):
-            self._wait()
             for problem in self._take_problems():
                 exception.add_note(f"Besides: {problem.problem} ({problem.given})")
             return
-        self._wait()
         self.retry()
         self._wait()
         wait_together()
@@ -178,9 +173,9 @@ class Uploads:
 
     def _tidy_up(self) -> None:
         """Remove states that were kept on the disk because they were not sent yet."""
-        if self._added is None or self._max_checkpoints is None:
+        if self._newest is None or self._max_checkpoints is None:
             return
-        state, run = self._added
+        state, run = self._newest
         try:
             StateFolder(state.parent).keep(self._max_checkpoints, run)
         except CheckpointError as error:
@@ -190,49 +185,47 @@ class Uploads:
         for problem in self._take_problems():
             warn_that_it_continues(problem)
 
-    def _send_later(self, state: Path, run: str) -> None:
-        with self._changed:
-            self._failed, self._added = None, (state, run)
-            self._waiting.append((state, run))
-            if self._max_checkpoints is not None:
-                del self._waiting[: -self._max_checkpoints]
-            if self._sending is None:
-                self._sending = self._waiting.pop(0)
-                # A daemon: who gives up waiting wants the process to end.
-                threading.Thread(target=self._send_all, name="pa_core state uploads", daemon=True).start()
-
-    def _wait(self, seconds: float | None = None) -> bool:
-        """Wait until all states are sent, or have failed, for so many seconds at most; return whether they are."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._sending is None, seconds)
-
     def _take_problems(self) -> list[CheckpointError]:
         """Return the errors that were raised since the last call, except for states that were sent after all."""
         with self._changed:
-            problems, self._problems = self._problems, []
-            return [problem for _, problem in problems]
+            problems, self._problems = self._problems, {}
+            return [*problems.values()]
+
+    def _wait(self, seconds: float | None = None) -> None:
+        """Wait until all states are sent, or have failed, for so many seconds at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unsent, seconds)
+
+    def _send_later(self, state: Path, run: str) -> None:
+        with self._changed:
+            self._newest = (state, run)
+            self._unsent.append(self._newest)
+            if self._max_checkpoints is not None:
+                del self._unsent[1 : -self._max_checkpoints]
+            if len(self._unsent) == 1:
+                # A daemon: who gives up waiting wants the process to end.
+                threading.Thread(target=self._send_all, name="pa_core state uploads", daemon=True).start()
 
     def _send_all(self) -> None:
-        while (sending := self._sending) is not None:
-            problem = self._send(*sending)
+        while True:
+            state, run = self._unsent[0]
+            problem = self._send(state, run)
             with self._changed:
-                self._failed = None if problem is None else sending
-                others = [one for one in self._problems if one[0] != sending[0]]
-                self._problems = others if problem is None else [*others, (sending[0], problem)]
-                self._sending = self._waiting.pop(0) if self._waiting else None
+                self._problems.pop(state, None)
+                if problem is not None:
+                    self._problems[state] = problem
+                del self._unsent[0]
                 self._changed.notify_all()
+                if not self._unsent:
+                    return
 
     def _send(self, state: Path, run: str) -> CheckpointError | None:
         try:
             self.store.upload(state)
-        except CheckpointNotFoundError as error:
-            with self._changed:
-                is_superseded = bool(self._waiting)
-            return None if is_superseded else _explained("A training state was not sent.", str(state), error)
         except Exception as error:  # whatever it is, the run is told
-            return _explained(
-                "A training state was not sent to the object store.", f"{state}, to {self.store.url}", error
-            )
+            if isinstance(error, CheckpointNotFoundError) and len(self._unsent) > 1:
+                return None  # it was removed, as newer ones wait
+            return _explained(f"A training state was not sent to the object store {self.store.url}.", state, error)
         try:
             if self._max_checkpoints is not None:
                 self.store.keep(self._max_checkpoints, run)
@@ -247,12 +240,10 @@ def warn_that_it_continues(error: CheckpointError) -> None:
     warn_user(f"{error.problem.rstrip('.')} ({error.given}); the run continues. {error.do}")
 
 
-def _explained(problem: str, place: str, error: Exception) -> CheckpointError:
+def _explained(problem: str, place: object, error: Exception) -> CheckpointError:
+    reason, do = f"{type(error).__name__}: {error}", "See whether the state is still there."
     if isinstance(error, CheckpointError | CheckpointNotFoundError):
-        reason, expected, do = f"{error.problem} {error.given}", error.expected, error.do
-    else:
-        reason = f"{type(error).__name__}: {error}"
-        expected, do = "a state that can be read as it was written", "See whether the state is still there."
-    explained = CheckpointError(problem, given=f"{place}: {reason}", expected=expected, do=do)
+        reason, do = f"{error.problem} {error.given}", error.do
+    explained = CheckpointError(problem, given=f"{place}: {reason}", do=do)
     explained.__cause__ = error
     return explained

@@ -14,8 +14,7 @@ from pa_core.data.custom_loader import end_workers, is_dataloader
 from pa_core.data.given_data import GivenData
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
-from pa_core.tracking.metric_prefix import recording_with_prefix
-from pa_core.tracking.run_history import RunHistory
+from pa_core.tracking.run_history import RunHistory, recording_with_prefix
 from pa_core.types import SizedIterable
 from pa_data.batches import is_array, keys_of
 

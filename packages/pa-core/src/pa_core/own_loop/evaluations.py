@@ -17,7 +17,7 @@ from pa_core.data.given_data import GivenData
 from pa_core.loop import Loop
 from pa_core.tracking import MetricValue
 from pa_core.tracking.epoch_means import logged_twice, single_number
-from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
+from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.types import BatchT, SizedIterable
 
 __all__ = ["Evaluations"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
 from pa_core.tracking.metric_values import MetricValue
@@ -113,7 +112,7 @@ class LossTracker:
         self._count = round(float(totals[1]))
 
 
-class StepMeans(Mapping[str, LossTracker]):
+class StepMeans(dict[str, LossTracker]):
     """What the steps of an epoch have logged so far: by name, its mean over the samples of this process.
 
     A value counts as often as its step has samples. It may be logged before their number is known, and is taken as it
@@ -130,23 +129,11 @@ class StepMeans(Mapping[str, LossTracker]):
     """
 
     def __init__(self) -> None:
-        self._trackers: dict[str, LossTracker] = {}
+        super().__init__()
         self._names_of_step: set[str] = set()
         self._pending: dict[str, MetricValue] = {}
         self._samples: int | None = None
         self._is_in_step = False
-
-    @override
-    def __getitem__(self, name: str) -> LossTracker:
-        return self._trackers[name]
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._trackers)
-
-    @override
-    def __len__(self) -> int:
-        return len(self._trackers)
 
     @property
     def is_in_step(self) -> bool:
@@ -155,7 +142,7 @@ class StepMeans(Mapping[str, LossTracker]):
 
     def reset(self) -> None:
         """Start over with nothing logged."""
-        self._trackers.clear()
+        self.clear()
 
     def step(self) -> AbstractContextManager[None]:
         """Return the context of a step, within which values can be logged."""
@@ -210,8 +197,12 @@ class StepMeans(Mapping[str, LossTracker]):
                 already, or the value is not a single number.
         """
         if not self._is_in_step:
-            raise _outside_of_steps(name)
-        if name not in self._trackers:
+            raise ConfigurationError(
+                f"Values can be logged within a step only, got log({name!r}, ...) outside of one: log them from "
+                "calculate_train_batch_loss or calculate_eval_batch_loss, or in an event of a step. Record a value of "
+                "a whole epoch with trainer.run_history.update_metric(name, value)."
+            )
+        if name not in self:
             _check_name(name)
         if name in self._names_of_step:
             raise logged_twice(name)
@@ -224,7 +215,7 @@ class StepMeans(Mapping[str, LossTracker]):
 
     def totals(self) -> dict[str, tuple[float, int]]:
         """Return the sum over the samples and their number, by name; waits for the accelerator."""
-        return {name: (tracker.total_loss, tracker.running_count) for name, tracker in self._trackers.items()}
+        return {name: (tracker.total_loss, tracker.running_count) for name, tracker in self.items()}
 
     def load_totals(self, of_processes: Iterable[Mapping[str, tuple[float, int]]]) -> None:
         """Continue from what ``totals`` returned, here or on all processes together."""
@@ -233,10 +224,10 @@ class StepMeans(Mapping[str, LossTracker]):
             for name, (total, count) in totals.items():
                 total_before, count_before = sums.get(name, (0.0, 0))
                 sums[name] = total_before + total, count_before + count
-        self._trackers.clear()
+        self.clear()
         for name, total_and_count in sums.items():
-            self._trackers[name] = LossTracker()
-            self._trackers[name].load_totals(torch.tensor(total_and_count, dtype=torch.float64))
+            self[name] = LossTracker()
+            self[name].load_totals(torch.tensor(total_and_count, dtype=torch.float64))
 
     def record(self, history: RunHistory, loss_name: str) -> None:
         """Record the means of an epoch.
@@ -245,12 +236,12 @@ class StepMeans(Mapping[str, LossTracker]):
             history: Where to record them.
             loss_name: The name of the loss of the epoch; each mean has its own name in the place of "loss".
         """
-        for name, tracker in self._trackers.items():
+        for name, tracker in self.items():
             history.update_metric(loss_name.replace("loss", name, 1), tracker.average)
 
     def _add(self, name: str, value: MetricValue, samples: int) -> None:
         if samples > 0:  # a value that is not a number would spoil the mean even so
-            self._trackers.setdefault(name, LossTracker()).update(value, samples)
+            self.setdefault(name, LossTracker()).update(value, samples)
 
 
 def _check_name(name: object) -> None:
@@ -286,14 +277,6 @@ def single_number(name: str, value: object) -> MetricValue:
     raise ConfigurationError(
         f"Only single numbers can be logged, got {value!r}, of type {type(value).__name__}. Record anything else once "
         f"an epoch, run_history.update_metric({name!r}, value)."
-    )
-
-
-def _outside_of_steps(name: object) -> ConfigurationError:
-    return ConfigurationError(
-        f"Values can be logged within a step only, got log({name!r}, ...) outside of one: log them from "
-        "calculate_train_batch_loss or calculate_eval_batch_loss, or in an event of a step. Record a value of a whole "
-        "epoch with trainer.run_history.update_metric(name, value)."
     )
 
 

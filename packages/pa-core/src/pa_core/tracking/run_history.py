@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, KeysView, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -18,12 +19,19 @@ from pa_core.errors import CheckpointError, MetricNotFoundError
 from pa_core.tracking.metric_values import Kept, MetricValue, as_number, numbers_of_mapping, recordable
 
 __all__ = [
+    "INTERMEDIATE_PREFIX",
     "InMemoryRunHistory",
     "MetricColumns",
     "MetricRecord",
     "RunClock",
     "RunHistory",
+    "UpdatedMetrics",
+    "recording_with_prefix",
+    "values_with_epochs",
 ]
+
+INTERMEDIATE_PREFIX = "intermediate_"
+"""What is recorded in an evaluation within a training epoch has it, so that other names have one value an epoch."""
 
 
 class RunClock:
@@ -452,6 +460,68 @@ class InMemoryRunHistory(RunHistory):
         self._prefix = prefix
 
 
+@contextmanager
+def recording_with_prefix(history: RunHistory, prefix: str) -> Generator[None]:
+    """Within the context, put a prefix before the names of metrics, after the one that is there already.
+
+    Args:
+        history: Where the metrics are recorded.
+        prefix: What to put before their names.
+
+    Example:
+        >>> history = InMemoryRunHistory()
+        >>> with recording_with_prefix(history, INTERMEDIATE_PREFIX):
+        ...     history.update_metric("eval_loss_epoch", 0.5)
+        >>> list(history.get_metric_names())
+        ['intermediate_eval_loss_epoch']
+    """
+    before = history.metric_name_prefix
+    history.set_metric_name_prefix(before + prefix)
+    try:
+        yield
+    finally:
+        history.set_metric_name_prefix(before)
+
+
+class UpdatedMetrics:
+    """Which metrics were updated since they were taken last, or since this was made.
+
+    Args:
+        history: The history.
+
+    Example:
+        >>> history = InMemoryRunHistory()
+        >>> history.update_metric("accuracy", 0.5)
+        >>> updated = UpdatedMetrics(history)
+        >>> history.update_metric("evaluation_loss", 0.25)
+        >>> updated.take(history), updated.take(history)
+        ({'evaluation_loss': 0.25}, {})
+    """
+
+    def __init__(self, history: RunHistory) -> None:
+        self._counts = _count_metrics(history)
+
+    def take(self, history: RunHistory, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, float]:
+        """Return by name the latest values of the wanted metrics, of those that are numbers."""
+        counts = _count_metrics(history)
+        updated = {name: n for name, n in counts.items() if n != self._counts.get(name, 0) and wanted(name)}
+        self._counts.update(updated)
+        numbers = {name: as_number(history.get_latest_metric(name)) for name in updated}
+        return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _count_metrics(history: RunHistory) -> dict[str, int]:
+    return {name: history.count_metric_values(name) for name in history.get_metric_names()}
+
+
+def values_with_epochs(history: RunHistory, metric_name: str) -> list[tuple[float, int]]:
+    """Return the numbers of a metric with their epochs, which are 0 where the history does not know them."""
+    if isinstance(history, InMemoryRunHistory):
+        return [(record.value, record.epoch) for record in history.records(metric_name)]
+    numbers = map(as_number, history.get_metric_values(metric_name))
+    return [(number, 0) for number in numbers if number is not None]
+
+
 def _states(metrics: Mapping[str, MetricColumns]) -> dict[str, dict[str, Any]]:
     return {name: columns.state_dict() for name, columns in metrics.items()}
 
@@ -474,8 +544,8 @@ class MetricColumns:
         self.latest: Any = float("nan")
         # by index: what is not a number, or not exactly one that the column can hold
         self._kept: dict[int, Any] = {}
-        # float, int or the dtype of a tensor; float where several of them were mixed
-        self._kind: type[int] | type[float] | torch.dtype | None = None
+        # "float", "int" or the dtype of a tensor; "float" where several of them were mixed
+        self._kind = ""
         self._unread: dict[int, Tensor] = {}
         self._columns: dict[str, array[Any]] = {name: array(code) for name, code in _COLUMNS.items()}
         self._values: array[float] = self._columns["value"]
@@ -490,8 +560,8 @@ class MetricColumns:
             self._kept[len(self._values)] = self.latest = value.value
         else:
             self.latest = value
-            kind = value.dtype if isinstance(value, Tensor) else type(value)
-            self._kind = kind if self._kind in (None, kind) else float
+            kind = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else type(value).__name__
+            self._kind = kind if self._kind in ("", kind) else "float"
             if isinstance(value, Tensor) and not value.is_cpu:
                 self._unread[len(self._values)] = value
             else:
@@ -516,9 +586,9 @@ class MetricColumns:
         if index in self._kept:
             return self._kept[index]
         value = self._values[index]
-        if isinstance(self._kind, torch.dtype):
-            return torch.tensor(value, dtype=self._kind)
-        return int(value) if self._kind is int else value
+        if self._kind in ("float", "int"):
+            return int(value) if self._kind == "int" else value
+        return torch.tensor(value, dtype=getattr(torch, self._kind))
 
     def rows(self) -> Iterator[tuple[float, int, int, int, float]]:
         """Yield value, epoch, update, samples and seconds of each record whose value is a number."""
@@ -532,9 +602,8 @@ class MetricColumns:
     def state_dict(self) -> dict[str, Any]:
         """Return everything as names and lists of numbers, with the values that are kept as they are."""
         self._read()
-        kind = str(self._kind).removeprefix("torch.") if isinstance(self._kind, torch.dtype) else _name_of(self._kind)
         return {
-            "kind": kind,
+            "kind": self._kind or "float",
             **{name: column.tolist() for name, column in self._columns.items()},
             **({"kept": [[index, value] for index, value in self._kept.items()]} if self._kept else {}),
         }
@@ -545,23 +614,9 @@ class MetricColumns:
         columns = cls()
         if len({len(state_dict[name]) for name in _COLUMNS}) != 1 or not state_dict["value"]:
             raise ValueError(f"the columns {tuple(_COLUMNS)} are empty or not equally long")
-        columns._kind = _kind_named(state_dict["kind"])
+        columns._kind = str(state_dict["kind"])
         for name, column in columns._columns.items():
             column.extend(state_dict[name])
         columns._kept = {range(len(columns))[index]: value for index, value in state_dict.get("kept", ())}
         columns.latest = columns._recorded_at(len(columns) - 1)
         return columns
-
-
-def _name_of(kind: type[int] | type[float] | None) -> str:
-    return "float" if kind is None else kind.__name__
-
-
-def _kind_named(name: str) -> type[int] | type[float] | torch.dtype:
-    """Return the Python type or the torch dtype of that name."""
-    if name in ("float", "int"):
-        return float if name == "float" else int
-    dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is not the type of a number")
-    return dtype
