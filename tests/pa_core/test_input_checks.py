@@ -245,15 +245,21 @@ def of_loss(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[dict[st
 
 
 STEPS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
-    "nothing": (lambda output: None, ("None", "'batch_size': ...")),
+    "nothing": (
+        lambda output: None,
+        ("nothing: None", "Return {'loss': ..., 'model_outputs': ..., 'batch_size': ...} from"),
+    ),
     "a loss alone": (lambda output: output["loss"], ("Tensor", "'batch_size': ...")),
     "a tuple": (lambda output: (output["loss"], 4), ("tuple", "'batch_size': ...")),
     **{f"no {key}": (without(key), (f"without {key}",)) for key in ("loss", "model_outputs", "batch_size")},
-    "a loss for each sample": (replaced(loss=torch.ones(4, requires_grad=True)), ("(4,)", "the mean of the losses")),
-    "a number as a loss": (replaced(loss=0.5), ("float", "as the tensor")),
+    "a loss for each sample": (
+        replaced(loss=torch.ones(4, requires_grad=True)),
+        ("a loss of shape (4,)", "loss.mean(), or a loss function without"),
+    ),
+    "a number as a loss": (replaced(loss=0.5), ("a loss of type float", "without item() or float()")),
     "a batch size that is no number": (
         replaced(batch_size=torch.ones(4)),
-        ("batch_size=tensor", "the number of samples"),
+        ("batch_size=tensor", "for example len(targets)"),
     ),
     "a negative batch size": (replaced(batch_size=-1), ("batch_size=-1",)),
     "a truth as the batch size": (replaced(batch_size=True), ("batch_size=True", "the number of samples")),

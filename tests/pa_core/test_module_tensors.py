@@ -1,4 +1,4 @@
-"""The parameters and buffers of a module, as torch lists them."""
+"""The parameters and buffers of a module as torch lists them, and the parameters of an optimizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pa_core.model_tensors import buffers_of_module, parameters_of_module
+from pa_core.model_tensors import buffers_of_module, parameters_of, parameters_of_module
 
 
 def _tied() -> nn.Module:
@@ -57,3 +57,11 @@ def test_a_scripted_module_has_them_too() -> None:
     model = _scripted()
     assert [one.data_ptr() for one in parameters_of_module(model)] == [one.data_ptr() for one in model.parameters()]
     assert [one.data_ptr() for one in buffers_of_module(model)] == [one.data_ptr() for one in model.buffers()]
+
+
+def test_parameters_of_an_optimizer_come_in_the_order_of_its_groups() -> None:
+    """Also those of a group that was added later, as for a layer that is unfrozen in mid-run."""
+    layers = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+    optimizer = torch.optim.SGD(layers[1].parameters(), lr=0.1)
+    optimizer.add_param_group({"params": layers[0].parameters()})
+    assert [id(one) for one in parameters_of(optimizer)] == [id(layers[1].weight), id(layers[0].weight)]

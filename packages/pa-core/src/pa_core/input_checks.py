@@ -16,7 +16,6 @@ __all__ = [
     "check_kind_of_optimizer",
     "check_optimizer",
     "check_optimizer_factory",
-    "check_optimizer_of_scheduler",
     "check_precision_and_device",
     "check_scheduler",
     "check_scheduler_factory",
@@ -49,7 +48,16 @@ def check_trainer_arguments(model: object, loss_func: object, optimizer: object)
             do="Swap the two arguments, or pass them by name: Trainer(model, loss_func=..., optimizer=...).",
         )
     if loss_func is not None:
-        _check_kind_of_loss_function(loss_func)
+        _refuse_class(loss_func, "loss_func", "loss function", "")
+    if loss_func is not None and not callable(loss_func):
+        is_name = isinstance(loss_func, str)
+        raise ArgumentTypeError(
+            f"The loss function {'is a string' if is_name else 'cannot be called'}.",
+            given=f"loss_func={loss_func!r}" if is_name else f"a loss_func of type {type(loss_func).__name__}",
+            do="Pass the function that the name stands for, such as loss_func=torch.nn.CrossEntropyLoss()."
+            if is_name
+            else "Pass the function itself, not what it returned.",
+        )
     if optimizer is not None:
         check_kind_of_optimizer(optimizer)
 
@@ -197,16 +205,18 @@ def check_scheduler_factory(factory: object) -> None:
         )
 
 
-def check_scheduler(scheduler: object) -> None:
-    """Raise an error for what a factory returned without a return statement, or with more than the scheduler.
+def check_scheduler(scheduler: object, optimizer: Optimizer) -> None:
+    """Raise an error for what a factory returned, if it would change no rate of the run.
 
-    A run would silently train at a constant rate; timm's ``create_scheduler_v2`` returns a tuple.
+    Without a return statement, that is None; timm's ``create_scheduler_v2`` returns a tuple.
 
     Args:
         scheduler: What the factory returned.
+        optimizer: What the factory was called with.
 
     Raises:
         ArgumentTypeError: It is None or a tuple.
+        ConfigurationError: It has an optimizer, and that one has none of the same parameters.
     """
     if scheduler is None or isinstance(scheduler, tuple):
         returned = "None" if scheduler is None else "a tuple"
@@ -214,20 +224,8 @@ def check_scheduler(scheduler: object) -> None:
             f"create_scheduler_fn returned {returned}. Return the scheduler alone, for example with lambda optimizer: "
             "create(optimizer)[0], or leave create_scheduler_fn out."
         )
-
-
-def check_optimizer_of_scheduler(scheduler: object, optimizer: Optimizer) -> None:
-    """Raise an error for a scheduler that a factory made for another optimizer, whose rates it would change.
-
-    Args:
-        scheduler: What the factory returned.
-        optimizer: What the factory was called with.
-
-    Raises:
-        ConfigurationError: The scheduler has an optimizer, and that one has none of the same parameters.
-    """
     other: object = getattr(scheduler, "optimizer", None)
-    if other is optimizer or not isinstance(other, Optimizer):
+    if not isinstance(other, Optimizer):
         return
     if {id(one) for one in parameters_of(optimizer)}.isdisjoint(id(one) for one in parameters_of(other)):
         raise ConfigurationError(
@@ -298,27 +296,7 @@ def check_kind_of_module(module: object, argument: str) -> None:
     if isinstance(module, nn.Module):
         return
     _refuse_class(module, argument, argument, "...")
-    raise ArgumentTypeError(
-        f"The {argument} is not a torch.nn.Module.",
-        given=f"a {argument} of type {type(module).__name__}",
-        do="Pass the module that is to be trained.",
-    )
-
-
-def _check_kind_of_loss_function(loss_func: object) -> None:
-    _refuse_class(loss_func, "loss_func", "loss function", "")
-    if isinstance(loss_func, str):
-        raise ArgumentTypeError(
-            "The loss function is a string.",
-            given=f"loss_func={loss_func!r}",
-            do="Pass the function that the name stands for, such as loss_func=torch.nn.CrossEntropyLoss().",
-        )
-    if not callable(loss_func):
-        raise ArgumentTypeError(
-            "The loss function cannot be called.",
-            given=f"a loss_func of type {type(loss_func).__name__}",
-            do="Pass the function itself, not what it returned.",
-        )
+    raise ArgumentTypeError(f"The {argument} must be a torch.nn.Module, got one of type {type(module).__name__}.")
 
 
 def check_kind_of_optimizer(optimizer: object) -> None:
@@ -332,11 +310,10 @@ def check_kind_of_optimizer(optimizer: object) -> None:
     _refuse_class(optimizer, "optimizer", "optimizer", "model.parameters(), lr=...")
     # Optimizers of other libraries need not derive from torch's.
     if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad")):
+        is_name = isinstance(optimizer, str)
         raise ArgumentTypeError(
             "The optimizer is not an optimizer.",
-            given=f"optimizer={optimizer!r}"
-            if isinstance(optimizer, str)
-            else f"an optimizer of type {type(optimizer).__name__}",
+            given=f"optimizer={optimizer!r}" if is_name else f"an optimizer of type {type(optimizer).__name__}",
             do="Pass an optimizer of the model's parameters, for example "
             "optimizer=torch.optim.SGD(model.parameters(), lr=0.1).",
         )
@@ -350,9 +327,7 @@ def _refuse_class(value: object, argument: str, noun: str, arguments: str) -> No
     if isinstance(value, type):
         name = _qualified(value)
         raise ArgumentTypeError(
-            f"The {noun} is a class.",
-            given=f"{argument}={name}",
-            do=f"Create it: {argument}={name}({arguments}).",
+            f"The {noun} is a class.", given=f"{argument}={name}", do=f"Create it: {argument}={name}({arguments})."
         )
 
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
-from pa_core.input_checks import check_optimizer_of_scheduler, check_scheduler, check_scheduler_factory
+from pa_core.input_checks import check_scheduler, check_scheduler_factory
 
 __all__ = [
     "PlaceholderExpression",
@@ -134,7 +134,7 @@ class PlaceholderExpression(_Arithmetic):
 
     @override
     def resolve(self, values: Mapping[str, float]) -> float:
-        left, right = _number(self.left, values), _number(self.right, values)
+        left, right = (one.resolve(values) if isinstance(one, _Arithmetic) else one for one in (self.left, self.right))
         try:
             return _OPERATIONS[self.symbol](left, right)
         except ZeroDivisionError:
@@ -142,7 +142,7 @@ class PlaceholderExpression(_Arithmetic):
 
     @override
     def __repr__(self) -> str:
-        return f"({_text(self.left)} {self.symbol} {_text(self.right)})"
+        return f"({self.left} {self.symbol} {self.right})"
 
 
 class TrainerPlaceholderValues(_Arithmetic, Enum):
@@ -271,8 +271,7 @@ def create_scheduler(
     """
     check_scheduler_factory(factory)
     scheduler = resolve_placeholders(factory, values)(optimizer)
-    check_scheduler(scheduler)
-    check_optimizer_of_scheduler(scheduler, optimizer)
+    check_scheduler(scheduler, optimizer)
     return scheduler
 
 
@@ -305,11 +304,3 @@ def _divides_by_placeholder(operand: object) -> bool:
         return False
     divides = operand.symbol == "/" and isinstance(operand.right, _Arithmetic)
     return divides or _divides_by_placeholder(operand.left) or _divides_by_placeholder(operand.right)
-
-
-def _number(operand: object, values: Mapping[str, float]) -> float:
-    return operand.resolve(values) if isinstance(operand, _Arithmetic) else cast("float", operand)
-
-
-def _text(operand: object) -> str:
-    return str(operand) if isinstance(operand, _Arithmetic) else repr(operand)
