@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import islice
-from types import TracebackType
 from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
@@ -101,12 +100,7 @@ class LimitBatches:
         os.environ[BATCH_LIMIT_VARIABLE] = str(self.num_batches)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         before = self._before.pop()
         if before is None:
             os.environ.pop(BATCH_LIMIT_VARIABLE, None)

@@ -125,18 +125,14 @@ def warn_of_filling_up(loader: DataLoader[Any]) -> None:
     Args:
         loader: A loader that nothing has split yet.
     """
-    if isinstance(loader.dataset, IterableDataset):
-        what = f"{type(loader.dataset).__name__}, an IterableDataset,"
-        instead = (
-            "Use a dataset with __len__ and __getitem__, or let each process read its own share: a dataset with the "
-            "attributes rank and num_replicas, or split_dataset_by_node of Hugging Face, is used as it is."
-        )
-    else:
-        what = f"A custom loader or sampler ({describe_loader(loader)})"
-        instead = "Let the trainer create the loader, without a sampler, to have each sample counted once."
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    name = type(loader.dataset).__name__
+    what = f"{name}, an IterableDataset," if is_stream else f"A custom loader or sampler ({describe_loader(loader)})"
     warn_user(
         f"{what} is split over the processes by accelerate, which repeats samples where the processes would not get "
-        f"equally many. Losses and metrics of an epoch may count those twice. {instead}"
+        "equally many. Losses and metrics of an epoch may count those twice. Use a dataset with __len__ and "
+        "__getitem__, and let the trainer create its loader; or let each process read its own share: a sampler or a "
+        "dataset with the attributes rank and num_replicas, or split_dataset_by_node of Hugging Face, is used as it is."
     )
 
 
