@@ -34,8 +34,15 @@ LOOPS = ("by_hand", "by_accelerate", "ours_bare", "ours")
 def notes_of(model: nn.Module, optimizer: Optimizer) -> tuple[list[int], list[int]]:
     """Lists that get the sizes of the batches that a network is called on, and an entry for each of its updates."""
     sizes, updates = list[int](), list[int]()
-    model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-    optimizer.register_step_post_hook(lambda *_: updates.append(1))
+
+    def note_size(_model: object, inputs: Any) -> None:
+        sizes.append(len(inputs[0]))
+
+    def note_update(*_: object) -> None:
+        updates.append(1)
+
+    model.register_forward_pre_hook(note_size)
+    optimizer.register_step_post_hook(note_update)
     return sizes, updates
 
 

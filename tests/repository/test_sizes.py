@@ -9,6 +9,7 @@ import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.launching import Launch
 
@@ -161,7 +162,7 @@ def test_an_update_and_a_save_go_through_few_files(launch: Launch) -> None:
 def test_an_import_loads_few_modules_and_takes_little_time(launch: Launch) -> None:
     """Beyond torch and accelerate: what few scripts need is imported when they need it."""
     launches = [launch(WHAT_AN_IMPORT_COSTS, env={"PYTHONDONTWRITEBYTECODE": None}, fresh=True) for _ in range(2)]
-    costs = [json.loads(launched.output.splitlines()[-1]) for launched in launches]
+    costs: list[dict[str, Any]] = [json.loads(launched.output.splitlines()[-1]) for launched in launches]
     assert costs[0]["ours"] <= LIMITS["modules of ours that an import loads"]
     assert len(costs[0]["others"]) <= LIMITS["other modules that an import loads"]
     assert min(cost["ratio"] for cost in costs) <= LIMITS["time of an import, compared with that of accelerate"]
