@@ -149,11 +149,6 @@ def test_an_unknown_metric_lists_the_recorded_ones() -> None:
         for kind in (KeyError, ValueError):
             with pytest.raises(kind, match=r"'loss'.*train_loss_epoch, eval_loss_epoch"):
                 read("loss")
-
-
-def test_an_unknown_metric_has_no_values() -> None:
-    """All values of a metric that was never recorded are none, and so is their number."""
-    history = InMemoryRunHistory()
     assert history.get_metric_values("loss") == []
     assert history.count_metric_values("loss") == 0
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -260,15 +260,13 @@ class _WellKnownTracker:
     forgets_config: bool = False
 
 
-def _package(name: str) -> Any:
-    return importlib.import_module(name)
-
-
 _WELL_KNOWN = {
     "mlflow": _WellKnownTracker(
         lambda run: str(run.info.run_id),
         lambda run, step: {"run_id": run},
-        lambda run, name, pixels, step: _package("mlflow").log_image(pixels, key=name, step=step, synchronous=True),
+        lambda run, name, pixels, step: import_module("mlflow").log_image(
+            pixels, key=name, step=step, synchronous=True
+        ),
     ),
     # A folder is the run; what was written there for later steps is not shown any more.
     "tensorboard": _WellKnownTracker(
@@ -279,13 +277,13 @@ _WELL_KNOWN = {
     "trackio": _WellKnownTracker(
         lambda run: str(run.name),
         lambda run, step: {"name": run, "resume": "allow"},
-        lambda run, name, pixels, step: run.log({name: _package("trackio").Image(pixels)}, step=step),
+        lambda run, name, pixels, step: run.log({name: import_module("trackio").Image(pixels)}, step=step),
         forgets_config=True,
     ),
     "wandb": _WellKnownTracker(
         lambda run: str(run.id),
         lambda run, step: {"id": run, "resume": "allow"},
-        lambda run, name, pixels, step: run.log({name: _package("wandb").Image(pixels)}, step=step),
+        lambda run, name, pixels, step: run.log({name: import_module("wandb").Image(pixels)}, step=step),
     ),
 }
 

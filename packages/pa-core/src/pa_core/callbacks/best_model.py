@@ -129,9 +129,13 @@ class SaveBestModelCallback(TrainerCallback):
 
     def _save_if_better(self, trainer: AnyTrainer) -> None:
         if self.trainable_only:
-            now = _names_of_trained(trainer)
-            self._trained = now if self._trained is None else self._trained
-            _require_same_trained(self._trained, now)
+            trained = _names_of_trained(trainer)
+            if changed := sorted(trained ^ (trained if self._trained is None else self._trained)):
+                raise ConfigurationError(
+                    f"{changed[0]}, one of {len(changed)}, was frozen or unfrozen since the first epoch: a file with "
+                    "trainable_only would lack some of them. Leave out trainable_only of SaveBestModelCallback."
+                )
+            self._trained = trained
         value = watched_value(trainer, self.watch_metric)
         if self.best.update(value, trainer.run_history.current_epoch):
             self.save_best(trainer)
@@ -216,12 +220,3 @@ def _names_of_trained(trainer: AnyTrainer) -> set[str]:
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
     }
-
-
-def _require_same_trained(at_first: set[str], now: set[str]) -> None:
-    changed = sorted(at_first ^ now)
-    if changed:
-        raise ConfigurationError(
-            f"{changed[0]}, one of {len(changed)}, was frozen or unfrozen since the first epoch: a file with "
-            "trainable_only would lack some of them. Leave out trainable_only of SaveBestModelCallback."
-        )

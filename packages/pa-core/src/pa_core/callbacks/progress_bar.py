@@ -160,7 +160,7 @@ class ProgressBarCallback(TrainerCallback):
             self._open[phase] = _EpochProgress(phase, title, total, is_drawn=is_drawn, keeps_last=keeps_last)
 
     def _close_all(self, trainer: AnyTrainer) -> None:
-        for phase in reversed([*self._open]):
+        for phase in reversed(list(self._open)):
             self._close(trainer, phase, is_complete=False)
 
     def _close(self, trainer: AnyTrainer, phase: _Phase, *, is_complete: bool) -> None:
