@@ -71,7 +71,7 @@ class InterruptAt:
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> InterruptAt | None:
         """Count the lines, and go on to trace."""
-        if not frame.f_code.co_filename.endswith(("background.py", "threading.py")):
+        if not frame.f_code.co_filename.endswith(("pa_checkpoint/_writer.py", "threading.py")):
             return None
         if event == "line":
             self._lines_left -= 1

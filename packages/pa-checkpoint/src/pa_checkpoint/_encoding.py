@@ -6,7 +6,7 @@ import base64
 import collections
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
@@ -34,8 +34,6 @@ from pa_checkpoint._tensor_file import (
 from pa_checkpoint._torch import is_sharded, local_piece
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from torch.distributed.tensor import DTensor
 
 __all__ = ["Encoded", "JsonScalar", "JsonValue", "decode", "encode"]

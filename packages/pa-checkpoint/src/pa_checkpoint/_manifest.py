@@ -9,9 +9,9 @@ import math
 import os
 import re
 import reprlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -197,10 +197,6 @@ def has_manifest(directory: Path) -> bool:
 
 def _sha256(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
-
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
 
 
 _WORTH_A_FILE = 1 << 20
