@@ -327,12 +327,14 @@ class Loop:
             self.engine.progress.epoch_under_way = epoch
             yield epoch
 
-    def finish_epoch(self, step_schedulers: Callable[[], None], hook: Callable[[], None] | None = None) -> None:
+    def finish_epoch(
+        self, hook: Callable[[], None] | None = None, step_schedulers: Callable[[], None] | None = None
+    ) -> None:
         """Count the epoch, step schedules that go by epochs, and call its last event; a state may be saved then.
 
         Args:
-            step_schedulers: Steps all schedulers.
             hook: The method of the trainer that is called before the event.
+            step_schedulers: Steps all schedulers; None for the schedulers of what is trained, one after the other.
         """
         engine, trainer = self.engine, self.trainer
         engine.progress.epochs += 1
@@ -341,11 +343,27 @@ class Loop:
         is_whole = not self.is_at_last_update or trainer.num_updates_completed >= updates_of_whole_epochs
         if self.asked.stepping.after == "epoch" and is_whole and trainer.named_schedulers():
             with engine.agreement.together():
-                step_schedulers()
+                if step_schedulers is not None:
+                    step_schedulers()
+                else:
+                    for trained in engine.trained.values():
+                        self.step_schedulers(trained)
         self.call_together(TrainerCallback.on_training_run_epoch_end, hook)
         trainer.run_history.increment_epoch()
         engine.progress.epoch_under_way = None
         self.reach(Phase.EPOCH)
+
+    @contextmanager
+    def set_back_by_one_epoch(self) -> Generator[None]:
+        """Within the context, what is recorded has the number of the epoch before, as after the last one.
+
+        Training states and the last events have the epoch that comes next, no matter what ends the context.
+        """
+        self.trainer.run_history.clock.epoch -= 1
+        try:
+            yield
+        finally:
+            self.trainer.run_history.clock.epoch += 1
 
     def start_training(self, train_dl: SizedIterable, hook: Callable[[], None] | None = None) -> None:
         """Begin the training of an epoch, or come back to where a saved run was in it.
@@ -533,9 +551,12 @@ class Loop:
         progress.steps_in_epoch = self._step
 
         # agree: every process stops, saves or is preempted at the same update
-        items: float | Tensor = trained.accumulation.items
+        own_items = trained.accumulation.items
+        items: float | Tensor = own_items
         if engine.num_processes > 1:
-            items = engine.agreement.before_update(trained.finish_exchange, items, at_once=at_once, may_stop=is_first)
+            items = engine.agreement.before_update(
+                trained.finish_exchange, own_items, at_once=at_once, may_stop=is_first
+            )
         trained.accumulation.normalise(trained.parameters, items)
 
         # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler

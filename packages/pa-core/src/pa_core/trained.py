@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain, islice
 from typing import Any, NamedTuple, cast
 
@@ -33,6 +33,7 @@ __all__ = [
     "Accumulation",
     "MicroBatch",
     "Trained",
+    "counting_samples",
     "forget_gradients",
     "micro_batches",
     "zero_loss_of_stand_in",
@@ -193,6 +194,24 @@ class Accumulation:
             factor = nominal * self._num_processes / at_least_one
             foreach("mul_", gradients, factor)
         self.items = 0.0
+
+
+@contextmanager
+def counting_samples(trained: Iterable[Trained]) -> Generator[None]:
+    """Within the context, weigh batches by their samples, as nobody knows beforehand how many an update has.
+
+    Args:
+        trained: What the batches are trained on.
+    """
+    accumulations = [one.accumulation for one in trained]
+    before = [accumulation.counts_samples for accumulation in accumulations]
+    for accumulation in accumulations:
+        accumulation.counts_samples = True
+    try:
+        yield
+    finally:
+        for accumulation, counts_samples in zip(accumulations, before, strict=True):
+            accumulation.counts_samples = counts_samples
 
 
 def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:

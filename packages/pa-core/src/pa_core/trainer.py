@@ -432,7 +432,7 @@ class Trainer(
             self._run_train_epoch(self.train_dataloader)
         if self.eval_dataloader is not None:
             self._evaluate_after_epoch()
-        self._loop.finish_epoch(self._step_schedulers, self.training_run_epoch_end)
+        self._loop.finish_epoch(self.training_run_epoch_end, self._step_schedulers)
 
     def _evaluate_after_epoch(self) -> None:
         """Evaluate the sets that are due; those that the saved run had evaluated before are not evaluated again."""

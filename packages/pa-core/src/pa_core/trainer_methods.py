@@ -21,7 +21,7 @@ from pa_core.loop import Loop
 from pa_core.placeholders import create_scheduler
 from pa_core.predictions import PredictionWriter, PredictsBatches
 from pa_core.predictions.types import PredictionT
-from pa_core.run_config import check_count
+from pa_core.run_config import TrainerRunConfig, check_count
 from pa_core.run_lifecycle import RunLifecycle
 from pa_core.trained import Trained
 from pa_core.types import BatchT, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
@@ -40,6 +40,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     scheduler: SchedulerT | None
     create_scheduler_fn: SchedulerFactory[SchedulerT] | None  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower
     train_dataloader: SizedIterable
+    run_config: TrainerRunConfig
     _created_scheduler: SchedulerT | None
     _create_optimizer_fn: Callable[[Any], Optimizer] | None
     _lifecycle: RunLifecycle

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import checkpoint, distributed
+from pa_core import checkpoint
 from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
@@ -38,8 +38,8 @@ from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig
 from pa_core.run_lifecycle import RunLifecycle
 from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.tracking import MetricValue, RunClock, RunHistory
-from pa_core.trained import forget_gradients
+from pa_core.tracking import MetricValue, RunHistory
+from pa_core.trained import counting_samples, forget_gradients
 from pa_core.types import (
     BatchT,
     ModelT_co,
@@ -49,7 +49,6 @@ from pa_core.types import (
     StatefulScheduler,
     TensorsT,
 )
-from pa_core.user_warnings import warn_user
 from pa_data.orders import Order
 
 __all__ = ["Run"]
@@ -338,7 +337,15 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self.train_dataloader = cast("SizedIterable", loader)
             self._loop.announce()
             self._lifecycle.require_same_parts()
-            self._prepare_models()
+            self._lifecycle.shard(*self.models.values())
+            self._given.place(self._trained, self._lifecycle.place)
+            if not self.optimizers:
+                with showing_errors_once():
+                    self._given.make_optimizers()
+                self.optimizer = next(iter(self.optimizers.values()))
+                self._lifecycle.require_same_parts()
+            for name, one in self._trained.items():
+                one.watch_steps(self.optimizers[name])
             self.train_dataloader = self._engine.loaders.split_for_training(self.train_dataloader)
             self.epoch_lengths = lengths_of_epochs(
                 self.train_dataloader,
@@ -382,29 +389,6 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self._finish(exception)
         self._engine.agreement.raise_non_finite_loss()
         return True
-
-    def _prepare_models(self) -> None:
-        """Place all models, with the same weights on all processes, make optimizers, and begin to train."""
-        self._lifecycle.shard(*self.models.values())
-        trained = {id(module) for one in self._trained.values() for module in one.module.modules()}
-        for model in self.models.values():
-            if self._lifecycle.place(model, id(model) in trained) is not model:
-                warn_user(
-                    "Accelerate is told to compile models, and a custom training loop calls them as they are. "
-                    "Compile the model yourself before it is passed to Run: model = torch.compile(model)."
-                )
-            if id(model) not in trained:
-                distributed.broadcast_weights(model)
-        for name, one in self._trained.items():
-            one.start({name: one.module})
-        if not self.optimizers:
-            with showing_errors_once():
-                self._given.make_optimizers()
-            self.optimizer = next(iter(self.optimizers.values()))
-            self._lifecycle.require_same_parts()
-        for name, one in self._trained.items():
-            one.optimizers = {name: self.optimizers[name]}
-            one.watch_steps()
 
     def _finish(self, stop: StopTrainingError | None) -> None:
         """Call the last events; a run that was left early, on purpose, is complete all the same."""
@@ -466,7 +450,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """Let what is recorded after the last epoch carry its number, for as long as the script is in the block."""
         if self.num_epochs_completed >= self.run_config.num_epochs:
             self._showing_last_epoch.close()  # a complete run may be looped over again
-            self._showing_last_epoch.enter_context(_set_back_by_one_epoch(self.run_history.clock))
+            self._showing_last_epoch.enter_context(self._loop.set_back_by_one_epoch())
 
     def _finish_epoch(self) -> None:
         """Count the epoch, step schedules that go by epochs, and call its last event; a state may be saved then."""
@@ -478,11 +462,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             )
         if self._training in ("in progress", "left"):
             self._leave_training()
-        self._loop.finish_epoch(self._step_schedulers)
-
-    def _step_schedulers(self) -> None:
-        for trained in self._trained.values():
-            self._loop.step_schedulers(trained)
+        self._loop.finish_epoch()
 
     @overload
     def updates(self) -> Iterator[Update[BatchT]]: ...
@@ -561,7 +541,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             accumulation_steps=self.run_config.gradient_accumulation_steps,
             samples=num_samples,
         )
-        with self._engine.means.interrupted(), self._counting_samples(), Steps(parts) as steps:
+        with self._engine.means.interrupted(), counting_samples(self._trained.values()), Steps(parts) as steps:
             try:
                 while not loop.is_at_last_update and steps.has_next():
                     self._update = update = Update[Any](loop, steps, self._trained, self._evaluations, is_of_loop=True)
@@ -575,19 +555,6 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 raise
             finally:
                 self._update = around
-
-    @contextmanager
-    def _counting_samples(self) -> Generator[None]:
-        """Weigh batches by their samples, as nobody knows beforehand how many all processes have in an update."""
-        accumulations = [trained.accumulation for trained in self._trained.values()]
-        before = [accumulation.counts_samples for accumulation in accumulations]
-        for accumulation in accumulations:
-            accumulation.counts_samples = True
-        try:
-            yield
-        finally:
-            for accumulation, counts_samples in zip(accumulations, before, strict=True):
-                accumulation.counts_samples = counts_samples
 
     def _end_update(self, update: Update[Any]) -> None:
         """Bring an update to its end, after its body."""
@@ -901,16 +868,6 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             f"A run is given all of its models when it is made, not by add_module({name!r}, ...). Write Run({{'model': "
             f"..., {name!r}: ...}}, {{'model': ..., {name!r}: ...}}, ...)."
         )
-
-
-@contextmanager
-def _set_back_by_one_epoch(clock: RunClock) -> Generator[None]:
-    """Training states and the last events have the epoch that comes next, no matter what ends the context."""
-    clock.epoch -= 1
-    try:
-        yield
-    finally:
-        clock.epoch += 1
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pa_core._accelerate import AcceleratorLike
+from pa_core.distributed import broadcast_weights
 from pa_core.errors import ConfigurationError
 from pa_core.input_checks import (
     check_kind_of_optimizer,
@@ -20,6 +21,7 @@ from pa_core.input_checks import (
 from pa_core.model_tensors import reshard
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.types import SchedulerFactory
+from pa_core.user_warnings import warn_user
 from pa_data.batches import is_mapping
 
 __all__ = ["RunModels"]
@@ -119,6 +121,25 @@ class RunModels:
             )
             for name in self.optimizer_names
         }
+
+    def place(self, trained: Mapping[str, TrainedModel], place: Callable[[nn.Module, bool], nn.Module]) -> None:
+        """Place all models, with the same weights on all processes, and begin to train.
+
+        Args:
+            trained: What each optimizer trains.
+            place: Called with a model and whether it is trained, returns what is called.
+        """
+        parts = {id(module) for one in trained.values() for module in one.module.modules()}
+        for model in self.models.values():
+            if place(model, id(model) in parts) is not model:
+                warn_user(
+                    "Accelerate is told to compile models, and a custom training loop calls them as they are. "
+                    "Compile the model yourself before it is passed to Run: model = torch.compile(model)."
+                )
+            if id(model) not in parts:
+                broadcast_weights(model)
+        for name, one in trained.items():
+            one.start({name: one.module})
 
     def trained_by(self, name: str) -> nn.Module:
         """Return what an optimizer trains: the model of its name; the one optimizer of a run trains all models."""

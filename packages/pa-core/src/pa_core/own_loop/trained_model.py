@@ -65,12 +65,15 @@ class TrainedModel(Trained):
         super().close()
         self.stop_watching()
 
-    def watch_steps(self) -> None:
-        """From here on, raise an error for steps of the optimizer that the run does not make.
+    def watch_steps(self, optimizer: Optimizer) -> None:
+        """From here on, step this optimizer, and raise an error for steps of it that the run does not make.
 
         Optimizers that do not call the constructor of their base class cannot be watched.
+
+        Args:
+            optimizer: The optimizer.
         """
-        optimizer = self.optimizers[self.name]
+        self.optimizers = {self.name: optimizer}
         if calls_step_hooks(optimizer):
             self._watch = optimizer.register_step_pre_hook(self._require_own_step)
 

@@ -32,50 +32,63 @@ class Snapshotable(Protocol):
     @property
     def device(self) -> torch.device:
         """The device of this process."""
+        ...
 
     @property
     def loss_func(self) -> object:
         """The loss function; part of the state if it is a module."""
+        ...
 
     @property
     def run_history(self) -> RunHistory:
         """The recorded metrics."""
+        ...
 
     @property
     def callback_handler(self) -> _HasCallbacks:
         """The callbacks; those with a ``state_dict`` are part of the state."""
+        ...
 
     @property
     def loss_tracker(self) -> LossTracker:
         """The losses of the epoch so far, of this process."""
+        ...
 
     @property
     def step_means(self) -> StepMeans:
         """The values logged in the epoch so far, of this process."""
+        ...
 
     @property
     def train_dataloader(self) -> SizedIterable:
         """The training loader."""
+        ...
 
     @property
     def eval_dataloader(self) -> SizedIterable | None:
         """The evaluation loader, None without one."""
+        ...
 
     @property
     def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
         """The loaders of the evaluation sets by name; empty where there is one dataset, or none."""
+        ...
 
     def named_models(self) -> Mapping[str, nn.Module]:
         """Return the models without wrappers, by name."""
+        ...
 
     def named_optimizers(self) -> Mapping[str, Optimizer]:
         """Return the optimizers, by name."""
+        ...
 
     def named_schedulers(self) -> Mapping[str, StatefulScheduler]:
         """Return the schedulers of the run, by name."""
+        ...
 
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node."""
+        ...
 
 
 class ResumableRun(Snapshotable, Protocol):
@@ -84,11 +97,14 @@ class ResumableRun(Snapshotable, Protocol):
     @property
     def run_config(self) -> TrainerRunConfig:
         """The settings of the run."""
+        ...
 
     @property
     def epoch_lengths(self) -> EpochLengths:
         """How many updates each epoch has."""
+        ...
 
     @property
     def preemptible(self) -> bool:
         """Whether evaluations look between their batches for a request to end the run."""
+        ...
