@@ -223,8 +223,9 @@ def test_retention_keeps_the_newest_valid_states(tmp_path: Path) -> None:
     assert [record.update for record in folder.records()] == [10, 30, 40, 50]
     assert folder.keep(2, "first") == []
     assert _found(tmp_path) == (40, [paths[3].name])
-    with pytest.raises(InvalidArgumentError):
-        folder.keep(0, "first")
+    for newest in (0, -1):
+        with pytest.raises(InvalidArgumentError, match=f"newest must be .*, got {newest}"):
+            folder.keep(newest, "first")
 
 
 def test_a_removal_that_stops_halfway_leaves_no_half_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
