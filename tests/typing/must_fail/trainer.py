@@ -147,7 +147,7 @@ misspelt: Net = trainer.modle  # type: ignore[attr-defined]  # pyright: ignore[r
 
 # Trainers of any kind
 
-AnyTrainer()  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]  # pa_core.AnyTrainer: it is abstract
+AnyTrainer(net, None, None, [], None, mixed_precision=None, cpu=None, max_wait_seconds=None)  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]  # pa_core.AnyTrainer: it is abstract
 needs_plain_trainer(net_trainer)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.AnyTrainer: what Trainer without parameters is not
 
 # Settings

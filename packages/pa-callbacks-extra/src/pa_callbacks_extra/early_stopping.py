@@ -10,8 +10,6 @@ from typing_extensions import override
 from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, TrainerCallback
 from pa_core.callbacks import FALSE_BY_DEFAULT, BestMetric, require_watchable, resolve_direction, watched_value
 
-__all__ = ["EarlyStoppingCallback"]
-
 
 class EarlyStoppingCallback(TrainerCallback):
     """Ends the run when a metric has not improved for some epochs.

@@ -14,7 +14,6 @@ from pa_core import gather_objects
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
 
-__all__ = ["MetricStates", "compute_over_processes", "fits", "has_samples", "put_back", "take_out"]
 
 MetricStates: TypeAlias = dict[str, dict[str, Any]]
 """For each metric by its path: how often it was updated, and its states on the CPU."""

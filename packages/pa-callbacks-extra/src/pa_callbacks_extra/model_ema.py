@@ -17,8 +17,6 @@ from pa_callbacks_extra.tensor_pairs import TensorPairs, named_tensors
 from pa_core import ConfigurationError, gather_objects, unwrap_model
 from pa_core.parts import is_sharded_module, local_piece, reshard
 
-__all__ = ["ModelEma", "check_decay"]
-
 ModelT_co = TypeVar("ModelT_co", bound=nn.Module, default=nn.Module, covariant=True)
 
 

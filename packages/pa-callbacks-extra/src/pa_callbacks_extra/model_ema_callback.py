@@ -26,8 +26,6 @@ from pa_core.callbacks import FALSE_BY_DEFAULT, CallbackLike, check_count, recor
 from pa_core.distributed import broadcast_buffers
 from pa_core.parts import warn_user
 
-__all__ = ["ModelEmaCallback", "ModelEmaFactory"]
-
 _PREFIX = "ema_model_"
 
 

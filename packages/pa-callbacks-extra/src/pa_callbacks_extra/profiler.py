@@ -14,8 +14,6 @@ from pa_core import AnyTrainer, TrainerCallback
 from pa_core.callbacks import check_count
 from pa_core.distributed import rank
 
-__all__ = ["ProfilerCallback"]
-
 _MEMORY: Any = torch.cuda.memory  # the functions of it that we call are documented, but have no types
 _ROWS = 10
 _BESIDE_OPERATORS = "(outside of operators: Python, data, waiting)"

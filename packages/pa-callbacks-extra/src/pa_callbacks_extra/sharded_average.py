@@ -11,8 +11,6 @@ from typing_extensions import override
 from pa_core import ConfigurationError
 from pa_core.parts import CHILDREN, is_sharded, non_persistent_buffers, split_like
 
-__all__ = ["ShardedAverage", "averaged_dtype"]
-
 
 class ShardedAverage(nn.Module):
     """Copies of the tensors of a sharded model, with its names and its sharding.

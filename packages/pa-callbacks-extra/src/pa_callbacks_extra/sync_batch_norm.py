@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-__all__ = ["BatchStatistics", "normalise"]
-
 _collectives: Any = dist  # torch annotates them only in part
 
 

@@ -12,8 +12,6 @@ from pa_core import AnyTrainer, TrainerCallback
 from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.distributed import num_processes
 
-__all__ = ["ConvertSyncBatchNormCallback"]
-
 
 class ConvertSyncBatchNormCallback(TrainerCallback):
     """Makes batch norm layers normalise over the batches of all processes in a run.

@@ -16,8 +16,6 @@ from pa_callbacks_extra.sync_batch_norm import BatchStatistics, normalise
 from pa_core import UnsupportedConfigurationError
 from pa_core.parts import INPUT_CHECK
 
-__all__ = ["Participants", "restore_layers", "synchronise_layers"]
-
 # torch annotates these only in part
 _collectives: Any = dist
 _not_compiled = cast("Callable[..., Any]", torch.compiler.disable)  # pyright: ignore[reportUnknownMemberType]

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from pa_core import ConfigurationError
 from pa_core.parts import BUFFERS, CHILDREN, PARAMETERS, foreach, is_sharded_module, local_pieces
 
-__all__ = ["TensorPairs", "named_tensors"]
-
 _SHOWN_DIFFERENCES = 8  # enough to see what changed, few enough to read
 
 _shape, _dtype, _values = attrgetter("shape"), attrgetter("dtype"), methodcaller("values")

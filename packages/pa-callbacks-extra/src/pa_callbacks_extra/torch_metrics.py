@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from pa_core import RunHistory
 
-__all__ = ["TorchMetricsCallback"]
 
 # The bounds let type checkers take the arguments of a plain lambda for Any; without one, pyright takes object.
 BatchT_contra = TypeVar("BatchT_contra", bound=Any, default=Any, contravariant=True)

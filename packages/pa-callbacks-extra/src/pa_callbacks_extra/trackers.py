@@ -18,8 +18,6 @@ from pa_core.callbacks import ScalarTransfer, check_count
 from pa_core.distributed import sum_over_processes
 from pa_core.experiment_trackers import ExperimentTrackers, flatten_config, open_trackers, require_trackers
 
-__all__ = ["TrackerCallback"]
-
 _BYTES_IN_GIB = 2**30
 
 _last_opened: dict[str, ExperimentTrackers] = {}

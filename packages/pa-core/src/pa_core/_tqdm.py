@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NoReturn, TextIO, TypeAlias, cast
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-__all__ = ["Bar", "bars_hidden", "draw_bar", "is_in_notebook", "is_terminal"]
 
 Bar: TypeAlias = "tqdm[NoReturn]"
 

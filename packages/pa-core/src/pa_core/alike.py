@@ -29,19 +29,6 @@ from pa_core.training_state.model_state import hyperparameters
 from pa_data import count_samples
 from pa_data.orders import has_plain_order
 
-__all__ = [
-    "describe_arguments",
-    "describe_callbacks",
-    "describe_data",
-    "describe_hyperparameters",
-    "describe_loader",
-    "describe_models",
-    "describe_optimizers",
-    "describe_schedulers",
-    "describe_trained",
-    "describe_value",
-]
-
 _DECIDE_BATCHES = frozenset({"batch_sampler", "batch_size", "collate_fn", "drop_last", "sampler", "shuffle"})
 """Arguments of a loader that decide what batches hold; the others only how a process gets them."""
 

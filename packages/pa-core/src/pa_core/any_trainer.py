@@ -75,8 +75,6 @@ from pa_core.types import (
 )
 from pa_core.user_warnings import warn_user, write_or_warn
 
-__all__ = ["EVENT_NAMES", "AnyTrainer", "CallbackHandler", "CallbackLike", "TrainerCallback"]
-
 TrainerT_contra = TypeVar("TrainerT_contra", bound="AnyTrainer", default="AnyTrainer", contravariant=True)
 BatchT_contra = TypeVar("BatchT_contra", default=Any, contravariant=True)
 OutputT_contra = TypeVar("OutputT_contra", default=Any, contravariant=True)

@@ -12,8 +12,6 @@ from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
 from pa_data.batches import describe_batch, is_mapping, keys_of
 
-__all__ = ["count_samples", "lists_of_numbers"]
-
 _HAVE_SAMPLES_FIRST = "input_ids", "labels"
 """Keys under which models of transformers surely have a row for each sample, as under others they may not."""
 

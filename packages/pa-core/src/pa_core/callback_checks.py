@@ -12,16 +12,6 @@ from typing import Any
 from pa_core.errors import ArgumentTypeError
 from pa_core.user_warnings import warn_user
 
-__all__ = [
-    "implements",
-    "is_surely_a_typo",
-    "require_callback",
-    "require_iterable",
-    "unknown_events",
-    "warn_of_unknown_event",
-    "with_known_arguments",
-]
-
 _SURELY_A_TYPO = 0.85
 
 

@@ -32,21 +32,6 @@ from pa_core.storage.plain_values import ensure_plain
 from pa_core.storage.torch_file import find_damage
 from pa_core.types import StatefulScheduler
 
-__all__ = [
-    "MODEL",
-    "MODULES",
-    "OPTIMIZER",
-    "SCHEDULER",
-    "TRAINABLE_ONLY",
-    "Trained",
-    "apart",
-    "build_checkpoint",
-    "read_checkpoint",
-    "refusing_ambiguous_flag",
-    "save_safetensors",
-    "write_checkpoint",
-]
-
 MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"
 TRAINABLE_ONLY = "trainable_only"
 """Whether the states of models lack the parameters that were frozen; the entry is there only where they do."""

@@ -18,8 +18,6 @@ from pa_core.model_tensors import differences_of_weights, frozen_names, list_dif
 from pa_core.sharding.sharded_states import load_whole_weights, split_like_parameters
 from pa_core.state_misfits import has_own_form, misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 
-__all__ = ["copy_weights", "load_checkpoint_into"]
-
 _OURS = "Load a file that save_checkpoint wrote."
 
 

@@ -17,14 +17,6 @@ from pa_core.input_checks import check_precision_and_device
 from pa_core.model_tensors import is_sharded_module
 from pa_core.user_warnings import warn_user
 
-__all__ = [
-    "create_accelerator",
-    "require_even_batches",
-    "require_usable",
-    "require_usable_model",
-    "require_whole_model",
-]
-
 _KINDS_OF_PARALLELISM = "dp_replicate", "dp_shard", "tp", "cp", "sp"
 _ENGINE = "It brings its own training engine. Launch with accelerate launch --use_fsdp --fsdp_version 2."
 _FSDP1 = "It is the first version of FSDP. Pass --fsdp_version 2 to accelerate launch, or fsdp_version=2 to the plugin."

@@ -21,17 +21,6 @@ from pa_core.model_tensors import unwrap_model
 from pa_core.types import LossFunction
 from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
 
-__all__ = [
-    "calculate_batch_loss",
-    "check_step_output",
-    "count_items",
-    "forward_takes",
-    "name_step",
-    "no_sample_counted",
-    "require_count",
-    "unusable_kind",
-]
-
 _OF_CLASSES = {"crossentropy", "nll"}
 _ELEMENTWISE = {
     *("bce", "bcewithlogits", "binarycrossentropy", "binarycrossentropywithlogits", "huber", "kldiv", "l1", "mse"),

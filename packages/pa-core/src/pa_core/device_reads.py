@@ -9,8 +9,6 @@ from typing import Generic, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-__all__ = ["LateReader", "ScalarTransfer", "to_device"]
-
 TagT = TypeVar("TagT")
 
 # So many values are under way only if the host is that many steps ahead of the device: waiting for them then

@@ -22,8 +22,6 @@ from pa_core.tracking import LossTracker, StepMeans
 from pa_core.trained import Trained
 from pa_core.training_state import ResumableRun, Resumption, RunParts, SafePoints
 
-__all__ = ["Engine", "RunKind"]
-
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-__all__ = ["EpochLengths"]
-
 
 class EpochLengths:
     """The steps and updates of each epoch of a training run, known before it begins.

@@ -25,14 +25,6 @@ from pa_core.model_tensors import is_sharded_module, parameters_of, parameters_o
 from pa_core.placeholders import create_scheduler
 from pa_core.types import SchedulerFactory, SchedulerLike
 
-__all__ = [
-    "AddedModule",
-    "AddedModules",
-    "items_of",
-    "named_modules_of",
-    "require_one_trained_module",
-]
-
 _RESERVED = ("loss_func", "model", "optimizer", "scheduler")
 """What the trainer's own objects are called in training states."""
 

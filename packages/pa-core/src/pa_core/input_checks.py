@@ -11,21 +11,6 @@ from torch.optim import Optimizer
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.model_tensors import parameters_of
 
-__all__ = [
-    "check_kind_of_module",
-    "check_kind_of_optimizer",
-    "check_optimizer",
-    "check_optimizer_factory",
-    "check_precision_and_device",
-    "check_scheduler",
-    "check_scheduler_factory",
-    "check_trainer_arguments",
-    "refuse_run_within_run",
-    "require_evaluation_data",
-    "require_evaluation_loader",
-    "require_step_without_closure",
-]
-
 _LoaderT = TypeVar("_LoaderT")
 
 

@@ -33,8 +33,6 @@ from pa_core.trained import MicroBatch, Trained, micro_batches
 from pa_core.training_state import EvaluationInterrupted, folder_of, homes_of
 from pa_core.types import SizedIterable
 
-__all__ = ["Loop", "Steps"]
-
 _END: Any = object()
 
 

@@ -13,8 +13,6 @@ from pa_core._torch import CHILDREN
 from pa_core.model_tensors import is_sharded, local_piece, unwrap_model
 from pa_core.run_config import check_count
 
-__all__ = ["describe_model"]
-
 _HEADER: tuple[str, ...] = ("module", "type", "parameters", "trainable", "memory", "dtype", "")
 _LEFT = (0, 1, 5, 6)
 _KIB = 1024

@@ -16,29 +16,6 @@ from pa_core._torch import BUFFERS, CHILDREN, COMPILED, PARAMETERS
 from pa_core.errors import ConfigurationError
 from pa_core.types import SupportsStateDict
 
-__all__ = [
-    "buffers_of_module",
-    "compiled_from",
-    "differences_of_weights",
-    "frozen_names",
-    "is_sharded",
-    "is_sharded_module",
-    "is_unit",
-    "kind_of_tensor",
-    "learning_rates_of",
-    "list_differences",
-    "local_piece",
-    "local_pieces",
-    "missing_methods",
-    "parameters_of",
-    "parameters_of_module",
-    "reshard",
-    "supports_state_dict",
-    "unwrap_model",
-    "whole_tensor",
-    "without_frozen",
-]
-
 
 def parameters_of_module(module: nn.Module) -> list[nn.Parameter]:
     """Return ``[*module.parameters()]``; torch makes a name for each of them, and takes three times as long.

@@ -20,14 +20,6 @@ from typing_extensions import override
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.input_checks import check_scheduler, check_scheduler_factory
 
-__all__ = [
-    "PlaceholderExpression",
-    "TrainerPlaceholderValues",
-    "create_scheduler",
-    "placeholder_values",
-    "resolve_placeholders",
-]
-
 _OPERATIONS: dict[str, Callable[[float, float], float]] = {
     "+": lambda left, right: left + right,
     "-": lambda left, right: left - right,

@@ -15,8 +15,6 @@ from pa_core.errors import UnsupportedConfigurationError
 from pa_core.model_tensors import is_sharded_module, reshard, unwrap_model
 from pa_core.sharding.sharded_modules import ShardedModules
 
-__all__ = ["place"]
-
 
 def place(
     model: nn.Module, accelerator: _accelerate.AcceleratorLike, *, for_training: bool

@@ -8,8 +8,6 @@ from typing import Any
 
 from pa_core.tracking import RunClock
 
-__all__ = ["Phase", "Position", "Progress"]
-
 
 class Phase(StrEnum):
     """What comes next in a run."""

@@ -16,8 +16,6 @@ from pa_core.run_config import check_clip_threshold, check_count
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.training_state import check_resume_overrides
 
-__all__ = ["RunArguments"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunArguments:

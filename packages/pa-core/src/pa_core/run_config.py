@@ -10,13 +10,6 @@ from typing import Any, NamedTuple, cast
 
 from pa_core.errors import ConfigurationError
 
-__all__ = [
-    "LoaderSettings",
-    "TrainerRunConfig",
-    "check_clip_threshold",
-    "check_count",
-]
-
 
 @dataclass(frozen=True)
 class TrainerRunConfig:

@@ -24,8 +24,6 @@ from pa_core.sharding.block_forward import compile_in_place
 from pa_core.trained import Trained, forget_gradients
 from pa_core.training_state import asked_settings
 
-__all__ = ["RunLifecycle", "nothing_kept_of_runs"]
-
 
 class RunLifecycle:
     """Begins and ends the runs of a trainer.

@@ -11,12 +11,6 @@ from torch.optim import Optimizer
 from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
 
-__all__ = [
-    "check_kept_scheduler",
-    "check_length_of_schedule",
-    "is_created",
-]
-
 
 def is_created(trainer_class: Any, factory: object, *, is_assigned: bool) -> bool:
     """Whether a run creates its scheduler, and does not keep the one that is there.

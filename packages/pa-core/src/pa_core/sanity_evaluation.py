@@ -21,8 +21,6 @@ from pa_core.tracking import InMemoryRunHistory
 from pa_core.training_state.state_writer import own_attributes
 from pa_data.rng import restored_rng_states
 
-__all__ = ["sanity_evaluation"]
-
 _EVENTS = ("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_eval_epoch_end")
 
 

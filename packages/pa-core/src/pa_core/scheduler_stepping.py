@@ -14,8 +14,6 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.best_metric import require_watchable, watched_value
 from pa_core.errors import ConfigurationError
 
-__all__ = ["SchedulerStepping"]
-
 _EPOCH_NAMES = {"epoch", "epochs", "current_epoch", "num_epochs"}
 _METRIC_NAMES = {"metric", "metrics"}
 

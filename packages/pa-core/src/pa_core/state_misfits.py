@@ -19,8 +19,6 @@ from pa_checkpoint import StoredTensor
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.model_tensors import kind_of_tensor
 
-__all__ = ["has_own_form", "misfit_of_optimizer", "misfit_of_scheduler", "without_foreign_entries"]
-
 _KINDS: tuple[tuple[Any, Any, str], ...] = (
     (bool, bool | None, "True or False"),
     (Real | Tensor, Real | Tensor, "a number"),

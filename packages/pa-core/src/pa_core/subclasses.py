@@ -11,8 +11,6 @@ from types import FunctionType, MappingProxyType
 
 from pa_core.errors import OverrideError
 
-__all__ = ["check_subclass"]
-
 _OVERRIDABLE = frozenset({
     "_clip_gradients",
     "_create_accelerator",

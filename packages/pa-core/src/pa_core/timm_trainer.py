@@ -11,8 +11,6 @@ from pa_core.errors import ConfigurationError
 from pa_core.trainer import Trainer
 from pa_core.types import BatchT, ModelT_co, OutputT_co, StatefulScheduler
 
-__all__ = ["TimmSchedulerLike", "TrainerWithTimmScheduler"]
-
 
 class TimmSchedulerLike(StatefulScheduler, Protocol):
     """What timm's schedulers offer."""

@@ -29,16 +29,6 @@ from pa_core.sharding.sharded_modules import ShardedModules, forget_local_gradie
 from pa_core.types import SizedIterable, StatefulScheduler
 from pa_data import Split
 
-__all__ = [
-    "Accumulation",
-    "MicroBatch",
-    "Trained",
-    "counting_samples",
-    "forget_gradients",
-    "micro_batches",
-    "zero_loss_of_stand_in",
-]
-
 
 class MicroBatch(NamedTuple):
     """The part that one process has in one step of an epoch.

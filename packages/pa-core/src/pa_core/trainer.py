@@ -41,8 +41,6 @@ from pa_core.trainer_methods import TrainerMethods
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 from pa_data.orders import Order
 
-__all__ = ["Trainer"]
-
 
 class Trainer(
     TrainerMethods[ModelT_co, BatchT, OutputT_co, SchedulerT], Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]

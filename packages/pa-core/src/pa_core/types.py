@@ -9,21 +9,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import TypedDict, TypeVar
 
-__all__ = [
-    "BatchOutput",
-    "BatchT",
-    "LossFunction",
-    "ModelT_co",
-    "OutputT_co",
-    "SchedulerFactory",
-    "SchedulerLike",
-    "SchedulerT",
-    "SizedIterable",
-    "StatefulScheduler",
-    "SupportsStateDict",
-    "TensorsT",
-]
-
 
 class BatchOutput(TypedDict):
     """What ``calculate_train_batch_loss`` and ``calculate_eval_batch_loss`` return.

@@ -8,8 +8,6 @@ from typing import TypeAlias, cast
 
 from torch import nn
 
-__all__ = ["LayerGroupLike", "modules_of_groups"]
-
 LayerGroupLike: TypeAlias = str | nn.Module | nn.Parameter | Sequence[str | nn.Module | nn.Parameter]
 """A part of a model, by its dotted name or itself, or a list of several parts that make one layer group."""
 

@@ -13,8 +13,6 @@ from pa_finetuning.learning_rates import LearningRates
 from pa_finetuning.model_freezer import ModelFreezer
 from pa_finetuning.parameters import held_by, is_frozen
 
-__all__ = ["GradualUnfreezing", "TrainerLike"]
-
 
 class _RunHistory(Protocol):
     @property

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["divide_groups", "options_in_timm_groups", "options_without_decay"]
-
 
 def options_without_decay(model: nn.Module) -> dict[nn.Parameter, dict[str, Any]]:
     """Return ``weight_decay=0`` for the norms and biases of a model, and for all other vectors and scalars."""

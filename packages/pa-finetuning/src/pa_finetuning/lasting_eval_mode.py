@@ -16,8 +16,6 @@ from functools import partial
 
 from torch import nn
 
-__all__ = ["hold_in_eval_mode", "release_mode"]
-
 
 def hold_in_eval_mode(module: nn.Module) -> None:
     """Put one module, not those within it, into eval mode until its mode is released."""

@@ -9,8 +9,6 @@ from typing import NamedTuple, cast
 
 from torch import nn
 
-__all__ = ["Layer", "LayerGroup", "LayerGroups", "owned_parameters"]
-
 _NUM_NAMES_SHOWN = 5
 
 

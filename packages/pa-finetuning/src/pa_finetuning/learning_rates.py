@@ -9,8 +9,6 @@ from typing import TypeAlias
 
 from pa_finetuning.layer_groups import LayerGroups
 
-__all__ = ["LearningRates", "falling_rates", "rates_by_group"]
-
 LearningRates: TypeAlias = float | Sequence[float] | Mapping[int, float]
 """One learning rate for all layer groups, a list with one for each of them, or a mapping ``{index: rate}``."""
 

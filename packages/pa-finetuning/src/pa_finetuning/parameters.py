@@ -5,8 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["can_have_gradients", "held_by", "is_frozen"]
-
 
 def can_have_gradients(parameter: nn.Parameter) -> bool:
     """Whether a parameter can be trained. The integers of quantised layers cannot."""

@@ -7,15 +7,6 @@ from collections.abc import Callable, Mapping
 
 from pa_core import ConfigurationError
 
-__all__ = [
-    "refuse",
-    "require_at_most",
-    "require_fraction",
-    "require_not_negative",
-    "require_positive",
-    "whole_number",
-]
-
 
 def require_positive(**arguments: float) -> None:
     """Raise an error unless an argument is a finite number above 0."""

@@ -14,8 +14,6 @@ from pa_core import ConfigurationError, TrainerPlaceholderValues
 from pa_schedulers.argument_checks import require_at_most, require_fraction, require_not_negative, require_positive
 from pa_schedulers.scheduler_base import StatefulSchedulerBase
 
-__all__ = ["CosineLrScheduler"]
-
 _USE_RATIO = "Lower {}, or pass {} for a fraction of the learning rate of each group."
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["legend_above", "single_axes"]
-
 
 def single_axes(drawn: str) -> tuple[Figure, Axes]:
     """Return a figure with one pair of axes, without matplotlib's global state.

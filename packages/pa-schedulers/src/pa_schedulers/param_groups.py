@@ -12,8 +12,6 @@ from torch.optim import Optimizer
 
 from pa_core import ConfigurationError
 
-__all__ = ["plain_number", "read_field", "write_field"]
-
 
 def read_field(optimizer: Optimizer, field: str) -> list[float]:
     """Return the value of a field in each parameter group.

@@ -42,7 +42,6 @@ from pa_schedulers.figures import legend_above, single_axes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LearningRateCurve", "LearningRateLoss", "find_learning_rate"]
 
 _SMOOTHING = 0.8  # each smoothed loss is an average of about five losses
 _DIVERGED = 4.0  # times the lowest smoothed loss

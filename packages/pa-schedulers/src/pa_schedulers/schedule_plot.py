@@ -27,8 +27,6 @@ from pa_schedulers.param_groups import read_field
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ScheduleRow", "plot_schedule"]
-
 
 class SteppedAlone(Protocol):
     """A scheduler whose values depend only on how often it was stepped.

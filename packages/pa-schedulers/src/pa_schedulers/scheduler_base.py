@@ -14,8 +14,6 @@ from typing_extensions import override
 from pa_core import ConfigurationError
 from pa_schedulers.param_groups import plain_number, read_field, write_field
 
-__all__ = ["SchedulerBase", "StatefulSchedulerBase"]
-
 _CURRENT_VALUES = "param_group_values"
 _INITIAL_VALUES = "param_group_initial_values"
 

@@ -11,8 +11,6 @@ from pa_core import AnyTrainer, ConfigurationError, TrainerCallback
 from pa_core.storage import StateFolder
 from pa_schedulers.wsd_scheduler import WSDLrScheduler
 
-__all__ = ["WSDCheckpointCallback"]
-
 
 class WSDCheckpointCallback(TrainerCallback):
     """Saves a run with a ``WSDLrScheduler`` before each of its decays and after it.

@@ -8,8 +8,6 @@ from itertools import pairwise
 
 from pa_core import ConfigurationError
 
-__all__ = ["Period", "checkpoint_steps", "plan_periods"]
-
 _PARTS_BEFORE_THE_FIRST_OF_SEVERAL = 4  # the first checkpoint of several is at a quarter of the steps, or earlier
 
 

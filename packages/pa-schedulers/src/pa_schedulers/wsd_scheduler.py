@@ -21,8 +21,6 @@ from pa_schedulers.argument_checks import (
 from pa_schedulers.scheduler_base import StatefulSchedulerBase
 from pa_schedulers.wsd_periods import Period, plan_periods
 
-__all__ = ["DecayInfo", "PhaseInfo", "WSDLrScheduler"]
-
 _WARMUP_START = 1e-6
 _PARTS_OF_WARMUP = 100  # the warm-up takes one of them where None is given
 _PARTS_OF_WARMUP_IN_A_TRAINER = 10

@@ -32,8 +32,6 @@ from pa_data.rng import extend_key, mix, preserve_rng_state, seed_rng
 from pa_trial.batch_order import BatchRequest, EpochOrders, SamplerOrder
 from pa_trial.random_draws import RngStates
 
-__all__ = ["BatchShare", "KeyedBatches"]
-
 _WORKER_STREAMS = -2  # extends the seed where no epoch does
 _END = object()
 

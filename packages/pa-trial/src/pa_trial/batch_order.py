@@ -27,8 +27,6 @@ from pa_data.rng import extend_key, mix
 from pa_trial.errors import EmptyLoaderError
 from pa_trial.random_draws import OwnRngs
 
-__all__ = ["BatchOrder", "BatchRequest", "EpochOrders", "SamplerOrder", "find_order"]
-
 BatchRequest: TypeAlias = tuple[int, Any]
 """What a batch is made from: the key of its random draws, and the indices of its samples."""
 

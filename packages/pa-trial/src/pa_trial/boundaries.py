@@ -8,8 +8,6 @@ from typing import NamedTuple, cast
 
 from pa_trial.units import Batch, TrainUnit
 
-__all__ = ["Boundaries", "Due", "batches_of", "fires"]
-
 
 class Due(NamedTuple):
     """What is due after a batch.

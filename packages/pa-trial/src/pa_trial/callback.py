@@ -6,8 +6,6 @@ from typing import Any
 
 from pa_trial.types import Metrics
 
-__all__ = ["PyTorchCallback"]
-
 
 class PyTorchCallback:
     """Reacts to the events of a training; override the methods that you need.

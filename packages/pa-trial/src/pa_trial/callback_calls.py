@@ -11,8 +11,6 @@ from pa_core.parts import warn_user
 from pa_trial.callback import PyTorchCallback
 from pa_trial.errors import UsageError
 
-__all__ = ["CallbackCalls", "check_callbacks"]
-
 _P = ParamSpec("_P")
 
 

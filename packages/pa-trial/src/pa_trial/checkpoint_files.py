@@ -13,23 +13,6 @@ from typing import Any, cast
 
 from pa_trial.errors import CheckpointNotFound, InvalidCheckpointException
 
-__all__ = [
-    "LOAD_DATA",
-    "METADATA",
-    "STATE",
-    "TRIAL_STATE",
-    "FileRecord",
-    "damaged",
-    "digest_of_document",
-    "find_folder",
-    "name_of_rank",
-    "newest_first",
-    "read_json",
-    "record_of",
-    "require_intact",
-    "write_json",
-]
-
 STATE = "state_dict.pth"
 """Models, optimizers, schedulers, callbacks, and the chief's own state."""
 

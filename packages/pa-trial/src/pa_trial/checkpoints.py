@@ -42,8 +42,6 @@ from pa_trial.trial_contents import (
     take_over,
 )
 
-__all__ = ["Checkpoints", "read_saved"]
-
 
 class Checkpoints:
     """Saves a trial and restores it, completely or not at all; every process calls each method.

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from pa_core import RanksDifferError
 from pa_core.parts import BUFFERS, foreach, require_alike
 
-__all__ = ["ChiefBuffers"]
-
 _collectives: Any = dist  # torch annotates its collectives only in part
 _ALIGNMENT = 16
 """In bytes: of the largest numbers that torch has."""

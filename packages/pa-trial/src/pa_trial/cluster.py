@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["get_cluster_info"]
-
 
 def get_cluster_info() -> Any | None:
     """Return None, as Determined does where a script runs without its cluster.

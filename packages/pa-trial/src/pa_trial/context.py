@@ -33,7 +33,6 @@ from pa_trial.trained_parts import TrainedParts
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
-__all__ = ["CoreContext", "PyTorchTrialContext"]
 
 _ModelT = TypeVar("_ModelT", bound=nn.Module)
 _OptimizerT = TypeVar("_OptimizerT", bound=Optimizer)

@@ -18,8 +18,6 @@ from pa_trial.tensorboard import TensorBoard
 from pa_trial.to_device import DeviceMover
 from pa_trial.trained_parts import TrainedParts
 
-__all__ = ["ClosedParts", "ContextParts", "closed_error"]
-
 
 @dataclass
 class ContextParts:

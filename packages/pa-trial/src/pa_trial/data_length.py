@@ -10,8 +10,6 @@ from torch import Tensor
 
 from pa_core import ArgumentTypeError, ConfigurationError
 
-__all__ = ["data_length"]
-
 
 def data_length(data: Any) -> int:
     """Return how many records a batch has: what ``PyTorchTrial.get_batch_length`` returns unless it is overridden.

@@ -16,8 +16,6 @@ from pa_trial.batch_loading import BatchShare, KeyedBatches
 from pa_trial.batch_order import find_order
 from pa_trial.samplers import DistributedBatchSampler, RepeatBatchSampler, SkipBatchSampler
 
-__all__ = ["DataLoader"]
-
 _SampleT = TypeVar("_SampleT", default=Any)
 
 

@@ -14,8 +14,6 @@ from pa_trial.errors import InternalException, UsageError
 from pa_trial.store_collectives import StoreCollectives
 from pa_trial.store_connection import connect
 
-__all__ = ["DistributedContext", "HorovodLike"]
-
 _T = TypeVar("_T")
 
 _LOCALHOST = "127.0.0.1"

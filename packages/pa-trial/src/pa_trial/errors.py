@@ -11,20 +11,6 @@ from pa_core import (
     StateNotFoundError,
 )
 
-__all__ = [
-    "CheckFailedError",
-    "CheckpointNotFound",
-    "EmptyLoaderError",
-    "InternalException",
-    "InvalidCheckpointException",
-    "InvalidExperimentException",
-    "InvalidHP",
-    "MetricReducerError",
-    "NoCheckpointError",
-    "NoMetricsError",
-    "UsageError",
-]
-
 
 class InvalidExperimentException(ConfigurationError):
     """A trial, or a request to its context, cannot work. Like all errors here, it derives from ``Exception``."""

@@ -10,8 +10,6 @@ from pa_trial.reducer import MetricReducer
 
 _ReducerT = TypeVar("_ReducerT", bound=MetricReducer)
 
-__all__ = ["PyTorchExperimentalContext"]
-
 
 class _Parent(Protocol):
     """What it needs of a ``PyTorchTrialContext``."""

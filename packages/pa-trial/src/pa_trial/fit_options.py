@@ -15,8 +15,6 @@ from pa_trial.progress import TrialProgress
 from pa_trial.settings import ExperimentSettings, require_bool
 from pa_trial.units import Batch, Epoch, TrainUnit
 
-__all__ = ["DEFAULT_REPORTING_PERIOD", "CheckpointPolicy", "FitOptions"]
-
 DEFAULT_REPORTING_PERIOD: Final = Batch(100)
 """Often enough to see that a training goes well, and rare enough not to slow it down."""
 

@@ -12,8 +12,6 @@ from pa_trial.errors import InvalidCheckpointException
 from pa_trial.progress import TrialProgress
 from pa_trial.saved_trial import SavedTrial
 
-__all__ = ["PICKLED_TRIAL_STATE", "is_foreign", "read_foreign"]
-
 PICKLED_TRIAL_STATE = "trial_state.pkl"
 """How far the training had come, which the metadata tell as well but for the last validation."""
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from pa_core.parts import foreach
 from pa_trial.errors import InvalidExperimentException
 
-__all__ = ["GradientBuckets"]
-
 _collectives: Any = dist  # torch annotates its collectives only in part
 
 

@@ -18,8 +18,6 @@ from pa_core import RanksDifferError
 from pa_core.parts import runs_on_gloo
 from pa_trial.gradient_buckets import GradientBuckets
 
-__all__ = ["GradientExchange"]
-
 _collectives: Any = dist  # torch annotates its collectives only in part
 _PLACES = 8
 """Places of a training are told apart by small numbers, which keep their values in half precision."""

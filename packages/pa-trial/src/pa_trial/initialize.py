@@ -23,8 +23,6 @@ from pa_trial.errors import InvalidHP
 from pa_trial.processes import connect_processes
 from pa_trial.settings import ExperimentSettings, check_run_settings, is_whole
 
-__all__ = ["init"]
-
 _log = logging.getLogger("pa_trial")
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from pa_core import ArgumentTypeError
 
-__all__ = ["JsonValue", "to_json"]
-
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 """What JSON can hold; numbers may also be NaN or infinite."""
 

@@ -10,8 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["describe_trial", "name_of_class"]
-
 
 def describe_trial(
     trial_class: type[Any], hparams: Mapping[str, Any] | None, exp_conf: Mapping[str, Any] | None

@@ -21,8 +21,6 @@ from pa_trial.plain_files import read_torch_file
 from pa_trial.trial import PyTorchTrial
 from pa_trial.trial_contents import load_weights_into
 
-__all__ = ["load_trial_from_checkpoint_path"]
-
 _CODE = "code"
 """Where Determined copied the working directory to."""
 

@@ -22,8 +22,6 @@ from pa_trial.validation import Validation
 from pa_trial.watched_metric import WatchedMetric
 from pa_trial.workload import Workload
 
-__all__ = ["TrainingLoop"]
-
 
 class TrainingLoop:
     """Trains workload by workload, and does what is due between them.

@@ -12,8 +12,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from pa_core import ArgumentTypeError
 from pa_trial.errors import InvalidExperimentException
 
-__all__ = ["LRScheduler"]
-
 
 class LRScheduler:
     """A scheduler of learning rates, and when it steps.

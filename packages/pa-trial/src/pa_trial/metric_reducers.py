@@ -14,8 +14,6 @@ from pa_trial.metric_values import hold, to_host, to_result
 from pa_trial.reducer import MetricReducer
 from pa_trial.types import Metrics
 
-__all__ = ["CallableReducer", "MetricReducers"]
-
 _ReducerT = TypeVar("_ReducerT", bound=MetricReducer)
 _MISSING = object()
 

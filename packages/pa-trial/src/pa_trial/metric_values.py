@@ -14,8 +14,6 @@ from torch import Tensor
 from pa_trial.errors import NoMetricsError
 from pa_trial.types import Metrics
 
-__all__ = ["hold", "metrics_by_name", "number_of", "numbers_of", "on_host", "to_host", "to_numpy", "to_result"]
-
 Array: TypeAlias = NDArray[Any]
 _T = TypeVar("_T")
 

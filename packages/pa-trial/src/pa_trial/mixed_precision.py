@@ -14,8 +14,6 @@ from typing_extensions import override
 
 from pa_core.parts import warn_user
 
-__all__ = ["AutocastHooks", "create_scaler", "to_full_precision"]
-
 
 def create_scaler(device: torch.device) -> torch.amp.GradScaler:
     """Return the scaler of automatic mixed precision; without CUDA it does nothing, and a warning says so.

@@ -13,17 +13,6 @@ from pa_core import ArgumentTypeError
 from pa_core.parts import is_sharded_module, parameters_of, warn_user
 from pa_trial.errors import InvalidExperimentException
 
-__all__ = [
-    "apart_from_others",
-    "describe_model",
-    "foreign_parameters",
-    "require_initialized",
-    "require_model",
-    "require_optimizer",
-    "require_some",
-    "warn_of_foreign_parameters",
-]
-
 _SHOWN = 4
 
 

@@ -15,8 +15,6 @@ from pa_core.parts import ensure_plain, find_damage
 from pa_trial.checkpoint_files import damaged
 from pa_trial.errors import InvalidCheckpointException
 
-__all__ = ["read_torch_file", "write_torch_file"]
-
 _KINDS_OF_NUMBERS = "?bBhHiIlLqQefdgFDGSUVMm"
 
 

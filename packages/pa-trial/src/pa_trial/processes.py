@@ -12,8 +12,6 @@ from pa_core.distributed import gather_objects, num_processes, rank
 from pa_core.parts import fork_between_collectives, leave_processes_at_exit, process_state, runs_on_gloo
 from pa_trial.distributed_context import DistributedContext
 
-__all__ = ["connect_processes"]
-
 
 def connect_processes(
     given: DistributedContext | None, max_wait_seconds: float | None = 600.0

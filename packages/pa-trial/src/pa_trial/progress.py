@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields, replace
 
 from pa_trial.errors import InternalException
 
-__all__ = ["TrialProgress"]
-
 
 @dataclass
 class TrialProgress:

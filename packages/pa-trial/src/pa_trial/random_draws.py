@@ -17,8 +17,6 @@ import torch
 
 from pa_data.rng import seed_rng
 
-__all__ = ["OwnRngs", "RngStates"]
-
 _BYTES_OF_MT19937 = 2500  # 624 words of 32 bits, and the place of the next one
 
 

@@ -9,8 +9,6 @@ from pa_core import CheckpointError, ExplainedError, OtherProcessError
 from pa_core.distributed import gather_objects, num_processes, rank
 from pa_trial.errors import InvalidHP
 
-__all__ = ["from_chief", "of_each_rank", "on_each_rank"]
-
 _T = TypeVar("_T")
 
 

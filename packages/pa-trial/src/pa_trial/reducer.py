@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import Any
 
-__all__ = ["MetricReducer", "Reducer"]
-
 
 class Reducer(Enum):
     """How ``evaluation_reducer`` says that a metric of ``evaluate_batch`` is reduced, over all batches and elements.

@@ -13,8 +13,6 @@ from pa_trial.progress import TrialProgress
 from pa_trial.tensorboard import TensorBoard, require_tensorboard
 from pa_trial.types import Metrics
 
-__all__ = ["Reporter"]
-
 _LOGGER = logging.getLogger("pa_trial")
 
 

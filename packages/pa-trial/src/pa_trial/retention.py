@@ -11,8 +11,6 @@ from pa_core.parts import Folder
 from pa_trial.errors import InvalidCheckpointException
 from pa_trial.saved_trial import Ancestor, Metadata, read_metadata
 
-__all__ = ["delete_superseded"]
-
 
 class _Own(NamedTuple):
     """A checkpoint of this training."""

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from pa_data.rng import capture_rng_state, restore_rng_state, restored_rng_states
 
-__all__ = ["capture", "check", "restore"]
-
 _NAMES = {
     "random_rng_state": "python",
     "np_rng_state": "numpy",

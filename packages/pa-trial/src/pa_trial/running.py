@@ -25,8 +25,6 @@ from pa_trial.fit_options import FitOptions
 from pa_trial.trial import PyTorchTrial
 from pa_trial.units import TrainUnit
 
-__all__ = ["agree_on_seed", "closing_in_order", "require_same_parts", "saving_before_invalid_hp"]
-
 
 @contextmanager
 def closing_in_order(watch: HangDetector) -> Generator[ExitStack]:

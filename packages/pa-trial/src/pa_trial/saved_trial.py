@@ -26,8 +26,6 @@ from pa_trial.errors import InvalidCheckpointException
 from pa_trial.progress import TrialProgress
 from pa_trial.rank_outcomes import from_chief
 
-__all__ = ["Ancestor", "Metadata", "SavedTrial", "find_newest", "read_metadata", "read_saved_trial"]
-
 _FORMAT_VERSION = 1
 """Raised when a checkpoint is laid out in a way that earlier releases would misread."""
 

@@ -16,15 +16,6 @@ from pa_core.parts import warn_user
 from pa_trial.errors import InvalidExperimentException, UsageError
 from pa_trial.units import Batch, Epoch, TrainUnit
 
-__all__ = [
-    "ExperimentSettings",
-    "RunSettings",
-    "check_run_settings",
-    "default_checkpoint_dir",
-    "is_whole",
-    "require_bool",
-]
-
 _log = logging.getLogger("pa_trial")
 
 _UNITS: Mapping[str, type[TrainUnit]] = {"batches": Batch, "epochs": Epoch}

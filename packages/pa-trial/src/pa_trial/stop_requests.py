@@ -12,8 +12,6 @@ from pa_core.distributed import sum_over_processes
 from pa_core.parts import SignalWatch
 from pa_trial.context_parts import ContextParts
 
-__all__ = ["StopRequests"]
-
 
 class StopRequests:
     """Combines the requests of all processes.

@@ -11,8 +11,6 @@ from torch.distributed.distributed_c10d import Store
 
 from pa_core import OtherProcessError
 
-__all__ = ["StoreCollectives"]
-
 _BYTES_OF_A_PIECE = 2**20
 """A store of torch closes the connection on which more than 8 MiB wait to be taken."""
 

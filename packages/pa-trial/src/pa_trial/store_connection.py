@@ -13,8 +13,6 @@ from pa_core import ConfigurationError
 from pa_core.parts import store_of_processes
 from pa_trial.errors import InternalException
 
-__all__ = ["connect"]
-
 _SECONDS_UNTIL_FREE = 5.0
 _SECONDS_UNTIL_CHIEF_COMES = 60.0
 _SECONDS_BETWEEN_TRIES = 0.05

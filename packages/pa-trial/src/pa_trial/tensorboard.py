@@ -14,8 +14,6 @@ from pa_core.parts import file_writer_of
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
-__all__ = ["TensorBoard", "require_tensorboard"]
-
 
 class TensorBoard:
     """Makes the writer of a trial when it is first requested.

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from pa_core.parts import rebuilt_mapping, rebuilt_sequence, warn_user
 
-__all__ = ["DeviceMover", "to_device"]
-
 _DataT = TypeVar("_DataT")
 _KINDS_OF_NUMBERS = frozenset("fciub")
 

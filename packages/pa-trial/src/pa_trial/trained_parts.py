@@ -23,8 +23,6 @@ from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.mixed_precision import AutocastHooks, create_scaler
 from pa_trial.progress import TrialProgress
 
-__all__ = ["TrainedParts"]
-
 ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 SchedulerT = TypeVar("SchedulerT", bound=TorchScheduler)

@@ -26,8 +26,6 @@ from pa_trial.trial_methods import check_trial
 from pa_trial.units import Epoch, TrainUnit
 from pa_trial.watched_metric import WatchedMetric, choose_watched_metric
 
-__all__ = ["Trainer"]
-
 
 class Trainer:
     """Trains a trial. Create and use it within the ``with`` block of ``init``.

@@ -16,8 +16,6 @@ from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host
 from pa_trial.progress import TrialProgress
 from pa_trial.types import Metrics, TrainingMetrics
 
-__all__ = ["WorkloadMetrics", "WorkloadPayload", "add_counts"]
-
 Array: TypeAlias = NDArray[Any]
 
 

@@ -14,8 +14,6 @@ from pa_trial.data_loader import DataLoader
 from pa_trial.reducer import Reducer
 from pa_trial.types import BatchT, Metrics, TrainingMetrics
 
-__all__ = ["PyTorchTrial"]
-
 
 class PyTorchTrial(ABC, Generic[BatchT]):
     """Subclass this to define models, optimizers, data, and the training step.

@@ -30,15 +30,6 @@ from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidCheckpointException
 from pa_trial.saved_trial import SavedTrial
 
-__all__ = [
-    "capture_process",
-    "capture_trial",
-    "fitted_weights",
-    "load_weights_into",
-    "require_fit",
-    "take_over",
-]
-
 MODELS, OPTIMIZERS, SCHEDULERS = "models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"
 CALLBACKS, SCALER, RNG = "callbacks", "scaler_state_dict", "rng_state"
 BESIDE_WEIGHTS = "models_beside_state_dict"

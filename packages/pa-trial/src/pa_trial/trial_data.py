@@ -16,8 +16,6 @@ from pa_trial.batch_loading import KeyedBatches
 from pa_trial.data_loader import DataLoader
 from pa_trial.errors import EmptyLoaderError, UsageError
 
-__all__ = ["BuildsLoaders", "TrialData"]
-
 _VALIDATION = -3  # extends the seed for what is validated on
 
 

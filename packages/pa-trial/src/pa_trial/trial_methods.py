@@ -11,8 +11,6 @@ from pa_trial.errors import InvalidExperimentException
 from pa_trial.trial import PyTorchTrial
 from pa_trial.types import Metrics
 
-__all__ = ["batch_evaluation", "check_trial", "evaluates_batches"]
-
 
 def check_trial(trial: object) -> None:
     """Raise an error for anything that is not a trial, or that validates in no way, or in two ways.

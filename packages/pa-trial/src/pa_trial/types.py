@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import TypeVar
 
-__all__ = ["BatchT", "Metrics", "TorchData", "TrainingMetrics"]
-
 TorchData: TypeAlias = dict[str, Tensor] | Sequence[Tensor] | Tensor
 """The usual kinds of batches."""
 

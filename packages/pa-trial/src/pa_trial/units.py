@@ -6,8 +6,6 @@ from collections.abc import Container
 
 from typing_extensions import override
 
-__all__ = ["Batch", "Epoch", "TrainUnit"]
-
 
 class TrainUnit:
     """A length or a period of training: use ``Batch`` or ``Epoch``.

@@ -20,8 +20,6 @@ from pa_trial.trial_methods import batch_evaluation, evaluates_batches
 from pa_trial.types import Metrics
 from pa_trial.validation_metrics import ValidationMetrics, metrics_of_full_dataset
 
-__all__ = ["Validation"]
-
 
 class Validation:
     """Validates a trial, with its models in eval mode and without gradients.

@@ -16,8 +16,6 @@ from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host, t
 from pa_trial.reducer import Reducer
 from pa_trial.types import Metrics
 
-__all__ = ["ValidationMetrics", "ValidationPayload", "metrics_of_full_dataset"]
-
 Array: TypeAlias = NDArray[Any]
 
 

@@ -11,8 +11,6 @@ from pa_trial.metric_values import number_of
 from pa_trial.progress import TrialProgress
 from pa_trial.types import Metrics
 
-__all__ = ["WatchedMetric", "choose_watched_metric"]
-
 
 class WatchedMetric:
     """Compares a metric of each validation with the best one so far, which ``progress`` keeps across checkpoints.

@@ -14,8 +14,6 @@ from pa_trial.training_metrics import WorkloadMetrics, add_counts
 from pa_trial.trial import PyTorchTrial
 from pa_trial.types import TrainingMetrics
 
-__all__ = ["Workload"]
-
 
 class Workload:
     """Collects the metrics of the batches from one boundary to the next, for one workload after the other.

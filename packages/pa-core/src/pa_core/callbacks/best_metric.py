@@ -20,17 +20,6 @@ from pa_core.tracking.metric_values import as_number
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX
 from pa_core.user_warnings import warn_user
 
-__all__ = [
-    "FALSE_BY_DEFAULT",
-    "BestMetric",
-    "JudgesMetric",
-    "direction_in_name",
-    "require_recorded_names",
-    "require_watchable",
-    "resolve_direction",
-    "watched_value",
-]
-
 _SURELY_MEANT = 0.85
 # The words are those of metric names as scripts, torchmetrics and scikit-learn have them.
 _LOWER = frozenset({

@@ -21,8 +21,6 @@ from pa_core.checkpoint import read_checkpoint
 from pa_core.distributed.rank_messages import raise_on_all
 from pa_core.errors import CheckpointError, ConfigurationError
 
-__all__ = ["SaveBestModelCallback"]
-
 
 class SaveBestModelCallback(TrainerCallback):
     """Saves the model whenever a metric is better than before, and loads the best one when the run ends.

@@ -13,8 +13,6 @@ from pa_core.callbacks.progress_bar import ProgressBarCallback
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.user_warnings import warn_user
 
-__all__ = ["DEFAULT_CALLBACKS", "get_default_callbacks", "warn_of_none_by_default"]
-
 DEFAULT_CALLBACKS: tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...] = (
     MoveModulesToDeviceCallback,
     TerminateOnNaNCallback,

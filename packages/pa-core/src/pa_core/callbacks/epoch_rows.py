@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["EpochRows", "format_pairs", "format_rate", "format_time", "format_value", "is_loss"]
-
 WIDTH = 80
 _GAP = 2
 _NARROWEST = 7

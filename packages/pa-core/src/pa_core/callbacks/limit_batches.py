@@ -13,14 +13,6 @@ from pa_core.run_config import check_count
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
 
-__all__ = [
-    "LimitBatchesCallback",
-    "LimitEvalStepsCallback",
-    "add_limit_of_environment",
-    "apply_limit_of_environment",
-    "first_batches",
-]
-
 
 class LimitBatchesCallback(TrainerCallback):
     """Limits every training and evaluation epoch to its first batches, to try a program out quickly.

@@ -13,8 +13,6 @@ from pa_core.callbacks.best_metric import BestMetric, JudgesMetric, direction_in
 from pa_core.callbacks.epoch_rows import EpochRows, format_pairs, is_loss
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, UpdatedMetrics, values_with_epochs
 
-__all__ = ["EpochTable", "LogMetricsCallback", "RowDisplay", "known_directions"]
-
 
 class LogMetricsCallback(TrainerCallback):
     """Logs the latest value of every metric that was updated since it was logged last, and is a number.

@@ -11,8 +11,6 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.extra_models import named_modules_of
 
-__all__ = ["MoveModulesToDeviceCallback"]
-
 
 class MoveModulesToDeviceCallback(TrainerCallback):
     """Moves the modules that are attributes of the trainer to its device when a run starts.

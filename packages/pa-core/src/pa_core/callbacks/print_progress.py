@@ -19,8 +19,6 @@ from pa_core.errors import StopTrainingError
 from pa_core.model_tensors import learning_rates_of
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX
 
-__all__ = ["PrintProgressCallback"]
-
 
 class PrintProgressCallback(RowDisplay):
     """Prints a message at the start and the end of a run, and a row for each epoch.

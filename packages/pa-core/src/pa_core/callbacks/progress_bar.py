@@ -19,8 +19,6 @@ from pa_core.model_tensors import learning_rates_of
 from pa_core.tracking import LossTracker
 from pa_core.types import BatchOutput
 
-__all__ = ["ProgressBarCallback"]
-
 _Phase: TypeAlias = Literal["train", "eval", "prediction"]
 
 SECONDS_BETWEEN_LINES = 30.0  # the log of a day has some thousand lines

@@ -14,8 +14,6 @@ from pa_core.model_tensors import parameters_of
 from pa_core.tracking import RunHistory
 from pa_core.tracking.run_history import values_with_epochs
 
-__all__ = ["MetricSummary", "describe_trained", "format_duration", "format_table", "summarise"]
-
 _MINUTE, _HOUR = 60, 3600
 _NUM_NAMES = 2
 

@@ -18,8 +18,6 @@ from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossErr
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
 
-__all__ = ["SaveTrainingStateCallback"]
-
 
 class SaveTrainingStateCallback(TrainerCallback):
     """Saves training states, from which ``train(resume_from=save_dir)`` resumes.

@@ -13,8 +13,6 @@ from typing import Any, Self
 
 from pa_core.errors import ConfigurationError, TrainingPreempted
 
-__all__ = ["SignalWatch"]
-
 
 class SignalWatch:
     """For the time of a run, calls a function when one of some signals arrives, instead of what Python does with it.

@@ -11,8 +11,6 @@ from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
 
-__all__ = ["StepBasedEvaluationCallback"]
-
 
 class StepBasedEvaluationCallback(TrainerCallback):
     """Evaluates in the middle of the training epochs, after every so many optimizer updates.

@@ -14,8 +14,6 @@ from pa_core.device_reads import ScalarTransfer
 from pa_core.errors import NonFiniteLossError
 from pa_core.types import BatchOutput
 
-__all__ = ["TerminateOnNaNCallback"]
-
 
 class _Place(NamedTuple):
     phase: str

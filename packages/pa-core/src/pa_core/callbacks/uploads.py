@@ -17,8 +17,6 @@ from pa_core.storage import StateFolder
 from pa_core.storage.urls import url_of
 from pa_core.user_warnings import warn_user
 
-__all__ = ["Uploads", "check_upload_arguments", "warn_that_it_continues"]
-
 _SECONDS_WITHOUT_A_WORD = 2.0
 
 

@@ -12,8 +12,6 @@ from pa_core.errors import ConfigurationError, EmptyDatasetError
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
 
-__all__ = ["BatchCount", "require_same_lengths"]
-
 
 class BatchCount:
     """Compares the number of batches that a loader yields in an epoch with its length.

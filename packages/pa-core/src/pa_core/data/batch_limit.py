@@ -13,8 +13,6 @@ from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
 from pa_core.types import SizedIterable
 
-__all__ = ["BATCH_LIMIT_VARIABLE", "DataLoaderSlice", "LimitBatches", "batch_limit_from_environment"]
-
 _BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)
 
 BATCH_LIMIT_VARIABLE = "PT_ACC_LIMIT_BATCHES"

@@ -16,26 +16,6 @@ from pa_core.model_tensors import supports_state_dict
 from pa_core.types import SizedIterable
 from pa_data import KeyedDataLoader
 
-__all__ = [
-    "batches_of_slices",
-    "check_loader",
-    "count_steps",
-    "describe_loader",
-    "end_workers",
-    "has_exact_state",
-    "innermost",
-    "is_dataloader",
-    "is_keyed",
-    "is_slice",
-    "is_stream_with_state",
-    "length_of",
-    "length_of_dataset",
-    "lengths_of_epochs",
-    "loader_parts",
-    "plain_dataloader",
-    "set_epoch",
-]
-
 
 def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLoader[Any]:
     """Create a ``DataLoader`` with a custom sampler, or over an ``IterableDataset``.

@@ -18,8 +18,6 @@ from pa_core.tracking.run_history import RunHistory, recording_with_prefix
 from pa_core.types import SizedIterable
 from pa_data.batches import is_array, keys_of
 
-__all__ = ["EvaluationData", "EvaluationSet", "EvaluationSets"]
-
 
 @dataclass(frozen=True)
 class EvaluationSet:

@@ -14,17 +14,6 @@ from pa_core.errors import ConfigurationError
 from pa_data.batches import describe_batch, is_array, keys_of
 from pa_data.orders import Order, check_order, has_plain_order, order_of_dataset
 
-__all__ = [
-    "BATCH_SIZE_OF_RUN_BEFORE",
-    "DEFAULT_BATCH_SIZE",
-    "GivenData",
-    "batch_size_of",
-    "check_arguments_of_loaders",
-    "describe_lost_order",
-    "order_makes_batches",
-    "without_effect_on_loader",
-]
-
 DEFAULT_BATCH_SIZE = 8
 """The default of ``per_device_batch_size``, which tells whether it was passed."""
 

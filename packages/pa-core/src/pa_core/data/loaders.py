@@ -39,8 +39,6 @@ from pa_core.user_warnings import warn_user
 from pa_data import KeyedDataLoader, count_samples, is_in_memory, move_to_device, start_method
 from pa_data.orders import Order, Shuffled, has_plain_order
 
-__all__ = ["Loaders", "Purpose", "batches_on_device", "default_num_workers"]
-
 Purpose = Literal["train", "eval"]
 """What a loader is for."""
 

@@ -15,8 +15,6 @@ from pa_core.distributed import gather_objects
 from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
 
-__all__ = ["Share", "check_share", "share_of", "split_sampler", "warn_of_filling_up", "warn_of_whole_workers"]
-
 _LIBRARIES_THAT_DIVIDE = {"datasets", "torchdata", "webdataset"}
 
 

@@ -16,8 +16,6 @@ from pa_core.distributed.comparison import DIGEST_SIZE, Describe, digest, requir
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.tracking import LossTracker, StepMeans
 
-__all__ = ["NUM_FLAGS", "Agreement", "Request"]
-
 NUM_FLAGS: Final = 5
 """How many numbers ``Agreement.local_flags`` has."""
 

@@ -23,25 +23,6 @@ from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedCon
 from pa_core.model_tensors import buffers_of_module, is_sharded, parameters_of_module, reshard
 from pa_core.types import TensorsT
 
-__all__ = [
-    "broadcast_buffers",
-    "broadcast_tensors",
-    "broadcast_weights",
-    "gather",
-    "gather_objects",
-    "gather_without_rows",
-    "leave_processes_at_exit",
-    "num_local_processes",
-    "num_processes",
-    "rank",
-    "remove_padding",
-    "runs_on_gloo",
-    "sum_over_processes",
-    "tensors_in_graph",
-    "tensors_with_gradient",
-    "values_of_all",
-]
-
 _R = TypeVar("_R")
 
 # torch annotates its collectives only in part

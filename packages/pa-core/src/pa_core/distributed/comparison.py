@@ -14,17 +14,6 @@ from pa_core.distributed.collectives import gather_objects, num_processes, value
 from pa_core.distributed.signs import advice_for_parted, name_ranks
 from pa_core.errors import RanksDifferError
 
-__all__ = [
-    "DIGEST_SIZE",
-    "PLACE",
-    "Describe",
-    "agree_on_integer",
-    "differences",
-    "digest",
-    "require_alike",
-    "require_same_digests",
-]
-
 Describe: TypeAlias = Callable[[], Mapping[str, str]]
 """Returns what has to be the same, as short texts by name; not called on one process."""
 

@@ -27,8 +27,6 @@ from pa_core._torch import store_of_processes
 from pa_core.distributed.collectives import num_processes
 from pa_core.errors import is_explained
 
-__all__ = ["ending_process_unless_all_fail", "showing_errors_once", "tell_launcher"]
-
 SECONDS_TO_FAIL_TOGETHER = 3.0
 """How much later than the first process the last one may fail for all of them to have failed together."""
 

@@ -22,8 +22,6 @@ from pa_core._torch import after_backward_pass, foreach
 from pa_core.device_reads import to_device
 from pa_core.distributed.collectives import gather
 
-__all__ = ["ExchangedParameters", "GradientExchange"]
-
 # torch annotates its collectives only in part
 _collectives: Any = dist
 

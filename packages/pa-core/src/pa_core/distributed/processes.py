@@ -21,20 +21,6 @@ from pa_core.distributed.collectives import (
 )
 from pa_core.errors import ConfigurationError, OtherProcessError, StopTrainingError, UnsupportedConfigurationError
 
-__all__ = [
-    "BlockOrDecorator",
-    "apart",
-    "fork_between_collectives",
-    "local_process_zero_first",
-    "local_process_zero_only",
-    "notebook_launcher",
-    "prepare_process",
-    "require_all_processes",
-    "run_if",
-    "world_process_zero_first",
-    "world_process_zero_only",
-]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _Arguments = TypeVarTuple("_Arguments")

@@ -19,8 +19,6 @@ from pa_core.distributed.collectives import gather_objects, num_processes
 from pa_core.distributed.signs import Signs
 from pa_core.errors import OtherProcessError
 
-__all__ = ["Mailbox", "do_while_others_wait", "raise_on_all", "wait_together"]
-
 _SECONDS_UNTIL_GONE = 15.0
 _SECONDS_BETWEEN_LOOKS: Final = (0.002, 0.1)
 """At first and at most."""

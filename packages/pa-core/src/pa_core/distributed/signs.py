@@ -13,8 +13,6 @@ from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
 
-__all__ = ["Place", "Sign", "Signs", "advice_for_parted", "describe_signs", "doing_of", "name_ranks"]
-
 _LONGEST_LOOK = 2.0
 _SECONDS_UNTIL_SILENT = 3.0
 

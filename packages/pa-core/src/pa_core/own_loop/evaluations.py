@@ -20,8 +20,6 @@ from pa_core.tracking.epoch_means import logged_twice, single_number
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.types import BatchT, SizedIterable
 
-__all__ = ["Evaluations"]
-
 
 class Evaluations(Generic[BatchT]):
     """Runs the evaluations of a run, one at a time, and keeps their loaders for the next ones.

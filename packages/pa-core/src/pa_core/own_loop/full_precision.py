@@ -9,8 +9,6 @@ from torch.autograd.graph import Node
 
 from pa_core._torch import dtypes_of_outputs
 
-__all__ = ["is_in_full_precision"]
-
 _AUTOCAST = ("Addmm", "Addbmm", "Baddbmm", "Bmm", "Convolution", "Linear", "Matmul", "Mm", "Mv", "ScaledDotProduct")
 
 

@@ -18,8 +18,6 @@ from pa_core.trained import MicroBatch
 from pa_data import move_to_device
 from pa_data.batches import is_mapping
 
-__all__ = ["batches_of_loop"]
-
 
 def batches_of_loop(
     batches: Iterable[Any], around: MicroBatch, *, device: torch.device, accumulation_steps: int, samples: int | None

@@ -10,20 +10,6 @@ from pa_core.default_step import unusable_kind
 from pa_core.errors import ConfigurationError
 from pa_data.batches import describe_batch
 
-__all__ = [
-    "evaluates",
-    "graph_is_gone",
-    "left_loop",
-    "loop_within",
-    "no_batch",
-    "no_gradients_left",
-    "not_batches",
-    "second_loop",
-    "unclear_name",
-    "unusable_loss",
-    "update_is_over",
-]
-
 
 def unusable_loss(loss: object) -> ConfigurationError:
     """Return the error of what no gradients can be computed of.

@@ -51,8 +51,6 @@ from pa_core.types import (
 )
 from pa_data.orders import Order
 
-__all__ = ["Run"]
-
 _T = TypeVar("_T")
 
 _block_is_open: ContextVar[bool] = ContextVar("_block_is_open", default=False)

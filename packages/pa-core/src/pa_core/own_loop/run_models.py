@@ -24,8 +24,6 @@ from pa_core.types import SchedulerFactory
 from pa_core.user_warnings import warn_user
 from pa_data.batches import is_mapping
 
-__all__ = ["RunModels"]
-
 MODEL, OPTIMIZER, SCHEDULER = "model", "optimizer", "scheduler"
 """The names of the model and optimizer of a run that has one of each, as in a ``Trainer``."""
 

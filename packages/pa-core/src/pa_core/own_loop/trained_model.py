@@ -22,8 +22,6 @@ from pa_core.own_loop.full_precision import is_in_full_precision
 from pa_core.trained import MicroBatch, Trained, zero_loss_of_stand_in
 from pa_core.user_warnings import warn_user
 
-__all__ = ["TrainedModel"]
-
 
 class TrainedModel(Trained):
     """An optimizer of a run, and the module that it trains.
@@ -50,8 +48,8 @@ class TrainedModel(Trained):
         is_only_model: bool,
     ) -> None:
         super().__init__(accelerator, counted_by="num_items")
-        self.name = name
-        self.module = module
+        self.name: str = name
+        self.module: nn.Module = module
         if optimizer is not None:
             self.optimizers[name] = optimizer
         self._is_only_model = is_only_model

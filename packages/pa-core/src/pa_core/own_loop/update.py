@@ -19,8 +19,6 @@ from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.trained import MicroBatch
 from pa_core.types import BatchT
 
-__all__ = ["Update"]
-
 _SEVERAL = "For several updates out of one batch, write for part in run.batches(parts): ... in its body."
 
 _GRAPH_IS_GONE = "Trying to backward through the graph a second time"

@@ -12,8 +12,6 @@ from pa_core.errors import BatchMismatchError
 from pa_core.model_tensors import unwrap_model
 from pa_data.batches import describe_batch, is_mapping, keys_of
 
-__all__ = ["predict_batch"]
-
 
 def predict_batch(model: nn.Module, batch: Any) -> Any:
     """Return what the model makes of the inputs of a batch.

@@ -21,8 +21,6 @@ from torch import Tensor
 from pa_core.errors import BatchOutputError, ConfigurationError, UnsupportedConfigurationError
 from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
 
-__all__ = ["Column", "FileFormat", "columns_of", "format_of"]
-
 Column: TypeAlias = "Tensor | Sequence[Any]"
 """A value for each sample of a batch: a tensor whose first dimension is the samples, or a list."""
 

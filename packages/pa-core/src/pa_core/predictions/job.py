@@ -21,8 +21,6 @@ from pa_data import KeyedDataLoader, count_samples
 from pa_data.orders import EpochOrder, Order
 from pa_data.rng import mix, preserve_rng_state, seed_rng
 
-__all__ = ["ChosenPieces", "Pieces", "PredictionJob"]
-
 _BATCHES = -3  # extends the seed for what is drawn in predict_batch; datasets draw by the index of the sample
 _FIXED = ("sampler", "batch_sampler", "shuffle", "drop_last", "algorithm", "split", "seed", "rank", "num_processes")
 """Arguments of a loader that would change which samples come, and in which order."""

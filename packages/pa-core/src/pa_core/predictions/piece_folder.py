@@ -17,8 +17,6 @@ from pa_core.distributed.rank_messages import do_while_others_wait
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.predictions.job import Pieces
 
-__all__ = ["PieceFolder"]
-
 _IDENTITY: Final = "identity.json"
 _PIECE: Final = re.compile(r"(\d{12,}-\d{12,}\.\w+)\.([0-9a-f]{64})")
 

@@ -26,8 +26,6 @@ from pa_core.predictions.written import Writing
 from pa_core.sharding.sharded_states import gathering
 from pa_data import move_to_device
 
-__all__ = ["PredictionRun"]
-
 _collectives: Any = dist  # torch annotates its collectives only in part
 
 

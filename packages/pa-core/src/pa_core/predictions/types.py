@@ -6,8 +6,6 @@ from typing import Any, Protocol
 
 from typing_extensions import TypeVar
 
-__all__ = ["PredictionT", "PredictionT_co", "PredictionT_contra", "PredictionWriter", "PredictsBatches"]
-
 PredictionT = TypeVar("PredictionT", default=Any)
 PredictionT_co = TypeVar("PredictionT_co", default=Any, covariant=True)
 PredictionT_contra = TypeVar("PredictionT_contra", default=Any, contravariant=True)

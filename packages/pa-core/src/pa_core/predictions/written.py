@@ -21,8 +21,6 @@ from pa_core.predictions.piece_folder import PieceFolder
 from pa_core.predictions.types import PredictionWriter
 from pa_core.run_config import check_count
 
-__all__ = ["Writing", "require_nothing_to_write"]
-
 _MOST_PIECES = 1_000
 _MOST_SAMPLES = 65_536
 

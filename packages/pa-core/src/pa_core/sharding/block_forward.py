@@ -15,8 +15,6 @@ from pa_core import _accelerate
 from pa_core._torch import is_compiled_in_place
 from pa_core.model_tensors import compiled_from, is_sharded_module, is_unit, unwrap_model
 
-__all__ = ["checkpoint_activations", "compile_in_place"]
-
 _run_checkpointed: Any = cast("Any", torch.utils.checkpoint).checkpoint  # annotated in part
 _compile: Any = cast("Any", torch).compile  # annotated in part
 

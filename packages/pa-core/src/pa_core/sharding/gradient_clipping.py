@@ -12,8 +12,6 @@ from pa_core._torch import foreach
 from pa_core.distributed.collectives import num_processes, sum_over_processes
 from pa_core.model_tensors import is_sharded, local_pieces
 
-__all__ = ["clip_gradient_norm", "clip_gradient_values"]
-
 
 def clip_gradient_values(parameters: Iterable[Tensor], bound: float) -> None:
     """Clip each element of the gradients to plus and minus a value.

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from pa_core._torch import BUFFERS, PARAMETERS
 from pa_core.errors import ConfigurationError
 
-__all__ = ["MetaWeights", "NamedTensor", "allocate", "has_meta_tensors", "tensors_of"]
-
 
 class NamedTensor(NamedTuple):
     """A parameter or buffer, and where a model has it.

@@ -14,8 +14,6 @@ from pa_core.user_warnings import warn_user
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-__all__ = ["ShardingSettings", "read_settings"]
-
 
 @dataclass(frozen=True)
 class ShardingSettings:

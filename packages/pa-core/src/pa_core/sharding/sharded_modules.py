@@ -17,8 +17,6 @@ from pa_core import _torch
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.model_tensors import is_sharded, local_piece
 
-__all__ = ["ShardedModules", "forget_local_gradients"]
-
 # torch annotates its collectives only in part
 _collectives: Any = dist
 

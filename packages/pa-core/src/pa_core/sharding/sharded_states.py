@@ -14,8 +14,6 @@ from torch.optim import Optimizer
 from pa_checkpoint import StoredTensor
 from pa_core.model_tensors import is_sharded, parameters_of, whole_tensor
 
-__all__ = ["gather_state", "gathering", "load_whole_weights", "split_like", "split_like_parameters"]
-
 
 @contextmanager
 def gathering(tensors: Iterable[Tensor]) -> Generator[Iterator[Tensor]]:

@@ -15,8 +15,6 @@ from pa_core.model_tensors import compiled_from
 from pa_core.sharding.settings import ShardingSettings
 from pa_core.user_warnings import warn_user
 
-__all__ = ["blocks_of", "modules_of_block", "whole_parameters"]
-
 
 def blocks_of(model: nn.Module, settings: ShardingSettings) -> list[nn.Module]:
     """Return the blocks of a model, each after those within it; the model itself is not one of them.

@@ -16,8 +16,6 @@ from pa_core.errors import ConfigurationError
 from pa_core.model_tensors import without_frozen
 from pa_core.sharding.sharded_states import gathering
 
-__all__ = ["WeightExport"]
-
 
 class WeightExport:
     """The weights of a sharded model on their way into files.

@@ -9,8 +9,6 @@ from typing import Any
 from pa_checkpoint import CheckpointInfo
 from pa_core.errors import CheckpointError
 
-__all__ = ["find_accelerate_state", "refusal_of_accelerate_state"]
-
 _SAFETENSORS, _PICKLED, _OPTIMIZER = "model.safetensors", "pytorch_model.bin", "optimizer.bin"
 _RANDOM_STATES = "random_states_*.pkl"
 

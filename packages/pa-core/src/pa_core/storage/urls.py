@@ -7,8 +7,6 @@ from pathlib import Path
 
 from pa_core.errors import ConfigurationError
 
-__all__ = ["url_of"]
-
 _URL = re.compile(r"[A-Za-z][\w+.-]+(::[A-Za-z][\w+.-]+)*://.+")
 _URL_AS_PATH = re.compile(r"[A-Za-z][\w+.-]+:/.+")
 

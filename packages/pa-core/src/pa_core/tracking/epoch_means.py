@@ -13,13 +13,6 @@ from pa_core.errors import ConfigurationError
 from pa_core.tracking.metric_values import MetricValue
 from pa_core.tracking.run_history import RunHistory
 
-__all__ = [
-    "LossTracker",
-    "StepMeans",
-    "logged_twice",
-    "single_number",
-]
-
 _EXACT_IN_DOUBLES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Such a loss times a number of samples is a double without being rounded, with any instruction."""
 

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from pa_checkpoint import Writer
 from pa_core.errors import CheckpointError, ConfigurationError
 
-__all__ = ["Kept", "MetricValue", "as_number", "numbers_of_mapping", "recordable"]
-
 MetricValue: TypeAlias = float | Tensor
 
 _EXACT_AS_DOUBLE = 2**53

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PlotAxis", "plot_run_history"]
 
 PlotAxis: TypeAlias = Literal["epoch", "update", "samples", "seconds"]
 

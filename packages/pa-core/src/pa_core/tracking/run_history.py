@@ -18,18 +18,6 @@ from typing_extensions import override
 from pa_core.errors import CheckpointError, MetricNotFoundError
 from pa_core.tracking.metric_values import Kept, MetricValue, as_number, numbers_of_mapping, recordable
 
-__all__ = [
-    "INTERMEDIATE_PREFIX",
-    "InMemoryRunHistory",
-    "MetricColumns",
-    "MetricRecord",
-    "RunClock",
-    "RunHistory",
-    "UpdatedMetrics",
-    "recording_with_prefix",
-    "values_with_epochs",
-]
-
 INTERMEDIATE_PREFIX = "intermediate_"
 """What is recorded in an evaluation within a training epoch has it, so that other names have one value an epoch."""
 

@@ -19,8 +19,6 @@ from torch.optim import Optimizer
 
 from pa_core.training_state.model_state import hyperparameters
 
-__all__ = ["asked_settings", "begin_run", "end_run", "not_asking"]
-
 
 @dataclass
 class _Note:

@@ -32,8 +32,6 @@ from pa_core.training_state.taking_over import refusals_explained
 from pa_core.types import SizedIterable, SupportsStateDict
 from pa_data.rng import capture_rng_state, numpy_random, restore_rng_state
 
-__all__ = ["CustomLoaderState", "RunLoaders", "capture_generators", "restore_generators"]
-
 
 class CustomLoaderState:
     """The position of a custom training loader.

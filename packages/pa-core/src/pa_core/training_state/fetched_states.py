@@ -17,8 +17,6 @@ from pa_core.distributed.rank_messages import do_while_others_wait
 from pa_core.storage.urls import url_of
 from pa_core.user_warnings import warn_user
 
-__all__ = ["fetched", "folder_of", "homes_of"]
-
 
 @runtime_checkable
 class _SendsStates(Protocol):

@@ -19,23 +19,6 @@ from pa_core.sharding.sharded_states import split_like_parameters
 from pa_core.state_misfits import has_own_form, misfit_of_optimizer
 from pa_core.types import StatefulScheduler
 
-__all__ = [
-    "SavedModel",
-    "SavedOptimizer",
-    "apply_hyperparameters",
-    "capture_model",
-    "capture_optimizer",
-    "hyperparameters",
-    "load_state",
-    "model_differs",
-    "named_parameters",
-    "require_same_models",
-    "require_same_optimizers",
-    "restore_models",
-    "restore_optimizer",
-    "restore_parameters_beside_the_model",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SavedOptimizer:

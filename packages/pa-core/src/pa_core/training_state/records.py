@@ -9,8 +9,6 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, NotRequired, cast, get_args, get_origin, get_type_hints, is_typeddict
 
-__all__ = ["read_record"]
-
 _LIMIT = 2**63  # of the whole numbers that tensors hold
 _IN_WORDS = {
     NoneType: "None",

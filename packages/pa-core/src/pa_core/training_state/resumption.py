@@ -29,8 +29,6 @@ from pa_core.types import SizedIterable, SupportsStateDict
 from pa_data import BatchSplit, Split
 from pa_data.orders import has_plain_order
 
-__all__ = ["Resumption"]
-
 
 class Resumption:
     """Where a run begins, and what it resumes from; one for each run.

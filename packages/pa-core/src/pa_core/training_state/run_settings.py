@@ -14,18 +14,6 @@ from pa_core.run_config import TrainerRunConfig
 from pa_core.types import StatefulScheduler
 from pa_data.orders import has_plain_order
 
-__all__ = [
-    "LENGTH_OF_SCHEDULE",
-    "RESUME_OVERRIDES",
-    "Difference",
-    "check_resume_overrides",
-    "compare_settings",
-    "describe_differences",
-    "describe_settings",
-    "refuse_differences",
-    "with_schedule_lengths",
-]
-
 RESUME_OVERRIDES = {
     "samples_per_update": "the boundaries of updates would move, and schedules count updates",
     "dataset_length": "the order of the samples changes, and a position in it means different samples",

@@ -48,20 +48,6 @@ from pa_core.user_warnings import warn_user
 from pa_data.orders import epoch_order
 from pa_data.rng import capture_rng_state, preserve_rng_state, restore_rng_state, seed_rng_of_rank
 
-__all__ = [
-    "OPTIMIZER",
-    "Extension",
-    "RunState",
-    "SavedParts",
-    "SavedProcess",
-    "SavedRun",
-    "SavedSettings",
-    "by_optimizer",
-    "capture",
-    "find_extension",
-    "read_parts",
-]
-
 OPTIMIZER = "optimizer"
 """The name of the only optimizer of a run, which what is saved by optimizer does without."""
 

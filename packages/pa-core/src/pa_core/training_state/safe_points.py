@@ -31,8 +31,6 @@ from pa_core.training_state.state_writer import (
 from pa_core.types import SupportsStateDict
 from pa_data.rng import capture_rng_state
 
-__all__ = ["EvaluationInterrupted", "RunParts", "SafePoints"]
-
 
 class _CountsItems(Protocol):
     @property

@@ -15,8 +15,6 @@ from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_a
 from pa_core.training_state.run_state import SavedRun
 from pa_core.user_warnings import warn_user
 
-__all__ = ["continues_run", "describe_neighbours", "find_saved_run", "newest_state"]
-
 _SHOWN_STATES = 5
 _NAME = re.compile(r"(?:(?:epoch|step)_\d+|final)(?:_\d+)?|state_\d+_update_\d+")  # the last one of earlier versions
 

@@ -14,8 +14,6 @@ from pa_core.run_config import TrainerRunConfig
 from pa_core.tracking import LossTracker, RunHistory, StepMeans
 from pa_core.types import SizedIterable, StatefulScheduler
 
-__all__ = ["ResumableRun", "Snapshotable"]
-
 
 class _HasCallbacks(Protocol):
     @property

@@ -26,16 +26,6 @@ from pa_core.model_tensors import buffers_of_module, is_sharded, missing_methods
 from pa_core.progress import Phase, Position
 from pa_core.user_warnings import warn_user
 
-__all__ = [
-    "StateRequest",
-    "StateWriter",
-    "UnsavedAttributes",
-    "check_scheduler",
-    "check_state_of_optimizer",
-    "own_attributes",
-    "raising_on_all",
-]
-
 
 def own_attributes(owner: object) -> dict[str, object]:
     """Return the attributes of a trainer that are a script's own: those that no class of this package declares.

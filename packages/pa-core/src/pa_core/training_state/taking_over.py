@@ -14,8 +14,6 @@ from pa_core.errors import CheckpointError, ExplainedError, StopTrainingError
 from pa_core.model_tensors import differences_of_weights, list_differences
 from pa_core.types import SupportsStateDict
 
-__all__ = ["refusals_explained", "taken_over"]
-
 
 @contextmanager
 def refusals_explained(what: str, path: Path | None = None) -> Generator[None]:
