@@ -1,9 +1,9 @@
 """Every `Any` and `object` in a public signature, found in the sources of installed packages.
 
 `python tests/typing/open_types.py` prints them, with the reasons that `open_types.txt` gives. A name is public if
-neither it nor a part of its path begins with an underscore and its module lists it in `__all__`, or if a package does
-that imports it from a private module of its own. What overrides a method of ours is not counted again: the method that
-it overrides has decided.
+neither it nor a part of its path begins with an underscore and its module lists it in `__all__`, or if a module does
+that imports it from one without such a list, or from a private one. What overrides a method of ours is not counted
+again: the method that it overrides has decided.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def _modules(folder: Path) -> Iterator[Module]:
 
 
 def _public_names(module: Module, modules: list[Module]) -> set[str]:
-    if "._" not in module.name:
+    if "._" not in module.name and module.public:
         return module.public
     return {
         alias.name
         for one in modules
-        if module.name.startswith(f"{one.name}.") and "._" not in one.name
+        if "._" not in one.name
         for node in one.tree.body
         if isinstance(node, ast.ImportFrom) and node.module == module.name
         for alias in node.names
@@ -117,8 +117,9 @@ def _public_names(module: Module, modules: list[Module]) -> set[str]:
 
 def _shortest_path(name: str, module: Module, modules: list[Module]) -> str:
     """The shortest way to import a name: from its module, or from a package around that."""
-    around = [one for one in modules if f"{module.name}.".startswith(f"{one.name}.") and name in one.public]
-    return f"{min((one.name for one in around), key=len)}.{name}"
+    named = [one.name for one in modules if name in one.public and "._" not in one.name]
+    around = [one for one in named if f"{module.name}.".startswith(f"{one}.")]
+    return f"{min(around or named, key=len)}.{name}"
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -51,7 +51,7 @@ def test_a_new_run_has_all_of_its_epochs_before_it(tmp_path: Path) -> None:
     run.prepare()
     for epoch in run.resumption.remaining_epochs(run):
         seen.append((epoch, run.resumption.phase))
-        run.progress.finish_epoch()
+        run.progress.epochs += 1
     assert seen == [(0, None), (1, None)]
 
 

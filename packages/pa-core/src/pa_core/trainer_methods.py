@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # few scripts predict, and the import of the others takes no 
     from pa_core.predictions.job import PredictionJob
     from pa_core.predictions.prediction_run import PredictionRun
 
+__all__ = ["TrainerMethods"]
+
 
 class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     """The methods of ``Trainer`` that can be overridden, with sensible defaults; the loop that calls them is there."""

@@ -71,7 +71,7 @@ class TrainedModel(Trained):
         Args:
             optimizer: The optimizer.
         """
-        self.optimizers = {self.name: optimizer}
+        self.optimizers[self.name] = optimizer
         if calls_step_hooks(optimizer):
             self._watch = optimizer.register_step_pre_hook(self._require_own_step)
 
