@@ -195,7 +195,7 @@ def test_a_run_that_is_resumed_in_the_same_trainer_follows_the_same_rates(
     assert torch.equal(trainer.model.weight, whole.model.weight)
 
 
-def test_a_run_that_is_made_longer_is_told_that_the_cosine_stays_at_its_end(
+def test_a_run_that_is_made_longer_keeps_the_cosine_at_its_end_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table of differences says it, and no later update has another rate."""
@@ -212,5 +212,5 @@ def test_a_run_that_is_made_longer_is_told_that_the_cosine_stays_at_its_end(
     train(2)
     rates = train(4, resume_from=tmp_path / "final").rates
 
-    assert "4; then the rate stays as it is" in capsys.readouterr().out
+    assert "4; then what its scheduler does after its end" in capsys.readouterr().out
     assert set(rates[1:]) == {1e-6}

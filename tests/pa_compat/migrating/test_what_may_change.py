@@ -60,7 +60,7 @@ def test_fourth_argument(tmp_path: Path) -> None:
     trainer = make_trainer()
     trainer.train(samples(4), 1, create_scheduler_fn=lambda optimizer: StepLR(optimizer, 1))
     path = tmp_path / "model.pt"
-    with pytest.raises(ConfigurationError, match="save_per_node=False or save_scheduler=False"):
+    with pytest.raises(ConfigurationError, match="as save_per_node or as save_scheduler"):
         trainer.save_checkpoint(path, None, True, False)
     assert not path.exists()
     trainer.save_checkpoint(path, None, True, False, True)

@@ -1223,10 +1223,14 @@ class CallbackHandler(Generic[_TrainerT]):
         for listener in self.listeners(name):
             listener(*args, **kwargs)
 
+    def find_listeners(self) -> None:
+        """Look up which callbacks listen to which events, as each run does when it starts."""
+        self._listeners = {name: list(map(with_known_arguments, self._bound(name))) for name in EVENT_NAMES}
+
     def listeners(self, event: str) -> list[Callable[..., Any]]:
         """Return the bound methods that the event calls, in order; empty where none implements it."""
         if not self._listeners:
-            self._listeners = {name: list(map(with_known_arguments, self._bound(name))) for name in EVENT_NAMES}
+            self.find_listeners()
         if event not in self._listeners:  # an event of a script's own
             self._listeners[event] = self._bound(event)
             self._fired.add(event)

@@ -67,6 +67,7 @@ class RunLifecycle:
         trainer, engine = self.trainer, self.engine
         engine.start_run(trained, self.describe_course)
         trainer.preemptible, trainer.resume_from = False, None
+        trainer.callback_handler.find_listeners()
         with engine.watch.run(lambda: engine.progress.updates):
             seed = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
             with showing_errors_once():
