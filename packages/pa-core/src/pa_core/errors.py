@@ -108,12 +108,8 @@ class OverrideError(ExplainedError, TypeError):
     It is raised where the class is defined.
 
     Example:
-        >>> from pa_core import Trainer
-        >>> class MyTrainer(Trainer):
-        ...     def _make_step(self): ...
-        Traceback (most recent call last):
-        ...
-        pa_core.errors.OverrideError: MyTrainer._make_step would replace a private part of the trainer's loop. ...
+        >>> issubclass(OverrideError, TypeError)
+        True
     """
 
 
