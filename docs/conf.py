@@ -31,7 +31,10 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!pa_|pytorch_accelerated).*"),  # links to other projects would need a network
     (r"py:.*", r".*\.(_\w+(\.\w+)*|\w*T|\w*T_co|\w*T_contra)"),  # private names and type variables have no page
     (r"py:.*", r".*\.BlockOrDecorator"),  # what stands behind `with` or `@`, which nobody has to name
-    (r"py:.*", r"pa_core\.(loop\.(Loop|Steps)|accumulation\.MicroBatch)"),  # what trainers and runs are made of
+    (
+        r"py:.*",
+        r"pa_core\.(loop\.(Loop|Steps)|own_loop\.evaluations\.Evaluations|trained\.MicroBatch)",
+    ),  # what trainers and runs are made of
     (r"py:.*", r"pa_core\.callbacks\.log_metrics\.RowDisplay"),  # what the callbacks that print have in common
     (r"py:.*", r"pa_trial\.\w+\.(CoreContext|HorovodLike|RunSettings)"),  # what stands for settings that init() makes
     (r"py:.*", r"pa_core\.own_loop\.\w+\.(TrainedModel|UpdateHooks)"),  # as above; a run makes its updates itself

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import os
 import sys
 from collections.abc import Callable, Generator, Mapping
@@ -527,8 +528,15 @@ def files_of_export(
     Returns:
         The names by file, and the content of the index; None where there is one file.
     """
-    from huggingface_hub import split_torch_state_dict_into_shards
+    import huggingface_hub
 
-    split = split_torch_state_dict_into_shards(dict(tensors), max_shard_size=max_shard_size)
+    hub: Any = huggingface_hub  # annotated only in part
+    # Its function for tensors of torch takes tensors on the meta device for the same one, in versions of 2024.
+    split = hub.split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=operator.attrgetter("nbytes"),
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_size,
+    )
     index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename} if split.is_sharded else None
     return split.filename_to_tensors, index
