@@ -259,7 +259,9 @@ def test_a_folder_that_is_replaced_in_mid_run_is_an_error(tmp_path: Path, asynch
         states.mkdir()
 
     saving = SaveTrainingStateCallback(states, save_every_n_epochs=1, save_at_end=False, asynchronous=asynchronous)
-    with pytest.raises(CheckpointError, match=r"moved, replaced or removed while[\s\S]*states, another folder"):
+    # a thread that writes may look between the two calls of replace()
+    seen = "(another folder|where no folder is)" if asynchronous else "another folder"
+    with pytest.raises(CheckpointError, match=rf"moved, replaced or removed while[\s\S]*states, {seen}"):
         train(make_trainer(saving, At(update, replace)), num_epochs=2 if update > 7 else 1)
     assert list(states.iterdir()) == []
 
