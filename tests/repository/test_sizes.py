@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
-    "code lines of pa-core": 15_700,
+    "code lines of pa-core": 15_750,
     "code lines of all packages": 30_000,
     "code lines of tests": 54_300,
     "code lines of a module of pa-core": 500,
