@@ -15,13 +15,15 @@ from tests.typing.checkers import PACKAGES, ROOT, TypedEnvironment
 
 PROJECT = ROOT / "tests" / "downstream"
 NEEDED = ("pa-callbacks-extra", "pa-core", "pa-schedulers")
+BENEATH = ("pa-checkpoint", "pa-data")
+"""What comes with pa-core, because it requires them."""
 
 
 @pytest.fixture(scope="module")
 def needed(tmp_path_factory: pytest.TempPathFactory, wheels: dict[str, Path]) -> TypedEnvironment:
     """An environment with the wheels that the project declares."""
     folder = tmp_path_factory.mktemp("downstream") / "environment"
-    return TypedEnvironment.make(folder, [wheels[name] for name in NEEDED])
+    return TypedEnvironment.make(folder, [wheels[name] for name in (*NEEDED, *BENEATH)])
 
 
 def test_it_declares_what_it_imports() -> None:
@@ -41,10 +43,10 @@ def test_it_declares_what_it_imports() -> None:
 
 
 def test_it_finds_what_it_needs_and_no_more(needed: TypedEnvironment) -> None:
-    """Where the project is checked and run, there are the three distributions, and not the other two."""
+    """Where the project is checked and run, there are the three distributions with what they require, and no others."""
     found = "import importlib.util as it, sys; print([name for name in sys.argv[1:] if it.find_spec(name)])"
     ran = run_command([str(needed.python), "-c", found, *PACKAGES.values()], folder=needed.folder)
-    assert ast.literal_eval(ran.output) == [PACKAGES[name] for name in PACKAGES if name in NEEDED]
+    assert ast.literal_eval(ran.output) == [PACKAGES[name] for name in PACKAGES if name in (*NEEDED, *BENEATH)]
 
 
 @pytest.mark.timeout(400)
