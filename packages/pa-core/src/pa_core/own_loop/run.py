@@ -392,7 +392,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """Call the last events; a run that was left early, on purpose, is complete all the same."""
         if not self._has_begun:
             return
-        forget_gradients(self.model, *self.optimizers.values())
+        self._forget_gradients()
         with self._lifecycle.stopping_in_order():
             if stop is not None:
                 raise stop
