@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pa_core import distributed
 from pa_core.compatibility import require_whole_model
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.input_checks import (
@@ -180,18 +178,6 @@ class AddedModules:
         for added in self._by_name.values():
             added.module.eval()
 
-    @contextmanager
-    def evaluating(self, optimizer: Optimizer | None) -> Generator[None]:
-        """Within the context the buffers are the ones of rank zero; the modes of training come back."""
-        modes = [(module, module.training) for added in self._by_name.values() for module in added.module.modules()]
-        try:
-            for module in self.trained(optimizer).values():
-                distributed.broadcast_buffers(module)
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
-
 
 def _ids_of_parameters(optimizer: Optimizer | None) -> set[int]:
     return set() if optimizer is None else {id(parameter) for parameter in parameters_of(optimizer)}
@@ -285,47 +271,33 @@ def named_modules_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, nn
 def require_one_trained_module(
     attributes: Mapping[str, object], model: nn.Module, added: Collection[nn.Module] = ()
 ) -> None:
-    """Raise an error for further modules trained on several processes, whose gradients are not exchanged.
+    """Raise an error for optimizers on several processes whose gradients are not exchanged.
 
-    Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so are modules without trainable
-    parameters. So are modules that no optimizer of the trainer holds and that are in eval mode, such as a teacher, or
-    an average of the model: a copy of it, perhaps within a module that keeps it.
+    Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so is what no optimizer of the trainer
+    holds, such as a teacher or an average of the model.
 
     Args:
         attributes: The attributes of the trainer, where other modules and optimizers are looked for.
-        model: The model, which the trainer wraps.
+        model: The model.
         added: The modules that were given to ``add_module``, whose gradients the trainer averages.
 
     Raises:
-        UnsupportedConfigurationError: There is such a module, or an optimizer of its parameters.
+        UnsupportedConfigurationError: An optimizer among the attributes has parameters of something else.
     """
-    synchronised = {id(parameter) for module in (model, *added) for parameter in parameters_of_module(module)}
-    found = [one for one in items_of(attributes) if isinstance(one[1], nn.Module | Optimizer | Tensor)]
-    for _, item in found:
-        if isinstance(item, nn.Module):
-            wrapped = [part for part in item.modules() if isinstance(part, DistributedDataParallel)]
-            synchronised |= {id(parameter) for part in wrapped for parameter in parameters_of_module(part)}
-    optimized = {id(one) for _, item in found if isinstance(item, Optimizer) for one in _trainable_parameters(item)}
-    for _, item in found:
-        if isinstance(item, nn.Module):
-            untrained = [part for part in item.modules() if not part.training or _is_copy(part, model)]
-            synchronised |= {id(one) for part in untrained for one in parameters_of_module(part)} - optimized
+    found = list(items_of(attributes))
+    wrapped = [
+        part
+        for _, item in found
+        if isinstance(item, nn.Module)
+        for part in item.modules()
+        if isinstance(part, DistributedDataParallel)
+    ]
+    synchronised = {id(parameter) for module in (model, *added, *wrapped) for parameter in parameters_of_module(module)}
+    optimized = {id(one) for _, item in found if isinstance(item, Optimizer) for one in parameters_of(item)}
     for name, item in found:
-        own = [one for one in _trainable_parameters(item) if id(one) not in synchronised]
+        own = [one for one in _trainable_parameters(item) if id(one) in optimized - synchronised]
         if own:
             raise _not_synchronised(name, item, own, model)
-
-
-def _is_copy(module: nn.Module, model: nn.Module) -> bool:
-    """Whether a module is what averages of a model are: of its class, with parameters of the same names and shapes."""
-    if module is model:
-        return True
-    if type(module) is not type(model):
-        return False
-    shapes, of_model = (
-        {name: parameter.shape for name, parameter in one.named_parameters()} for one in (module, model)
-    )
-    return shapes == of_model
 
 
 def items_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, object]]:

@@ -6,8 +6,8 @@ itself; ``pa_trial`` shows how.
 
 from __future__ import annotations
 
-from pa_checkpoint import Folder, FolderLock
-from pa_core._accelerate import ProcessState, process_state
+from pa_checkpoint import Folder
+from pa_core._accelerate import process_state
 from pa_core._torch import (
     BUFFERS,
     CHILDREN,
@@ -22,29 +22,23 @@ from pa_core._torch import (
 )
 from pa_core.alike import (
     describe_arguments,
-    describe_callbacks,
     describe_hyperparameters,
     describe_models,
     describe_optimizers,
-    describe_schedulers,
-    describe_value,
 )
 from pa_core.callbacks.signal_watch import SignalWatch
 from pa_core.checkpoint_loading import copy_weights
 from pa_core.data.custom_loader import loader_parts, set_epoch
-from pa_core.device_reads import LateReader
 from pa_core.distributed.collectives import (
     broadcast_tensors,
     leave_processes_at_exit,
     runs_on_gloo,
-    values_of_all,
 )
 from pa_core.distributed.comparison import Describe, agree_on_integer, require_alike
 from pa_core.distributed.failures import ending_process_unless_all_fail, showing_errors_once
-from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS, HangDetector, Place
+from pa_core.distributed.hang_detector import HangDetector, Place
 from pa_core.distributed.processes import fork_between_collectives
 from pa_core.model_tensors import (
-    buffers_of_module,
     differences_of_weights,
     is_sharded,
     is_sharded_module,
@@ -52,7 +46,6 @@ from pa_core.model_tensors import (
     local_piece,
     local_pieces,
     parameters_of,
-    parameters_of_module,
     reshard,
 )
 from pa_core.progress import Progress
@@ -72,7 +65,6 @@ from pa_data._fetching import (
     can_fetch_batch,
     can_pin_memory,
     pin_memory,
-    prefetched,
     rebuilt_mapping,
     rebuilt_sequence,
 )
@@ -82,17 +74,13 @@ __all__ = [
     "BUFFERS",
     "CHILDREN",
     "COMPILED",
-    "DEFAULT_MAX_WAIT_SECONDS",
     "INPUT_CHECK",
     "PARAMETERS",
     "BatchFetcher",
     "Describe",
     "Folder",
-    "FolderLock",
     "HangDetector",
-    "LateReader",
     "Place",
-    "ProcessState",
     "Progress",
     "SampleFetcher",
     "SavedModel",
@@ -102,18 +90,14 @@ __all__ = [
     "WorkerStart",
     "agree_on_integer",
     "broadcast_tensors",
-    "buffers_of_module",
     "can_fetch_batch",
     "can_pin_memory",
     "capture_model",
     "copy_weights",
     "describe_arguments",
-    "describe_callbacks",
     "describe_hyperparameters",
     "describe_models",
     "describe_optimizers",
-    "describe_schedulers",
-    "describe_value",
     "differences_of_weights",
     "ending_process_unless_all_fail",
     "ensure_plain",
@@ -136,9 +120,7 @@ __all__ = [
     "non_persistent_buffers",
     "nothing_kept_of_runs",
     "parameters_of",
-    "parameters_of_module",
     "pin_memory",
-    "prefetched",
     "process_state",
     "rebuilt_mapping",
     "rebuilt_sequence",
@@ -151,7 +133,6 @@ __all__ = [
     "sigterm_held_back",
     "split_like",
     "store_of_processes",
-    "values_of_all",
     "warn_user",
     "without_foreign_entries",
 ]
