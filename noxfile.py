@@ -107,7 +107,7 @@ BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "packaging>=25", "pyyaml>=6", "t
 DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
 TRACKERS = ("mlflow", "trackio", "wandb")
 NOTEBOOKS = ("ipykernel", "matplotlib", "nbclient")
-STRANGERS = ("datasets", *NOTEBOOKS, "optuna", "peft", "scikit-learn", "timm", "torchvision", "transformers", "wandb")
+THIRD_PARTY = ("datasets", *NOTEBOOKS, "optuna", "peft", "scikit-learn", "timm", "torchvision", "transformers", "wandb")
 PEERS = {
     "pytorch_accelerated": ("torch", "pytorch-accelerated"),
     "lightning": ("torch", "lightning"),
@@ -193,8 +193,8 @@ BESIDE_OTHERS = (
     "pa_core/data/test_loaders.py",
     "pa_core/data/test_split_sampler.py",
     "pa_core/distributed/test_gradient_exchange.py",
-    "pa_core/own_loops/test_full_precision.py",
-    "pa_core/own_loops/test_run.py",
+    "pa_core/custom_loops/test_full_precision.py",
+    "pa_core/custom_loops/test_run.py",
     "pa_core/sharding/test_shard_model.py",
     "pa_core/test_accelerator_settings.py",
     "pa_core/test_accumulation.py",
@@ -309,7 +309,7 @@ def release(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the types of packages, tests, examples and this file (mypy --strict, pyright strict)."""
-    environment = beside_strangers(session)  # which examples import
+    environment = with_third_party(session)  # which examples import
     environment.install(*LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS)
     sources = [f"packages/{one.name}/src" for one in DISTRIBUTIONS]
     sources += [f"packages/{one.name}/tests" for (one,) in LIBRARIES]
@@ -362,7 +362,7 @@ def coverage(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run each example in every way that a user can launch it, and pages, with packages of others that some need."""
     pytest = ["pytest", "tests/examples", "tests/docs_with_others", *AT_A_TIME, *session.posargs]
-    beside_strangers(session).run("python", "-m", *pytest, env=OFFLINE)
+    with_third_party(session).run("python", "-m", *pytest, env=OFFLINE)
 
 
 @nox.session
@@ -428,12 +428,12 @@ def trackers(session: nox.Session) -> None:
 
 
 @nox.session
-def strangers(session: nox.Session) -> None:
+def third_party(session: nox.Session) -> None:
     """Run scripts of users of timm and transformers, with the packages themselves, in each cell of the matrix."""
-    environment = beside_strangers(session)
+    environment = with_third_party(session)
     for cell in CELLS:
         env = {**cell.env, **OFFLINE}
-        pytest = ["pytest", "tests/strangers", f"--cell={cell.name}", *session.posargs]
+        pytest = ["pytest", "tests/third_party", f"--cell={cell.name}", *session.posargs]
         run_in_cell(environment, Cell(cell.name, cell.ranks, env), pytest)
 
 
@@ -598,13 +598,13 @@ def with_newest_torch(session: nox.Session) -> Environment:
     return environment
 
 
-def beside_strangers(session: nox.Session) -> Environment:
+def with_third_party(session: nox.Session) -> Environment:
     """The environment with all wheels, and with the packages of others that examples and users' scripts train with."""
-    environment = Environment(session, "strangers")
-    if "strangers" not in READY:
+    environment = Environment(session, "third_party")
+    if "third_party" not in READY:
         build_wheels(session)
-        environment.install_for_tests(DISTRIBUTIONS, *STRANGERS)
-        READY.add("strangers")
+        environment.install_for_tests(DISTRIBUTIONS, *THIRD_PARTY)
+        READY.add("third_party")
     return environment
 
 

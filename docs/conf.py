@@ -33,9 +33,9 @@ nitpick_ignore_regex = [
     (r"py:.*", r".*\.BlockOrDecorator"),  # what stands behind `with` or `@`, which nobody has to name
     (
         r"py:.*",
-        r"pa_core\.(loop\.(Loop|Steps)|own_loop\.evaluations\.Evaluations|trained\.MicroBatch)",
+        r"pa_core\.(loop\.(Loop|Steps)|custom_loop\.evaluations\.Evaluations|trained\.MicroBatch)",
     ),  # what trainers and runs are made of
     (r"py:.*", r"pa_core\.callbacks\.log_metrics\.RowDisplay"),  # what the callbacks that print have in common
     (r"py:.*", r"pa_trial\.\w+\.(CoreContext|HorovodLike|RunSettings)"),  # what stands for settings that init() makes
-    (r"py:.*", r"pa_core\.own_loop\.\w+\.(TrainedModel|UpdateHooks)"),  # as above; a run makes its updates itself
+    (r"py:.*", r"pa_core\.custom_loop\.\w+\.(TrainedModel|UpdateHooks)"),  # as above; a run makes its updates itself
 ]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.crashes.custom_loops import LOOPS
 from tests.crashes.harness import CrashLab, Tally
-from tests.crashes.own_loops import LOOPS
 from tests.crashes.saved_states import TRIAL
 
 TALLY = pytest.StashKey[Tally]()

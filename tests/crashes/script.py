@@ -29,8 +29,8 @@ from pa_core import (
     TrainerPlaceholderValues,
 )
 from pa_schedulers import CosineLrScheduler
+from tests.crashes.custom_loops import LOOPS
 from tests.crashes.ordered_data import KINDS, augment, order_of, ordered_data
-from tests.crashes.own_loops import LOOPS
 from tests.crashes.phases import Watch
 from tests.crashes.recording import Recorder
 from tests.crashes.saved_states import TRIAL, saved_states

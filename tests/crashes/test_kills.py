@@ -9,8 +9,8 @@ import pytest
 from pa_core.storage import StateFolder
 from tests.crashes.comparison import first_step
 from tests.crashes.configurations import Configuration
+from tests.crashes.custom_loops import LOOPS
 from tests.crashes.harness import CrashLab, Tally
-from tests.crashes.own_loops import LOOPS
 from tests.crashes.phases import Phase
 from tests.crashes.strikes import Strike, kills
 

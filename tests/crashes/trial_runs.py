@@ -21,7 +21,7 @@ from typing_extensions import override
 import pa_trial
 from pa_core.distributed import rank
 from pa_trial import Batch, DataLoader, Epoch, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext, Trainer
-from tests.crashes.own_loops import CLASSES, FEATURES
+from tests.crashes.custom_loops import CLASSES, FEATURES
 from tests.crashes.phases import Phase
 from tests.crashes.recording import digest, outcome_path, samples_path
 from tests.crashes.watching import WatchCallback

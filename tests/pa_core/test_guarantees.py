@@ -41,7 +41,7 @@ TESTED_IN = {
     "by_norm": "sharding/test_sharded_training.py::test_five_updates_are_those_of_one_process",
     "by_value": "sharding/test_sharded_training.py::test_five_updates_are_those_of_one_process",
     "weights": "sharding/test_sharded_training.py::test_updates_are_means_over_items",
-    "own_loop": "sharding/test_sharded_own_loop.py::test_updates_are_those_of_one_process",
+    "own_loop": "sharding/test_sharded_custom_loop.py::test_updates_are_those_of_one_process",
     "guard": "sharding/test_sharded_training.py::test_a_step_that_goes_round_the_model_is_told_what_to_do",
     "stop": "sharding/test_sharded_training.py::test_a_request_of_one_process_stops_all_at_the_same_update",
     "not_finite": "sharding/test_sharded_training.py::"

@@ -26,7 +26,7 @@ from pa_core import (
     TrainerWithTimmScheduler,
 )
 from tests.launching import Launch
-from tests.pa_core.own_loops.loops import make_line, step_through
+from tests.pa_core.custom_loops.loops import make_line, step_through
 
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0)
 

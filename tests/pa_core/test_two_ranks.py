@@ -40,7 +40,7 @@ class ReadsLate(Trainer):
 
     @override
     def training_run_start(self) -> None:
-        self._engine.agreement.reader = LateReader(delay=2)
+        self._engine.rank_sync.reader = LateReader(delay=2)
 
 
 def small_network(seed: int = 0) -> nn.Module:

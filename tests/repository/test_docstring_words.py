@@ -37,7 +37,7 @@ ADVICE = {
 
 EXCEPTIONS = {
     ("pass over", "pa_data/orders/_passes.py"): "a pass over a source, a noun",
-    ("passes over", "pa_core/own_loop/update.py"): "passes over a batch, a noun",
+    ("passes over", "pa_core/custom_loop/update.py"): "passes over a batch, a noun",
 }
 """A phrase that is right in a file, and why."""
 

@@ -13,7 +13,7 @@ from tests.typing.checkers import PACKAGES, Completeness, TypedEnvironment
 
 WITHOUT_TYPES = {
     "accelerate": {"pa_core/_accelerate.py"},
-    "fsspec": {"pa_data/files/_places.py", "pa_checkpoint/_remote_folder.py"},
+    "fsspec": {"pa_data/files/_file_systems.py", "pa_checkpoint/_remote_folder.py"},
     "pyarrow": {"pa_data/files/_parquet.py"},
     "tqdm": {"pa_core/_tqdm.py"},
 }

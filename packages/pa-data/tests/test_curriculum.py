@@ -103,9 +103,9 @@ def test_its_identity_is_the_name_of_the_function_and_its_first_choice() -> None
         Curriculum(partial(limit_to, 3)),
         Curriculum(partial(limit_to, 4)),
     ]
-    assert len({order.identity for order in orders}) == 8
-    assert Curriculum(easiest).identity == orders[0].identity
-    assert Curriculum(Limit(3)).identity == orders[4].identity
+    assert len({order.fingerprint for order in orders}) == 8
+    assert Curriculum(easiest).fingerprint == orders[0].fingerprint
+    assert Curriculum(Limit(3)).fingerprint == orders[4].fingerprint
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pa_data.files import JsonLines, ShardedFiles
-from pa_data.files._kept_pieces import KeptPieces
+from pa_data.files._cache import KeptPieces
 from tests.support.shards import write_json_lines
 
 

@@ -62,10 +62,12 @@ def test_groups_begin_where_batches_do() -> None:
 
 def test_the_identity_is_that_of_lengths_and_groups() -> None:
     """The default window is that of 50 groups; other lengths, groups or windows make another order."""
-    assert LengthGrouped([1, 2], group_size=4).identity == LengthGrouped([1, 2], group_size=4, window=200).identity
+    assert (
+        LengthGrouped([1, 2], group_size=4).fingerprint == LengthGrouped([1, 2], group_size=4, window=200).fingerprint
+    )
     orders = [LengthGrouped([1, 2], group_size=4, window=8), LengthGrouped([2, 1], group_size=4, window=8)]
     orders += [LengthGrouped([1, 2], group_size=8, window=8), LengthGrouped([1, 2], group_size=4, window=12)]
-    assert len({order.identity for order in orders}) == 4
+    assert len({order.fingerprint for order in orders}) == 4
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing_extensions import override
 from pa_data import KeyedDataLoader
 from pa_data.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
 from pa_data.orders import ClassBalanced, EpochOrder, Mixture, Order, Shuffled, Weighted
-from pa_data.orders._feistel import permutations
+from pa_data.orders._permutation import permutations
 from tests.support.drawing import Drawing
 
 
@@ -146,8 +146,8 @@ def test_identities_tell_labels_datasets_and_shares_apart() -> None:
         mixture(weights=WEIGHTS).default_order,
         mixture(weights=WEIGHTS, num_samples=50).default_order,
     ]
-    assert len({order.identity for order in orders}) == 6
-    assert mixture(weights={"c": 2, "b": 3, "a": 5}).default_order.identity == orders[4].identity
+    assert len({order.fingerprint for order in orders}) == 6
+    assert mixture(weights={"c": 2, "b": 3, "a": 5}).default_order.fingerprint == orders[4].fingerprint
 
 
 @pytest.mark.parametrize("labels", [[0.5, 1.5], torch.tensor([1.0, 2.0])])

@@ -70,7 +70,7 @@ def test_the_start_of_an_epoch_and_a_seek_take_no_time() -> None:
 def test_the_identity_says_which_samples_come_when() -> None:
     """Other files, counts or windows are another order; what has no influence on it is no part of it."""
     order = ShardOrder(("a", "b"), (3, 4), window=10)
-    assert order.identity == ShardOrder(("a", "b"), (3, 4), window=10, block=8).identity
+    assert order.fingerprint == ShardOrder(("a", "b"), (3, 4), window=10, block=8).fingerprint
     others = [
         ShardOrder(("a", "c"), (3, 4), window=10),
         ShardOrder(("a", "b"), (4, 3), window=10),
@@ -78,7 +78,7 @@ def test_the_identity_says_which_samples_come_when() -> None:
         ShardOrder(("a", "b"), (3, 4), window=10, lanes=2),
         ShardOrder(("a", "b"), (3, 4), window=10, lanes=2, block=8),
     ]
-    assert len({order.identity, *(other.identity for other in others)}) == 6
+    assert len({order.fingerprint, *(other.fingerprint for other in others)}) == 6
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_files_that_are_named_by_themselves_keep_their_order(tmp_path: Path) -> 
     assert [sample["id"] for sample in before] == [3, 4, 5, 6, 0, 1, 2]
     (tmp_path / "before").rename(tmp_path / "after")
     after = ShardedFiles([tmp_path / "after" / name for name in names], JsonLines())
-    assert after.default_order.identity == before.default_order.identity
+    assert after.default_order.fingerprint == before.default_order.fingerprint
 
 
 def test_numbered_files_can_be_abbreviated(tmp_path: Path) -> None:

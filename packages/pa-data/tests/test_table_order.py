@@ -163,21 +163,21 @@ def test_parameters_of_an_order_are_its_identity() -> None:
         {"a": max},
         {"a": None},
     ]
-    names = [Weighs(**kind).identity for kind in kinds]
+    names = [Weighs(**kind).fingerprint for kind in kinds]
     assert len(set(names)) == len(kinds)
-    assert [Weighs(**kind).identity for kind in kinds] == names
-    assert Weighs(a=1, _cache=2).identity == Weighs(a=1).identity
-    assert Weighs(x={"y": 2, "z": 1}).identity == Weighs(x={"z": 1, "y": 2}).identity
+    assert [Weighs(**kind).fingerprint for kind in kinds] == names
+    assert Weighs(a=1, _cache=2).fingerprint == Weighs(a=1).fingerprint
+    assert Weighs(x={"y": 2, "z": 1}).fingerprint == Weighs(x={"z": 1, "y": 2}).fingerprint
     # Stored in training states, so these must stay what they are.
     assert names[:2] == ["weighs-v1", "weighs-v1 9c82a2bf863d"]
-    assert Weighs(a=torch.arange(3)).identity == "weighs-v1 202cdbb0e5e0"
+    assert Weighs(a=torch.arange(3)).fingerprint == "weighs-v1 202cdbb0e5e0"
 
 
 @pytest.mark.parametrize("value", [object(), np.array([object()]), [DATA]])
 def test_a_parameter_that_says_nothing_of_what_it_holds_is_refused(value: Any) -> None:
     """An object would be another one in each process."""
     with pytest.raises(ArgumentTypeError, match="weighs-v1: thing") as refused:
-        _ = Weighs(thing=value).identity
+        _ = Weighs(thing=value).fingerprint
     assert_explained(refused.value)
 
 

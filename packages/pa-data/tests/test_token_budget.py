@@ -94,9 +94,11 @@ def test_few_samples(lengths: list[int]) -> None:
 
 def test_the_identity_is_that_of_the_lengths_and_the_budget() -> None:
     """Orders that were given the same numbers in another form are the same; another budget makes another one."""
-    assert TokenBudget([1, 2, 3], 8).identity == TokenBudget(torch.tensor([1, 2, 3], dtype=torch.int16), 8).identity
+    assert (
+        TokenBudget([1, 2, 3], 8).fingerprint == TokenBudget(torch.tensor([1, 2, 3], dtype=torch.int16), 8).fingerprint
+    )
     others = [TokenBudget([1, 2, 4], 8), TokenBudget([1, 2, 3], 9), TokenBudget([1, 2, 3], 8, max_samples=2)]
-    assert len({order.identity for order in [TokenBudget([1, 2, 3], 8), *others]}) == 4
+    assert len({order.fingerprint for order in [TokenBudget([1, 2, 3], 8), *others]}) == 4
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,8 @@ def test_its_identity_tells_weights_and_options_apart() -> None:
         Weighted([1, 2, 3], replacement=False),
         Weighted([1, 2, 3], num_samples=2),
     ]
-    assert len({order.identity for order in orders}) == 4
-    assert Weighted(torch.tensor([1, 2, 3])).identity == orders[0].identity
+    assert len({order.fingerprint for order in orders}) == 4
+    assert Weighted(torch.tensor([1, 2, 3])).fingerprint == orders[0].fingerprint
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ ELSEWHERE = {
     "pa_core/data/test_batch_count.py": {
         "lengths": "an_epoch_ends_with_the_length_of_its_loader",
     },
-    "pa_core/data/test_given_data.py": {
+    "pa_core/data/test_data_arguments.py": {
         "dataloader": "the_batches_are_those_of_the_loader",
         "arrays": "what_is_not_a_dataset_is_refused_where_it_is_passed",
     },

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pa_core import RanksDifferError
-from pa_core.distributed.comparison import agree_on_integer, differences, digest, require_alike
+from pa_core.distributed.comparison import agree_on_integer, differences, digest, require_same
 
 CPU = torch.device("cpu")
 IN_NEW_PROCESS = "from pa_core.distributed.comparison import digest; print(digest({'one': 'text', 'other': '\\udcff'}))"
@@ -54,7 +54,7 @@ def test_if_the_first_text_differs_it_is_shown_alone() -> None:
 def test_all_ranks_raise_and_can_go_on() -> None:
     """After the error the processes still exchange in order."""
     with pytest.raises(RanksDifferError, match=r"rank: 0 on rank 0, 1 on rank 1"):
-        require_alike(lambda: {"same": "text", "rank": str(dist.get_rank())}, CPU)
+        require_same(lambda: {"same": "text", "rank": str(dist.get_rank())}, CPU)
     assert agree_on_integer(7 + dist.get_rank(), lambda: {"same": "text"}, CPU) == 7
 
 
@@ -62,7 +62,7 @@ def test_all_ranks_raise_and_can_go_on() -> None:
 def test_many_differences_are_counted() -> None:
     """The first ones are shown."""
     with pytest.raises(RanksDifferError, match=r"7: 0 on rank 0, 1 on rank 1, and 92 more"):
-        require_alike(lambda: {"same": "", **{str(one): str(dist.get_rank()) for one in range(100)}}, CPU)
+        require_same(lambda: {"same": "", **{str(one): str(dist.get_rank()) for one in range(100)}}, CPU)
 
 
 def test_one_process_describes_nothing() -> None:
@@ -71,5 +71,5 @@ def test_one_process_describes_nothing() -> None:
     def never() -> dict[str, str]:
         raise AssertionError
 
-    require_alike(never, CPU)
+    require_same(never, CPU)
     assert agree_on_integer(3, never, CPU) == 3

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from pa_core import _torch, gather_objects
 from pa_core.distributed import rank_messages
-from pa_core.distributed.rank_messages import Mailbox, do_while_others_wait
+from pa_core.distributed.rank_messages import RankMessages, do_while_others_wait
 from pa_core.distributed.signs import Sign, Signs
 from pa_core.errors import OtherProcessError
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.runs_on("two_ranks")
 def test_a_message_reaches_the_other_process_while_its_main_thread_is_in_a_collective() -> None:
     """Each thing that processes do together has its own messages, which may have the same names."""
     received: list[str] = []
-    boxes = [Mailbox(), Mailbox()]
+    boxes = [RankMessages(), RankMessages()]
 
     def exchange() -> None:
         other = 1 - dist.get_rank()
@@ -50,16 +50,16 @@ def silent_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.barrier()
 
 
-def wait_for_receipt(box: Mailbox) -> str:
+def wait_for_receipt(box: RankMessages) -> str:
     """Wait for a message of the second process."""
     return box.wait_for("receipt", 1)
 
 
 @pytest.mark.usefixtures("silent_process")
-@pytest.mark.parametrize("wait", [wait_for_receipt, Mailbox.wait_for_all])
-def test_a_process_that_is_gone_is_not_waited_for(wait: Callable[[Mailbox], object]) -> None:
+@pytest.mark.parametrize("wait", [wait_for_receipt, RankMessages.wait_for_all])
+def test_a_process_that_is_gone_is_not_waited_for(wait: Callable[[RankMessages], object]) -> None:
     """Whoever waits for it gives up, and names it."""
-    box = Mailbox()
+    box = RankMessages()
     if dist.get_rank() == 0:
         with pytest.raises(OtherProcessError, match="rank 1, which has sent no heartbeat"):
             wait(box)
@@ -67,13 +67,13 @@ def test_a_process_that_is_gone_is_not_waited_for(wait: Callable[[Mailbox], obje
 
 def test_a_process_that_leaves_is_not_waited_for() -> None:
     """The others learn of it; where all come, none of them does, whatever happened before."""
-    box = Mailbox()
+    box = RankMessages()
     if dist.get_rank() == 0:
         with pytest.raises(OtherProcessError, match="rank 1, which has raised an error"):
             box.wait_for_all()
     else:
         box.leave()
-    again = Mailbox()
+    again = RankMessages()
     again.wait_for_all()
     again.leave()
 

@@ -241,7 +241,7 @@ def interrupted(folder: Path, **arguments: Any) -> dict[str, Any]:
 def test_the_order_is_in_the_training_state_and_is_resumed(tmp_path: Path) -> None:
     """A run continues at its position in the order; that of another order is refused unless it is allowed by name."""
     saved = interrupted(tmp_path, order=Rotated(2))
-    assert (saved["settings"]["order"], saved["algorithm"]) == (Rotated(2).identity, None)
+    assert (saved["settings"]["order"], saved["algorithm"]) == (Rotated(2).fingerprint, None)
     assert trained(order=Rotated(2), resume_from=tmp_path) == rotated(2, 4)[6:]
     for other in (Rotated(1), None):
         with pytest.raises(CheckpointError, match="order") as refused:

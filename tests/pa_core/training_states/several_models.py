@@ -15,13 +15,13 @@ from torch.utils.data import TensorDataset
 from pa_core import InMemoryRunHistory, TrainerRunConfig
 from pa_core.callbacks import CallbackHandler
 from pa_core.data import KeyedDataLoader
-from pa_core.distributed.agreement import Agreement
+from pa_core.distributed.rank_sync import RankSync
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.progress import Phase, Progress
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.trained import Accumulation
-from pa_core.training_state import Resumption, RunParts, SafePoints, StateRequest
-from pa_core.training_state.asked_settings import begin_run
+from pa_core.training_state import Checkpointer, Resumption, RunParts, StateRequest
+from pa_core.training_state.initial_hyperparameters import begin_run
 from pa_core.types import SizedIterable
 
 _SAMPLES, _BATCH_SIZE = 20, 4
@@ -128,21 +128,21 @@ class RunByHand(TwoModels):
             num_processes=1,
         )
         self.progress = Progress()
-        self.agreement = Agreement(self.device, num_processes=1)
+        self.rank_sync = RankSync(self.device, num_processes=1)
         self.resumption = Resumption(self.progress, self.device)
         accumulations = {name: Accumulation(1) for name in self.optimizers}
-        self.safe_points = SafePoints(RunParts(self.progress, self.resumption, accumulations, self.agreement))
+        self.checkpointer = Checkpointer(RunParts(self.progress, self.resumption, accumulations, self.rank_sync))
 
     def request(self, name: str) -> Path:
         """Have a state saved at the next safe point, and return where."""
         request = StateRequest(self._folder / name, {}, sequence=self.progress.updates)
-        self.safe_points.request(request)
+        self.checkpointer.request(request)
         return request.directory
 
     def save(self, name: str) -> Path:
         """Save a state now, and return where."""
         request = StateRequest(self._folder / name, {})
-        self.safe_points.save(request, self, self.call)
+        self.checkpointer.save(request, self, self.call)
         return request.directory
 
     def call(self, event: str, **_: object) -> None:
@@ -151,7 +151,7 @@ class RunByHand(TwoModels):
 
     def reach(self, phase: Phase) -> None:
         """Reach a safe point."""
-        self.safe_points.reach(phase, self, self.call)
+        self.checkpointer.reach(phase, self, self.call)
 
     def prepare(self, resume_from: Path | None = None) -> None:
         """Do all that comes before the first epoch."""
@@ -175,21 +175,21 @@ class RunByHand(TwoModels):
 
     def _run_epoch(self, epoch: int) -> None:
         progress, clock = self.progress, self.run_history.clock
-        self.safe_points.leave()
+        self.checkpointer.leave()
         progress.epoch_under_way = epoch
         progress.start_epoch()
         self.resumption.resume_steps(self, self.train_dataloader, report=lambda _: None)
         for step, (inputs,) in enumerate(self.train_dataloader, start=progress.steps_in_epoch + 1):
-            self.safe_points.leave()
+            self.checkpointer.leave()
             self.losses.append(self.step(inputs))
             progress.samples_in_group += len(inputs)
             progress.steps_in_epoch = step
             progress.finish_group(clock, makes_update=True)
-            self.safe_points.is_between_steps = True
+            self.checkpointer.is_between_steps = True
             self.at_update(self)
-            self.safe_points.is_between_steps = False
+            self.checkpointer.is_between_steps = False
             self.reach(Phase.STEP)
-        self.safe_points.leave()
+        self.checkpointer.leave()
         progress.epochs += 1
         progress.epoch_under_way = None
         self.reach(Phase.EPOCH)

@@ -25,6 +25,7 @@ from pa_core.callbacks import (
     TrainerCallback,
     get_default_callbacks,
 )
+from pa_core.custom_loop import Run, Update
 from pa_core.data import DataLoaderSlice, EvaluationSet, KeyedDataLoader
 from pa_core.distributed import gather_objects
 from pa_core.distributed.processes import (
@@ -55,7 +56,6 @@ from pa_core.errors import (
 )
 from pa_core.model_description import describe_model
 from pa_core.model_tensors import unwrap_model
-from pa_core.own_loop import Run, Update
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig
 from pa_core.timm_trainer import TimmSchedulerLike, TrainerWithTimmScheduler

@@ -63,7 +63,7 @@ from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.settings import read_settings
 from pa_core.subclasses import check_subclass
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
-from pa_core.training_state import StateRequest, asked_settings
+from pa_core.training_state import StateRequest, initial_hyperparameters
 from pa_core.types import (
     LossFunction,
     SchedulerFactory,
@@ -716,7 +716,7 @@ class AnyTrainer(ABC):
             checkpoint_path, torch.device("cpu"), mapped=any(one.is_sharded for one in trained.values())
         )
         optimizers = self.named_optimizers()
-        with asked_settings.not_asking(*optimizers.values()):
+        with initial_hyperparameters.not_asking(*optimizers.values()):
             load_checkpoint_into(
                 content,
                 trained,
@@ -798,10 +798,10 @@ class AnyTrainer(ABC):
         request = StateRequest(
             Path(output_dir).absolute(), checkpoint_kwargs or {}, asynchronous, sequence, on_saved, keep_other_runs
         )
-        if self._engine.running == "train" and self._engine.safe_points.ended_by is None:
-            self._engine.safe_points.request(request)
+        if self._engine.running == "train" and self._engine.checkpointer.ended_by is None:
+            self._engine.checkpointer.request(request)
         else:
-            self._engine.safe_points.save(request, self, self._call_event)
+            self._engine.checkpointer.save(request, self, self._call_event)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Load model, optimizer and scheduler of a training state, without resuming its run.
@@ -821,7 +821,7 @@ class AnyTrainer(ABC):
             CheckpointError: None is valid, or it belongs to another model or optimizer.
         """
         saved = training_state.find_saved_run(training_state.fetched(input_dir, {}, self.print))
-        with asked_settings.not_asking(*self.named_optimizers().values()):
+        with initial_hyperparameters.not_asking(*self.named_optimizers().values()):
             saved.restore_training(self, self._engine.accelerator.scaler)
         return {"current_epoch": saved.current_epoch, **saved.extras}
 
@@ -863,7 +863,7 @@ class AnyTrainer(ABC):
             raise ConfigurationError(
                 "reserve_state_folder(...) was called outside of a run. Call it in on_training_run_start."
             )
-        return self._engine.safe_points.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
+        return self._engine.checkpointer.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
 
     def check_training_state(self) -> None:
         """Raise an error, before training starts, for anything that cannot be saved in a training state.
@@ -875,7 +875,7 @@ class AnyTrainer(ABC):
             CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again; it is
                 named. Of the optimizer's state this may be raised after the first update.
         """
-        self._engine.safe_points.check(self)
+        self._engine.checkpointer.check(self)
 
     def request_training_state(self) -> None:
         """Request that all processes save a training state after the same update; ``on_training_state_request`` fires.
@@ -887,7 +887,7 @@ class AnyTrainer(ABC):
             warn_user(
                 "request_training_state() has no effect: no callback saves the state. Add SaveTrainingStateCallback."
             )
-        self._engine.agreement.save.is_asked = True
+        self._engine.rank_sync.save.is_asked = True
 
     def request_preemption(self) -> None:
         """Request that all processes save a training state after the same update, and end; ``on_preemption`` fires.
@@ -895,7 +895,7 @@ class AnyTrainer(ABC):
         A single process may make the request, even from a signal handler. ``train()`` then raises
         ``TrainingPreempted``.
         """
-        self._engine.agreement.preempt.is_asked = True
+        self._engine.rank_sync.preempt.is_asked = True
 
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
         """Make objects a part of training states, in this order.
@@ -914,7 +914,7 @@ class AnyTrainer(ABC):
                     given=f"an object of type {type(one).__name__}, without {' and '.join(missing)}",
                     do=f"Give {type(one).__name__} these methods, or register the object whose state it holds.",
                 )
-        self._engine.safe_points.registered.extend(objects)
+        self._engine.checkpointer.registered.extend(objects)
 
     def _call_event(self, event: str, **kwargs: Any) -> None:
         self.callback_handler.call_event(event, self, **kwargs)

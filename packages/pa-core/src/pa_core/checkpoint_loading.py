@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from pa_core.checkpoint import MODEL, MODULES, OPTIMIZER, SCHEDULER, TRAINABLE_ONLY, Trained, apart
 from pa_core.errors import CheckpointError
+from pa_core.incompatible_state import has_own_form, misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 from pa_core.model_tensors import differences_of_weights, frozen_names, list_differences, local_piece
 from pa_core.sharding.sharded_states import load_whole_weights, split_like_parameters
-from pa_core.state_misfits import has_own_form, misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 
 _OURS = "Load a file that save_checkpoint wrote."
 

@@ -11,16 +11,16 @@ import torch
 from pa_core import _accelerate
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Loaders
-from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.comparison import Describe
 from pa_core.distributed.hang_detector import HangDetector
+from pa_core.distributed.rank_sync import RankSync
 from pa_core.extra_models import AddedModules
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.settings import ShardingSettings
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.trained import Trained
-from pa_core.training_state import ResumableRun, Resumption, RunParts, SafePoints
+from pa_core.training_state import Checkpointer, ResumableRun, Resumption, RunParts
 
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
 
@@ -40,14 +40,14 @@ class Engine:
         watch: As passed.
         sharding: As passed.
         loaders: Makes and splits loaders.
-        safe_points: Saves training states.
+        checkpointer: Saves training states.
         added: The modules that are trained with the model.
         eval_sets: What the run evaluates.
         losses: The losses of the epoch so far.
         means: What the steps of the epoch have logged.
         gradient_clip_norm: The argument of the run.
         progress: The counters of the run.
-        agreement: What the processes decide together.
+        rank_sync: What the processes decide together.
         resumption: Where the run began.
         trained: What the run trains, by the name of the optimizer.
         running: What kind of run is in progress, None between runs.
@@ -83,7 +83,7 @@ class Engine:
         self.makes_optimizer: bool = False
         self.steps_scheduler_itself: bool = False
         self._start_run({}, dict)
-        self.safe_points: SafePoints = SafePoints(self._parts_of_run())
+        self.checkpointer: Checkpointer = Checkpointer(self._parts_of_run())
 
     def start_run(self, trained: dict[str, Trained], describe_course: Describe) -> None:
         """Forget the run before.
@@ -93,12 +93,12 @@ class Engine:
             describe_course: Returns what must stay the same on all processes in its course.
         """
         self._start_run(trained, describe_course)
-        self.safe_points.start_run(self._parts_of_run())
+        self.checkpointer.start_run(self._parts_of_run())
 
     def _start_run(self, trained: dict[str, Trained], describe_course: Describe) -> None:
         self.trained = trained
         self.progress: Progress = Progress()
-        self.agreement: Agreement = Agreement(self.device, self.num_processes, describe_course)
+        self.rank_sync: RankSync = RankSync(self.device, self.num_processes, describe_course)
         self.resumption: Resumption = Resumption(self.progress, self.device)
         self.loaders.start_run()
         self.checked_steps: set[str] = set()
@@ -107,7 +107,7 @@ class Engine:
 
     def _parts_of_run(self) -> RunParts:
         accumulations = {name: one.accumulation for name, one in self.trained.items()}
-        return RunParts(self.progress, self.resumption, accumulations, self.agreement, scaler=self.accelerator.scaler)
+        return RunParts(self.progress, self.resumption, accumulations, self.rank_sync, scaler=self.accelerator.scaler)
 
     def make_run_config(
         self,
@@ -180,7 +180,7 @@ class Engine:
         scaler = self.accelerator.scaler
         of_scaler = None if scaler is None else scaler.state_dict()
         before: list[tuple[object, Mapping[str, Any]]] = [
-            (owner, dict(vars(owner))) for owner in (trainer, self, self.safe_points)
+            (owner, dict(vars(owner))) for owner in (trainer, self, self.checkpointer)
         ]
         try:
             with self.separate_means():

@@ -16,12 +16,12 @@ from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, count_steps, innermost, is_keyed
-from pa_core.data.given_data import GivenData, check_arguments_of_loaders
+from pa_core.data.data_arguments import GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Purpose, batches_on_device
 from pa_core.default_step import no_sample_counted
 from pa_core.distributed import sum_over_processes
 from pa_core.distributed.comparison import Describe
-from pa_core.distributed.hang_detector import Place
+from pa_core.distributed.hang_detector import Stage
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.model_tensors import unwrap_model
@@ -131,20 +131,20 @@ class Loop:
             StopTrainingError: A callback requested a stop, in a run of one process.
         """
         stops = False
-        trainer, agreement = self.trainer, self.engine.agreement
+        trainer, rank_sync = self.trainer, self.engine.rank_sync
         for listener in trainer.callback_handler.listeners(event if isinstance(event, str) else event.__name__):
             try:
                 listener(trainer, **kwargs)
             except NonFiniteLossError as error:
-                agreement.ask_to_stop(error)  # at once, if alone: nobody reports or saves such a loss
+                rank_sync.ask_to_stop(error)  # at once, if alone: nobody reports or saves such a loss
             except StopTrainingError as error:
-                agreement.note_stop(error)
+                rank_sync.note_stop(error)
                 stops = True
             except EvaluationInterrupted:
-                if not self.engine.safe_points.is_between_steps:
+                if not self.engine.checkpointer.is_between_steps:
                     raise
         if stops:
-            agreement.stop_if_alone()
+            rank_sync.stop_if_alone()
 
     def call_hook(self, hook: Callable[[], None]) -> None:
         """Call a method of the trainer that may stop the run.
@@ -155,7 +155,7 @@ class Loop:
         try:
             hook()
         except StopTrainingError as error:
-            self.engine.agreement.ask_to_stop(error)
+            self.engine.rank_sync.ask_to_stop(error)
 
     def call_together(
         self,
@@ -172,7 +172,7 @@ class Loop:
             describe: Returns what must be the same on all processes afterwards; None for what must stay so.
             **kwargs: Passed on.
         """
-        with self.engine.agreement.together(describe):
+        with self.engine.rank_sync.together(describe):
             if hook is not None:
                 hook()
             self.call(event, **kwargs)
@@ -278,7 +278,7 @@ class Loop:
         resumption.restore(
             self.trainer,
             scaler=engine.accelerator.scaler,
-            objects=engine.safe_points.registered,
+            objects=engine.checkpointer.registered,
             allowed=self.asked.resume_allow,
         )
         if resumption.saved is not None:
@@ -297,9 +297,9 @@ class Loop:
         if hook is not None:
             hook()
         self.trainer.callback_handler.call_event(TrainerCallback.on_training_run_end, self.trainer)
-        if isinstance(engine.agreement.stop, NonFiniteLossError):
-            engine.safe_points.end(engine.agreement.stop, self.trainer.device)
-            engine.safe_points.drop_requests(engine.agreement.stop)
+        if isinstance(engine.rank_sync.stop, NonFiniteLossError):
+            engine.checkpointer.end(engine.rank_sync.stop, self.trainer.device)
+            engine.checkpointer.drop_requests(engine.rank_sync.stop)
         else:
             engine.resumption.finish(self.trainer)
             self.reach(Phase.COMPLETE)
@@ -321,7 +321,7 @@ class Loop:
     def remaining_epochs(self) -> Iterator[int]:
         """Iterate over the numbers of the epochs that are left, from 0."""
         for epoch in self.engine.resumption.remaining_epochs(self.trainer):
-            self.engine.safe_points.leave()
+            self.engine.checkpointer.leave()
             self.engine.progress.epoch_under_way = epoch
             yield epoch
 
@@ -340,7 +340,7 @@ class Loop:
         updates_of_whole_epochs = trainer.epoch_lengths.updates_before(trainer.num_epochs_completed)
         is_whole = not self.is_at_last_update or trainer.num_updates_completed >= updates_of_whole_epochs
         if self.asked.stepping.after == "epoch" and is_whole and trainer.named_schedulers():
-            with engine.agreement.together():
+            with engine.rank_sync.together():
                 if step_schedulers is not None:
                     step_schedulers()
                 else:
@@ -381,7 +381,7 @@ class Loop:
         self.call(TrainerCallback.on_train_epoch_start)
         self._resume_steps(train_dl)
         self.count = engine.loaders.count_batches(train_dl, "training")
-        engine.watch.place = Place.TRAINING
+        engine.watch.place = Stage.TRAINING
 
     def steps(self, train_dl: SizedIterable) -> Steps:
         """Return the batches that are left of the epoch, each with its part in its update.
@@ -421,7 +421,7 @@ class Loop:
         """Fetching a batch of a custom data loader changes what the state holds of it."""
         for batch in batches:
             yield batch
-            self.engine.safe_points.leave()
+            self.engine.checkpointer.leave()
 
     def finish_training(
         self, hook: Callable[[], None] | None = None, *, with_loss: bool = True, requires_loss: bool = False
@@ -434,12 +434,12 @@ class Loop:
             requires_loss: Whether an epoch without a loss is an error.
         """
         engine = self.engine
-        engine.safe_points.leave()
+        engine.checkpointer.leave()
         engine.last_batch = None
         engine.means.end_step()
         if hook is not None:
             self.call_hook(hook)
-        engine.agreement.stop_if_alone()
+        engine.rank_sync.stop_if_alone()
         self.record_means("train_loss_epoch", self.count, with_loss=with_loss, requires_loss=requires_loss)
         loader = innermost(self.trainer.train_dataloader)
         if is_keyed(loader):  # how large a part each source of a mixture has had
@@ -459,9 +459,9 @@ class Loop:
             requires_loss: Whether an epoch without a loss is an error.
         """
         engine = self.engine
-        engine.watch.place = Place.EPOCH_END
+        engine.watch.place = Stage.EPOCH_END
         missing = 0.0 if count is None else count.missing
-        missing = engine.agreement.add_up(engine.losses, engine.means, missing)
+        missing = engine.rank_sync.add_up(engine.losses, engine.means, missing)
         has_loss = engine.losses.running_count > 0
         if count is not None:
             engine.loaders.check_count(count, missing, is_empty=not has_loss and len(engine.means) == 0)
@@ -477,7 +477,7 @@ class Loop:
 
     def start_update(self) -> None:
         """Begin an update: give all processes the buffers of rank zero, such as statistics of batch norm."""
-        self.engine.safe_points.leave()
+        self.engine.checkpointer.leave()
         if self.engine.num_processes > 1 and _accelerate.broadcasts_buffers(self.engine.accelerator):
             for model in self.trainer.named_models().values():
                 distributed.broadcast_buffers(model)
@@ -545,14 +545,14 @@ class Loop:
             StopTrainingError: A process requested a stop.
         """
         engine = self.engine
-        progress, safe_points = engine.progress, engine.safe_points
+        progress, checkpointer = engine.progress, engine.checkpointer
         progress.steps_in_epoch = self._step
 
         # agree: every process stops, saves or is preempted at the same update
         own_items = trained.accumulation.items
         items: float | Tensor = own_items
         if engine.num_processes > 1:
-            items = engine.agreement.before_update(
+            items = engine.rank_sync.before_update(
                 trained.finish_exchange, own_items, at_once=at_once, may_stop=is_first
             )
         trained.accumulation.normalise(trained.parameters, items)
@@ -563,16 +563,16 @@ class Loop:
         try:
             self._update_weights(trained, overflowed)
         except StopTrainingError as error:
-            engine.agreement.ask_to_stop(error)
+            engine.rank_sync.ask_to_stop(error)
         self._clear_gradients(trained)
         trained.end_update()
 
         # count
         if is_first:
             progress.finish_group(self.trainer.run_history.clock, makes_update=not overflowed)
-        if not overflowed and safe_points.unchecked_optimizers:
-            for name in safe_points.unchecked_optimizers & trained.optimizers.keys():
-                safe_points.check_optimizer(name, self.trainer)
+        if not overflowed and checkpointer.unchecked_optimizers:
+            for name in checkpointer.unchecked_optimizers & trained.optimizers.keys():
+                checkpointer.check_optimizer(name, self.trainer)
         return not overflowed
 
     def _update_by_optimizers(self, trained: Trained, overflowed: bool) -> None:
@@ -632,17 +632,17 @@ class Loop:
     def finish_update(self) -> None:
         """Call the event of an update, between two steps, where an evaluation may be interrupted."""
         engine = self.engine
-        engine.safe_points.is_between_steps = True
+        engine.checkpointer.is_between_steps = True
         try:
             self.call(TrainerCallback.on_optimizer_step_end, update=engine.progress.updates)
         finally:
-            engine.safe_points.is_between_steps = False
+            engine.checkpointer.is_between_steps = False
         engine.means.end_step()
 
     # Evaluations
 
     @contextmanager
-    def evaluating(self, place: Place = Place.EVALUATION) -> Generator[None]:
+    def evaluating(self, place: Stage = Stage.EVALUATION) -> Generator[None]:
         """Within the context the model is the module without wrappers; means and modes of training come back.
 
         Args:
@@ -707,7 +707,7 @@ class Loop:
             names: The evaluation sets that are left: the one that is evaluated in the context, and those after it.
         """
         try:
-            with self.engine.safe_points.interruptible(Phase.EVALUATION, self.trainer, names):
+            with self.engine.checkpointer.interruptible(Phase.EVALUATION, self.trainer, names):
                 yield
         except EvaluationInterrupted:
             self.reach(Phase.EVALUATION)
@@ -720,7 +720,7 @@ class Loop:
         Args:
             phase: What comes next.
         """
-        self.engine.safe_points.reach(phase, self.trainer, self.call)
+        self.engine.checkpointer.reach(phase, self.trainer, self.call)
 
     def _resume_steps(self, train_dl: SizedIterable) -> None:
         """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
@@ -731,10 +731,10 @@ class Loop:
             report=lambda steps: self.call(TrainerCallback.on_train_steps_passed_over, steps=steps),
         )
         if phase is Phase.INTERMEDIATE_EVALUATION:
-            self.engine.safe_points.is_between_steps = True
+            self.engine.checkpointer.is_between_steps = True
             try:
                 trainer.run_evaluation_epoch(is_intermediate=True, eval_names=resumption.interrupted_sets(trainer))
             except EvaluationInterrupted:
                 self.reach(Phase.STEP)
             finally:
-                self.engine.safe_points.is_between_steps = False
+                self.engine.checkpointer.is_between_steps = False

@@ -6,6 +6,8 @@ itself; ``pa_trial`` shows how.
 
 from __future__ import annotations
 
+import warnings
+
 from pa_checkpoint import Folder
 from pa_core._accelerate import process_state
 from pa_core._torch import (
@@ -20,12 +22,6 @@ from pa_core._torch import (
     non_persistent_buffers,
     store_of_processes,
 )
-from pa_core.alike import (
-    describe_arguments,
-    describe_hyperparameters,
-    describe_models,
-    describe_optimizers,
-)
 from pa_core.callbacks.signal_watch import SignalWatch
 from pa_core.checkpoint_loading import copy_weights
 from pa_core.data.custom_loader import loader_parts, set_epoch
@@ -34,10 +30,11 @@ from pa_core.distributed.collectives import (
     leave_processes_at_exit,
     runs_on_gloo,
 )
-from pa_core.distributed.comparison import Describe, agree_on_integer, require_alike
+from pa_core.distributed.comparison import Describe, agree_on_integer, require_same
 from pa_core.distributed.failures import ending_process_unless_all_fail, showing_errors_once
-from pa_core.distributed.hang_detector import HangDetector, Place
+from pa_core.distributed.hang_detector import HangDetector, Stage
 from pa_core.distributed.processes import fork_between_collectives
+from pa_core.incompatible_state import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 from pa_core.model_tensors import (
     differences_of_weights,
     is_sharded,
@@ -49,9 +46,14 @@ from pa_core.model_tensors import (
     reshard,
 )
 from pa_core.progress import Progress
+from pa_core.rank_checks import (
+    describe_arguments,
+    describe_hyperparameters,
+    describe_models,
+    describe_optimizers,
+)
 from pa_core.run_lifecycle import nothing_kept_of_runs
 from pa_core.sharding.sharded_states import split_like
-from pa_core.state_misfits import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 from pa_core.storage.plain_values import ensure_plain
 from pa_core.storage.torch_file import find_damage
 from pa_core.training_state.model_state import SavedModel, capture_model, restore_models
@@ -80,11 +82,11 @@ __all__ = [
     "Describe",
     "Folder",
     "HangDetector",
-    "Place",
     "Progress",
     "SampleFetcher",
     "SavedModel",
     "SignalWatch",
+    "Stage",
     "WholeBatchFetcher",
     "WorkerDataset",
     "WorkerStart",
@@ -124,7 +126,7 @@ __all__ = [
     "process_state",
     "rebuilt_mapping",
     "rebuilt_sequence",
-    "require_alike",
+    "require_same",
     "reshard",
     "restore_models",
     "runs_on_gloo",
@@ -136,3 +138,13 @@ __all__ = [
     "warn_user",
     "without_foreign_entries",
 ]
+
+_RENAMED = {"Place": "Stage", "require_alike": "require_same"}
+
+
+def __getattr__(name: str) -> object:
+    """Return what had another name before."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{name} is called {_RENAMED[name]} now.", DeprecationWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]

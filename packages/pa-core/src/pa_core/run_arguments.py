@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pa_core.alike import describe_arguments, describe_data
+from pa_core.data.data_arguments import GivenData
 from pa_core.data.evaluation_sets import EvaluationSet
-from pa_core.data.given_data import GivenData
+from pa_core.rank_checks import describe_arguments, describe_data
 from pa_core.run_config import check_clip_threshold, check_count
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.training_state import check_resume_overrides

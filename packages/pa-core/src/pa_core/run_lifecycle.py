@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import nn
 
-from pa_core import _accelerate, alike
+from pa_core import _accelerate, rank_checks
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.custom_loader import end_workers
 from pa_core.distributed import failures
-from pa_core.distributed.comparison import PLACE, Describe, agree_on_integer, require_alike
+from pa_core.distributed.comparison import PLACE, Describe, agree_on_integer, require_same
 from pa_core.distributed.failures import showing_errors_once
-from pa_core.distributed.hang_detector import Place
+from pa_core.distributed.hang_detector import Stage
 from pa_core.engine import Engine, RunKind
 from pa_core.errors import StopTrainingError
 from pa_core.input_checks import refuse_run_within_run
@@ -22,7 +22,7 @@ from pa_core.model_tensors import reshard
 from pa_core.placement import place
 from pa_core.sharding.block_forward import compile_in_place
 from pa_core.trained import Trained, forget_gradients
-from pa_core.training_state import asked_settings
+from pa_core.training_state import initial_hyperparameters
 
 
 class RunLifecycle:
@@ -75,7 +75,7 @@ class RunLifecycle:
                     seed, lambda: {**describe_arguments(), **self._describe_setting()}, trainer.device
                 )
             with engine.contexts, self._ending_in_order(kind):
-                engine.contexts.callback(engine.safe_points.release_folders)
+                engine.contexts.callback(engine.checkpointer.release_folders)
                 yield
         trainer.callback_handler.warn_of_unfired_events()
 
@@ -90,7 +90,7 @@ class RunLifecycle:
             with engine.watch.explaining():
                 yield
         except BaseException as exception:
-            engine.safe_points.end(exception, trainer.device)
+            engine.checkpointer.end(exception, trainer.device)
             with failures.ending_process_unless_all_fail(exception):
                 self._close_after(exception)
             raise
@@ -99,7 +99,7 @@ class RunLifecycle:
             optimizers = trainer.named_optimizers().values()
             if kind == "train":
                 for optimizer in optimizers:
-                    asked_settings.end_run(optimizer)
+                    initial_hyperparameters.end_run(optimizer)
             trainer.run_history.clock.stop()
             self._end_workers()
             for trained in engine.trained.values():
@@ -117,7 +117,7 @@ class RunLifecycle:
                 listener(self.trainer, exception=exception)
             except BaseException as problem:
                 problems.append(problem)
-        self.engine.safe_points.abandon(exception)
+        self.engine.checkpointer.abandon(exception)
         self._end_workers()
         if problems:
             raise problems[0]
@@ -135,9 +135,9 @@ class RunLifecycle:
         except StopTrainingError as error:
             # This frame leads to one that refers to the error, from Python 3.12 on: a cycle, which keeps the last step.
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-            engine.agreement.stop = error
+            engine.rank_sync.stop = error
             trainer.callback_handler.call_event(TrainerCallback.on_stop_training_error, trainer, error=error)
-        engine.watch.place = Place.RUN_END
+        engine.watch.place = Stage.RUN_END
 
     # Models
 
@@ -174,16 +174,16 @@ class RunLifecycle:
         Raises:
             RanksDifferError: They are not the same on all processes.
         """
-        require_alike(self._describe_parts, self.trainer.device)
+        require_same(self._describe_parts, self.trainer.device)
 
     def _describe_setting(self) -> dict[str, str]:
         """What a run works with besides its arguments."""
         trainer = self.trainer
         return {
             "mixed_precision": _accelerate.computed_precision(self.engine.accelerator),
-            "callbacks": alike.describe_callbacks(trainer.callback_handler.callbacks),
-            "loss_func": alike.describe_value(trainer.loss_func),
-            "run_history": alike.describe_value(trainer.run_history),
+            "callbacks": rank_checks.describe_callbacks(trainer.callback_handler.callbacks),
+            "loss_func": rank_checks.describe_value(trainer.loss_func),
+            "run_history": rank_checks.describe_value(trainer.run_history),
         }
 
     def _describe_parts(self) -> dict[str, str]:
@@ -192,24 +192,24 @@ class RunLifecycle:
         texts = self._describe_evaluation()
         if self.engine.running == "train":
             optimizers = trainer.named_optimizers()
-            texts |= alike.describe_loader("training", trainer.train_dataloader)
-            texts |= alike.describe_optimizers(optimizers, models)
-            texts |= alike.describe_hyperparameters(optimizers)
-        return texts | alike.describe_models(models)
+            texts |= rank_checks.describe_loader("training", trainer.train_dataloader)
+            texts |= rank_checks.describe_optimizers(optimizers, models)
+            texts |= rank_checks.describe_hyperparameters(optimizers)
+        return texts | rank_checks.describe_models(models)
 
     def _describe_evaluation(self) -> dict[str, str]:
         trainer = self.trainer
         loaders = trainer.eval_dataloaders
         if not loaders:
-            return alike.describe_loader("evaluation", trainer.eval_dataloader)
+            return rank_checks.describe_loader("evaluation", trainer.eval_dataloader)
         texts = {"evaluation set in progress": str(trainer.eval_name)}
         for name, loader in loaders.items():
-            texts |= alike.describe_loader(f"evaluation of {name}:", loader)
+            texts |= rank_checks.describe_loader(f"evaluation of {name}:", loader)
         return texts
 
     def describe_start(self) -> dict[str, str]:
         """Return what all processes have when their first step is about to come; schedulers are made late."""
-        return {**self.describe_course(), **alike.describe_schedulers(self.trainer.named_schedulers())}
+        return {**self.describe_course(), **rank_checks.describe_schedulers(self.trainer.named_schedulers())}
 
     def describe_course(self) -> dict[str, str]:
         """Return what stays the same on all processes in the course of a run, though callbacks may change it."""
@@ -218,9 +218,9 @@ class RunLifecycle:
         texts = {PLACE: f"{self.engine.watch.place}, after {updates} update{'' if updates == 1 else 's'}"}
         texts |= self._describe_evaluation()
         if self.engine.running == "train":
-            texts |= alike.describe_trained(trainer.named_models())
-            texts |= alike.describe_loader("training", trainer.train_dataloader)
-            texts |= alike.describe_hyperparameters(trainer.named_optimizers())
+            texts |= rank_checks.describe_trained(trainer.named_models())
+            texts |= rank_checks.describe_loader("training", trainer.train_dataloader)
+            texts |= rank_checks.describe_hyperparameters(trainer.named_optimizers())
         return texts
 
 

@@ -20,9 +20,9 @@ from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.split_sampler import split_sampler
 from pa_core.distributed import gather_objects
-from pa_core.distributed.agreement import NUM_FLAGS
 from pa_core.distributed.collectives import values_of_all
 from pa_core.distributed.gradient_exchange import ExchangedParameters, GradientExchange
+from pa_core.distributed.rank_sync import NUM_FLAGS
 from pa_core.errors import BatchOutputError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.model_tensors import is_sharded_module, local_pieces, parameters_of, unwrap_model
 from pa_core.sharding.sharded_modules import ShardedModules, forget_local_gradients

@@ -19,8 +19,8 @@ from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
 from pa_core.callbacks.limit_batches import first_batches
 from pa_core.data.custom_loader import lengths_of_epochs
+from pa_core.data.data_arguments import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
-from pa_core.data.given_data import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
 from pa_core.default_step import check_step_output, count_items, name_step
 from pa_core.distributed.failures import showing_errors_once
 from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS
@@ -310,8 +310,8 @@ class Trainer(
             if reset_run_history and self._engine.resumption.saved is None:
                 self._loop.reset_history()
             self._run_training()
-            self._engine.safe_points.settle()
-        self._engine.agreement.raise_non_finite_loss()
+            self._engine.checkpointer.settle()
+        self._engine.rank_sync.raise_non_finite_loss()
 
     def evaluate(
         self,
@@ -376,7 +376,7 @@ class Trainer(
                 self._loop.reset_history()
             updated = UpdatedMetrics(self.run_history)
             self._run_evaluation()
-        self._engine.agreement.raise_non_finite_loss()
+        self._engine.rank_sync.raise_non_finite_loss()
         return dict(sorted(updated.take(self.run_history).items()))
 
     @property
@@ -406,8 +406,8 @@ class Trainer(
                 self._run_sanity_evaluation(loop.asked.sanity_eval_steps)
             for epoch in loop.remaining_epochs():
                 self._run_epoch(epoch)
-        engine.safe_points.leave()
-        if engine.agreement.stop is not None:  # perhaps in a step that not all processes have finished
+        engine.checkpointer.leave()
+        if engine.rank_sync.stop is not None:  # perhaps in a step that not all processes have finished
             distributed.broadcast_buffers(self.model)
         loop.finish(self.training_run_end)
 
@@ -422,7 +422,7 @@ class Trainer(
         except StopTrainingError as error:
             if isinstance(error, NonFiniteLossError):
                 raise
-        self._engine.agreement.stop = None  # it was asked of a run that has not begun
+        self._engine.rank_sync.stop = None  # it was asked of a run that has not begun
 
     def _run_epoch(self, epoch: int) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
@@ -478,7 +478,7 @@ class Trainer(
             output = self.calculate_train_batch_loss(batch)
         except StopTrainingError as error:
             self._trained.require_stop_elsewhere(error)
-            engine.agreement.ask_to_stop(error)
+            engine.rank_sync.ask_to_stop(error)
             return None
         except Exception as error:
             name_step(
@@ -538,16 +538,16 @@ class Trainer(
         within: dict[str, Any] = {}
         if is_intermediate:
             within = {"is_intermediate": True, "num_sets_to_come": loop.num_sets_to_come}
-        with engine.safe_points.evaluating(), loop.evaluating(), torch.no_grad():
+        with engine.checkpointer.evaluating(), loop.evaluating(), torch.no_grad():
             loop.call_together(TrainerCallback.on_eval_epoch_start, self.eval_epoch_start, **within)
-            with engine.agreement.together():
+            with engine.rank_sync.together():
                 # A callback may have limited the loader for this epoch.
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
                 count = engine.loaders.count_batches(loader, "evaluation")
                 for step, batch in loop.batches_to_evaluate(loader, count):
                     with engine.means.step():
                         self._run_eval_step(batch, step)
-                    engine.safe_points.leave_evaluation_if_asked(self)
+                    engine.checkpointer.leave_evaluation_if_asked(self)
             loop.call_hook(self.eval_epoch_end)
             loop.record_means(engine.eval_sets.loss_name(is_training=is_training), count, requires_loss=True)
             loop.call_together(TrainerCallback.on_eval_epoch_end, **within)
@@ -560,7 +560,7 @@ class Trainer(
         try:
             output = self.calculate_eval_batch_loss(batch)
         except StopTrainingError as error:
-            self._engine.agreement.ask_to_stop(error)
+            self._engine.rank_sync.ask_to_stop(error)
             return
         except Exception as error:
             name_step(error, f"evaluation step {step}", batch, self.get_model())
@@ -602,7 +602,7 @@ class Trainer(
             for index, name in enumerate(names):
                 self._loop.num_sets_to_come = len(names) - index - 1
                 with (
-                    self._engine.safe_points.interruptible(phase, self, names[index:])
+                    self._engine.checkpointer.interruptible(phase, self, names[index:])
                     if is_intermediate
                     else nullcontext()
                 ):

@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core import alike, default_step, input_checks, run_scheduler
+from pa_core import default_step, input_checks, rank_checks, run_scheduler
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.data.given_data import DEFAULT_BATCH_SIZE
+from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE
 from pa_core.distributed.failures import showing_errors_once
-from pa_core.distributed.hang_detector import Place
+from pa_core.distributed.hang_detector import Stage
 from pa_core.loop import Loop
 from pa_core.placeholders import create_scheduler
 from pa_core.predictions import PredictionWriter, PredictsBatches
@@ -428,14 +428,14 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         self._lifecycle.require_ready("predict")  # again, as another run may have begun since
 
         def describe_arguments() -> dict[str, str]:
-            return {"call": f"{type(self).__qualname__}.predict()", **alike.describe_arguments(job.describe())}
+            return {"call": f"{type(self).__qualname__}.predict()", **rank_checks.describe_arguments(job.describe())}
 
         with self._lifecycle.running("predict", {}, describe_arguments, seed=job.seed):
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(job.batch_size, 1, 1, None, None)
-            with self._loop.evaluating(Place.PREDICTION):
+            with self._loop.evaluating(Stage.PREDICTION):
                 self.model.eval()
                 self._engine.added.eval()
                 yield

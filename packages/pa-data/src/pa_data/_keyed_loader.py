@@ -428,7 +428,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             "version": 1,
             "seed": self._seed,
             "dataset_samples": self._num_samples,
-            "order": self.given_order.identity,
+            "order": self.given_order.fingerprint,
         }
 
     def num_steps(self, epoch: int) -> int:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pa_core import RanksDifferError
-from pa_core.parts import BUFFERS, foreach, require_alike
+from pa_core.parts import BUFFERS, foreach, require_same
 
 _collectives: Any = dist  # torch annotates its collectives only in part
 _ALIGNMENT = 16
@@ -64,7 +64,7 @@ class ChiefBuffers:
                 self._packets, self._shapes = packets, shapes
         if self._packets and self._packets[0].follow_chief(is_chief=self._is_chief, changes=changes):
             self._shapes = self._find_shapes()
-            require_alike(lambda: self._shapes, torch.device("cpu"))
+            require_same(lambda: self._shapes, torch.device("cpu"))
             self._packets = packets
             self._packets[0].follow_chief(is_chief=self._is_chief)
         elif changes:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from pa_core.parts import HangDetector, Place
+from pa_core.parts import HangDetector, Stage
 from pa_trial.boundaries import Due
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
@@ -92,7 +92,7 @@ class TrainingLoop:
             self.save_unless_current()
             self._stop.tell()
             return
-        self._watch.place = Place.RUN_END
+        self._watch.place = Stage.RUN_END
         if self._progress.last_validation != self._progress.batches_trained:
             self._validate_and_save_by_policy()
         self.save_unless_current()
@@ -111,7 +111,7 @@ class TrainingLoop:
 
     def _train_workload(self) -> Due:
         """Train until a boundary fires, and return what is due; nothing if a signal cut the workload short."""
-        self._watch.place = Place.TRAINING
+        self._watch.place = Stage.TRAINING
         self._trained.set_training(True)
         self._workload.start()
         due = self._train_batches()
@@ -172,7 +172,7 @@ class TrainingLoop:
 
     def _validate(self) -> bool:
         """Validate; return whether this is the best validation so far."""
-        with self._watch.at(Place.EVALUATION):
+        with self._watch.at(Stage.EVALUATION):
             metrics = self._validation.run()
         self._progress.last_validation = self._progress.batches_trained
         is_best = self._metric is None or self._metric.record(metrics)

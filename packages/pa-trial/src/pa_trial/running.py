@@ -16,7 +16,7 @@ from pa_core.parts import (
     describe_models,
     describe_optimizers,
     ending_process_unless_all_fail,
-    require_alike,
+    require_same,
     showing_errors_once,
 )
 from pa_trial.context_parts import ContextParts
@@ -126,4 +126,4 @@ def require_same_parts(parts: ContextParts, others: Callable[[], dict[str, str]]
         texts |= describe_hyperparameters(optimizers) | {"lr_schedulers": ", ".join(schedulers)}
         return texts | others()
 
-    require_alike(describe, parts.device)
+    require_same(describe, parts.device)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, cast
 from torch.utils.data import DataLoader, Dataset
 
 from pa_core.data.custom_loader import end_workers, is_dataloader
-from pa_core.data.given_data import GivenData
+from pa_core.data.data_arguments import GivenData
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
 from pa_core.tracking.run_history import RunHistory, recording_with_prefix

@@ -24,7 +24,7 @@ from pa_core.data.custom_loader import (
     is_stream_with_state,
     plain_dataloader,
 )
-from pa_core.data.given_data import (
+from pa_core.data.data_arguments import (
     GivenData,
     batch_size_of,
     describe_lost_order,
@@ -219,7 +219,7 @@ class Loaders:
         """
         kwargs, keyed = self._kwargs[purpose], innermost(loader)
         if purpose == "train" and is_keyed(keyed) and not has_plain_order(keyed.given_order):
-            kwargs = {**kwargs, "order": keyed.given_order.identity}
+            kwargs = {**kwargs, "order": keyed.given_order.fingerprint}
         if is_keyed(keyed) and keyed.given_order.makes_batches:
             return LoaderSettings(keyed.split.batch_size, kwargs)
         return LoaderSettings(batch_size_of(loader, kwargs, per_device_batch_size), kwargs)

@@ -46,7 +46,7 @@ def digest(texts: Mapping[str, str]) -> list[int]:
     return [int.from_bytes(whole[start : start + _BYTES_OF_NUMBER], "big") for start in starts]
 
 
-def require_alike(describe: Describe, device: torch.device) -> None:
+def require_same(describe: Describe, device: torch.device) -> None:
     """Raise the same error on all processes for anything that differs between them; every process must call this.
 
     It takes one small exchange. The texts themselves are exchanged only where they differ.
@@ -66,11 +66,11 @@ def agree_on_integer(value: int, describe: Describe, device: torch.device) -> in
 
     Args:
         value: Any integer of 64 bits.
-        describe: As for ``require_alike``.
+        describe: As for ``require_same``.
         device: The device of the run.
 
     Raises:
-        RanksDifferError: As ``require_alike``.
+        RanksDifferError: As ``require_same``.
     """
     if num_processes() == 1:
         return value

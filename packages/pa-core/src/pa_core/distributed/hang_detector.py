@@ -25,10 +25,10 @@ from torch.distributed.distributed_c10d import PrefixStore
 from pa_core import _torch
 from pa_core.distributed.collectives import num_processes, runs_on_gloo
 from pa_core.distributed.failures import tell_launcher
-from pa_core.distributed.signs import Place, Sign, Signs, advice_for_parted, describe_signs, doing_of
+from pa_core.distributed.signs import Sign, Signs, Stage, advice_for_parted, describe_signs, doing_of
 from pa_core.errors import ConfigurationError, OtherProcessError, is_explained
 
-__all__ = ["DEFAULT_MAX_WAIT_SECONDS", "HangDetector", "Place", "find_vain_wait"]
+__all__ = ["DEFAULT_MAX_WAIT_SECONDS", "HangDetector", "Stage", "find_vain_wait"]
 
 DEFAULT_MAX_WAIT_SECONDS: Final = 600.0
 """As long as NCCL waits by itself. A rank that saves or evaluates for the others is mostly done by then."""
@@ -71,7 +71,7 @@ class HangDetector:
 
     Example:
         >>> detector, steps = HangDetector(60.0), [1, 2, 3]
-        >>> with detector.run(lambda: len(steps)), detector.at(Place.EVALUATION):
+        >>> with detector.run(lambda: len(steps)), detector.at(Stage.EVALUATION):
         ...     print(detector.place)
         in an evaluation
     """
@@ -85,7 +85,7 @@ class HangDetector:
         self._heartbeat = _heartbeat_of_process(self)
 
     @contextmanager
-    def at(self, place: Place) -> Generator[None]:
+    def at(self, place: Stage) -> Generator[None]:
         """Within the context, the run is in another place.
 
         Args:
@@ -107,7 +107,7 @@ class HangDetector:
         self._heartbeat = heartbeat = _heartbeat_of_process(self)
         outer = self if heartbeat is None else heartbeat.run
         self.number = outer.number if outer.place else outer.number + 1
-        self.thread, self.updates, self.place = threading.get_ident(), updates, Place.START
+        self.thread, self.updates, self.place = threading.get_ident(), updates, Stage.START
         if heartbeat is not None:
             heartbeat.run = self
         try:
@@ -186,7 +186,7 @@ class _Heartbeat:
             if any(sign.run < run for sign in signs.values()):
                 do = "Begin as many runs on each process as on the others."
             elif any(sign.has_left(run) for sign in signs.values()):
-                do = advice_for_parted(Place.RUN_END)
+                do = advice_for_parted(Stage.RUN_END)
             if self._store.check(["verdict"]):  # in which all have their say
                 time.sleep(_SECONDS_TO_END)
         return OtherProcessError(
@@ -305,7 +305,7 @@ def find_vain_wait(rank: int, signs: Mapping[int, Sign], limit: float) -> OtherP
     do = "See in the stacks above what the others are doing; if they may take that long, raise max_wait_seconds."
     if any(sign.has_left(own.run) for sign in signs.values()):
         limit = min(limit, _SECONDS_UNTIL_CERTAIN)
-        do = advice_for_parted(Place.RUN_END)
+        do = advice_for_parted(Stage.RUN_END)
     elif any(sign.run < own.run and not sign.place and not sign.is_silent for sign in signs.values()):
         return None
     elif all(sign.waits for sign in signs.values()):

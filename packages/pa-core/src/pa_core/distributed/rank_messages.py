@@ -28,7 +28,7 @@ _COME: Final = "has come"
 _topics = itertools.count(1)
 
 
-class Mailbox:
+class RankMessages:
     """Messages about one thing that the processes do together.
 
     Every process makes as many mailboxes as the others, in the same order; only that, and nothing that follows, must
@@ -137,7 +137,7 @@ def wait_together() -> None:
         OtherProcessError: Another process is gone.
     """
     if num_processes() > 1:
-        Mailbox().wait_for_all()
+        RankMessages().wait_for_all()
 
 
 def raise_on_all(problem: Exception | None) -> None:

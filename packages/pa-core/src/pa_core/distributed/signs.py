@@ -21,7 +21,7 @@ _GRADIENTS = "pa_core.distributed.gradient_exchange"
 _LIBRARIES = {"accelerate", "pa_checkpoint", "pa_core", "pa_data", "torch"} | sys.stdlib_module_names
 
 
-class Place(StrEnum):
+class Stage(StrEnum):
     """What a run is in, as far as processes must be in the same to come together."""
 
     START = "at the start of the run"
@@ -192,6 +192,6 @@ def advice_for_parted(places: str) -> str:
     Args:
         places: Where they are, as text.
     """
-    if Place.RUN_END in places:
+    if Stage.RUN_END in places:
         return "Where one process alone decides to stop, call run.request_stop() on it instead of leaving the loop."
     return "Take what only some of the processes come to out of the condition that it depends on."

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core.data.custom_loader import is_dataloader
-from pa_core.data.given_data import GivenData
+from pa_core.data.data_arguments import GivenData
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
 from pa_data import KeyedDataLoader, count_samples

@@ -20,7 +20,7 @@ from pa_core.data.loaders import Loaders
 from pa_core.default_step import name_step
 from pa_core.distributed import gather_objects, processes
 from pa_core.distributed.collectives import broadcast_tensors, num_processes, rank
-from pa_core.distributed.comparison import require_alike
+from pa_core.distributed.comparison import require_same
 from pa_core.predictions.job import Pieces, PredictionJob
 from pa_core.predictions.written import Writing
 from pa_core.sharding.sharded_states import gathering
@@ -67,7 +67,7 @@ class PredictionRun:
         numbers = torch.arange(trainer.process_index, steps * trainer.num_processes, trainer.num_processes)
         numbers.clamp_(max=len(pieces) - 1)
         with self._running:
-            require_alike(self._identity, trainer.device)
+            require_same(self._identity, trainer.device)
             self._call_event(TrainerCallback.on_prediction_run_start, num_batches=steps)
             for step, (number, batch) in enumerate(zip(numbers, self._loader(pieces, numbers), strict=True), start=1):
                 if not _goes_on(trainer.device):
@@ -90,7 +90,7 @@ class PredictionRun:
         """
         with self._running, closing(writing):
             identity = self._identity()
-            require_alike(lambda: identity, self._trainer.device)
+            require_same(lambda: identity, self._trainer.device)
             numbers = writing.open(identity, partial(self._trainer.print, flush=True))
             num_batches = sum(1 for number in numbers for _ in writing.pieces.batches(int(number)))
             most = max(gather_objects(num_batches)) if self._trainer.is_sharded else num_batches

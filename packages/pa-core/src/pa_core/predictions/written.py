@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pa_checkpoint import atomic_write
 from pa_core.distributed.collectives import num_processes, rank
-from pa_core.distributed.rank_messages import Mailbox, do_while_others_wait
+from pa_core.distributed.rank_messages import RankMessages, do_while_others_wait
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.predictions.file_formats import FileFormat, columns_of, format_of
 from pa_core.predictions.job import Pieces, PredictionJob
@@ -70,7 +70,7 @@ class Writing:
         suffix = ".done" if self.path is None else self.path.suffix
         self._folder = None if folder is None else PieceFolder(Path(folder).absolute(), self.pieces, suffix)
         self._other_pieces: Literal["error", "remove"] = other_pieces
-        self._messages: Mailbox | None = None
+        self._messages: RankMessages | None = None
 
     def open(self, identity: Mapping[str, str], say: Callable[[str], object]) -> Tensor:
         """Return the numbers of the missing pieces that this process predicts.
@@ -86,7 +86,7 @@ class Writing:
             FolderInUseError: Another run is writing them.
             ConfigurationError: The processes do not share the folder.
         """
-        self._messages = Mailbox() if num_processes() > 1 else None
+        self._messages = RankMessages() if num_processes() > 1 else None
         found: set[int] = set()
         if self._folder is not None:
             name = "a function" if self.path is None else self.path.suffix

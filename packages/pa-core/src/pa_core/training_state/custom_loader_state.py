@@ -26,9 +26,9 @@ from pa_core.data.custom_loader import (
 )
 from pa_core.errors import CheckpointError
 from pa_core.model_tensors import supports_state_dict
+from pa_core.training_state.load_with_rollback import refusals_explained
 from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.snapshotable import Snapshotable
-from pa_core.training_state.taking_over import refusals_explained
 from pa_core.types import SizedIterable, SupportsStateDict
 from pa_data.rng import capture_rng_state, numpy_random, restore_rng_state
 

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from pa_checkpoint import StoredTensor
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
+from pa_core.incompatible_state import has_own_form, misfit_of_optimizer
 from pa_core.model_tensors import differences_of_weights, is_sharded, list_differences, parameters_of
 from pa_core.sharding.sharded_states import split_like_parameters
-from pa_core.state_misfits import has_own_form, misfit_of_optimizer
 from pa_core.types import StatefulScheduler
 
 

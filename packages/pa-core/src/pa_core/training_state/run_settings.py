@@ -67,7 +67,7 @@ def describe_settings(
         "samples_per_update": size_of_update,
         "dataset_length": length_of_dataset(loader),
         "shuffle": None if keyed is None else keyed.shuffle,
-        **({} if order is None else {"order": order.identity}),
+        **({} if order is None else {"order": order.fingerprint}),
         "drop_last": f"from batches of {global_batch}" if keyed is not None and keyed.drop_last else False,
         "loader": "keyed" if keyed else f"{describe_loader(loader)}, on {processes}",
         "num_update_steps_per_epoch": config.num_update_steps_per_epoch,

@@ -17,10 +17,11 @@ from torch.optim import Optimizer
 from pa_checkpoint import StoredTensor
 from pa_core import distributed
 from pa_core.errors import CheckpointError
+from pa_core.incompatible_state import misfit_of_scheduler, without_foreign_entries
 from pa_core.model_tensors import is_sharded_module, supports_state_dict
 from pa_core.progress import Phase, Position, Progress
-from pa_core.state_misfits import misfit_of_scheduler, without_foreign_entries
 from pa_core.storage import State
+from pa_core.training_state.load_with_rollback import refusals_explained, taken_over
 from pa_core.training_state.model_state import (
     SavedModel,
     SavedOptimizer,
@@ -42,7 +43,6 @@ from pa_core.training_state.run_settings import (
     refuse_differences,
 )
 from pa_core.training_state.snapshotable import ResumableRun, Snapshotable
-from pa_core.training_state.taking_over import refusals_explained, taken_over
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
 from pa_data.orders import epoch_order

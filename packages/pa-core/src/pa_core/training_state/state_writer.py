@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from pa_checkpoint import CheckpointError, Folder, FolderLock, RemoteFolder, Writer
 from pa_core import distributed
 from pa_core._torch import version_of
-from pa_core.distributed.rank_messages import Mailbox, raise_on_all
+from pa_core.distributed.rank_messages import RankMessages, raise_on_all
 from pa_core.errors import OtherProcessError
 from pa_core.extra_models import items_of
 from pa_core.model_tensors import buffers_of_module, is_sharded, missing_methods, parameters_of_module
@@ -153,7 +153,7 @@ class StateWriter:
         self.folders: list[Path] = []
         self.stores: list[RemoteFolder] = []
         self._locks: dict[Path, FolderLock] = {}
-        self._writer = Writer(connect=Mailbox)
+        self._writer = Writer(connect=RankMessages)
 
     def reserve(self, folder: Path, say: Callable[[str], object], upload_to: str | None = None) -> None:
         """Make a folder, see that it can be written to, and acquire it for this run.

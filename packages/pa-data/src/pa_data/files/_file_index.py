@@ -16,7 +16,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from pa_data.files._places import Stamp, is_url
+from pa_data.files._file_systems import Stamp, is_url
 
 __all__ = ["Arrays", "IndexFolder"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pa_data.errors import ShardError, UnsupportedConfigurationError
-from pa_data.files._places import is_url
+from pa_data.files._file_systems import is_url
 from pa_data.files._shard_file import ShardFile
 
 __all__ = ["Parquet"]

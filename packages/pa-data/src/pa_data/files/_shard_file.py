@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Protocol, TypeVar, cast
 
 from pa_data.errors import ShardError
+from pa_data.files._cache import KeptPieces, Piece
 from pa_data.files._file_index import Arrays, IndexFolder
-from pa_data.files._kept_pieces import KeptPieces, Piece
-from pa_data.files._places import DAMAGED, Stamp, explained, is_url, names_of, remote, stamp_of
+from pa_data.files._file_systems import DAMAGED, Stamp, explained, is_url, names_of, remote, stamp_of
 
 __all__ = ["ByteSource", "OpenShard", "ShardFile", "ShardReader", "shard_files"]
 

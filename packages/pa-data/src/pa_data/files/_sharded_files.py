@@ -14,10 +14,10 @@ from typing_extensions import TypeVar, override
 
 from pa_data._warnings import warn_user
 from pa_data.errors import ConfigurationError, EmptyDatasetError, ShardError
+from pa_data.files._cache import KeptPieces
 from pa_data.files._file_index import IndexFolder
-from pa_data.files._kept_pieces import KeptPieces
-from pa_data.files._open_shards import OpenShards
-from pa_data.files._places import find_files
+from pa_data.files._file_systems import find_files
+from pa_data.files._open_files import OpenShards
 from pa_data.files._shard_file import OpenShard, ShardReader, shard_files
 from pa_data.files._shard_order import ShardOrder
 

@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from pa_data.errors import ConfigurationError
 from pa_data.orders._checks import check_count
-from pa_data.orders._feistel import permutations
 from pa_data.orders._keyed_numbers import as_int64
+from pa_data.orders._permutation import permutations
 from pa_data.rng import mix
 
 __all__ = ["RANDPERM_LIMIT", "ChunkedEpoch", "EpochOrder", "epoch_order", "index_list"]

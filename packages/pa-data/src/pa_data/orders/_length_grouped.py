@@ -12,9 +12,9 @@ from typing_extensions import override
 from pa_data.errors import ConfigurationError
 from pa_data.orders._checks import check_count, check_one_for_each_sample, lengths_of_samples
 from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder
-from pa_data.orders._feistel import permutations
 from pa_data.orders._keyed_numbers import as_int64
 from pa_data.orders._order import Order
+from pa_data.orders._permutation import permutations
 from pa_data.rng import extend_key
 
 __all__ = ["LengthGrouped"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar
 
 from pa_data.orders._epoch_order import EpochOrder
-from pa_data.orders._identity import identity
+from pa_data.orders._fingerprint import fingerprint
 
 __all__ = ["Order"]
 
@@ -66,7 +67,7 @@ class Order(ABC):
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     @property
-    def identity(self) -> str:
+    def fingerprint(self) -> str:
         """The name, and a digest of the parameters: two orders with the same identity give the same epochs.
 
         It is computed once. For a parameter of a gigabyte that takes about a second.
@@ -78,4 +79,10 @@ class Order(ABC):
 
     @cached_property
     def _identity(self) -> str:
-        return identity(self.name, self.parameters())
+        return fingerprint(self.name, self.parameters())
+
+    @property
+    def identity(self) -> str:
+        """Return ``fingerprint``, by the name that it had before."""
+        warnings.warn("Order.identity is called fingerprint now.", DeprecationWarning, stacklevel=2)
+        return self.fingerprint

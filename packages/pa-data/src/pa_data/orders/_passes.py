@@ -8,9 +8,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_data.orders._epoch_order import ChunkedEpoch
-from pa_data.orders._feistel import permutations
 from pa_data.orders._interleaving import Interleaving
 from pa_data.orders._keyed_numbers import extend_keys
+from pa_data.orders._permutation import permutations
 from pa_data.rng import extend_key, mix
 
 __all__ = ["EpochOfSources", "SourcesOfSamples"]

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 import pa_core
 from pa_core import ExplainedError, MoveModulesToDeviceCallback, Trainer
-from tests.pa_core.beginners_mistakes import BEGINNING, MISTAKES
+from tests.pa_core.common_errors import BEGINNING, MISTAKES
 
 
 def run_script(text: str) -> dict[str, Any]:

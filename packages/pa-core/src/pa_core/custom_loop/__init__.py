@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pa_core.own_loop.run import Run
-from pa_core.own_loop.update import Update
+from pa_core.custom_loop.run import Run
+from pa_core.custom_loop.update import Update
 
 __all__ = ["Run", "Update"]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from pa_core.custom_loop import mistakes
 from pa_core.data.custom_loader import length_of
 from pa_core.distributed import gather_objects
-from pa_core.own_loop import mistakes
 from pa_core.run_config import check_count
 from pa_core.trained import MicroBatch
 from pa_data import move_to_device

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Run, SaveTrainingStateCallback, TrainerCallback
-from tests.pa_core.own_loops.loops import KilledError, make_line, seed_all, step_through
+from tests.pa_core.custom_loops.loops import KilledError, make_line, seed_all, step_through
 from tests.small_runs import samples
 
 

@@ -580,7 +580,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from pa_core import SaveTrainingStateCallback, TrainerCallback, gather_objects
-from tests.pa_core.test_added_modules import decay, pairs, two_towers, weights_of
+from tests.pa_core.test_extra_models import decay, pairs, two_towers, weights_of
 
 class Kill(TrainerCallback):
     def on_optimizer_step_end(self, trainer, update, **kwargs):

@@ -13,10 +13,10 @@ import torch
 
 from pa_core import distributed
 from pa_core.data.custom_loader import count_steps, innermost, is_dataloader, is_keyed
-from pa_core.distributed.agreement import Agreement
+from pa_core.distributed.rank_sync import RankSync
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
 from pa_core.progress import Phase, Position, Progress
-from pa_core.training_state.resumption import Resumption
+from pa_core.training_state.resume import Resumption
 from pa_core.training_state.run_state import Extension, RunState, capture, find_extension
 from pa_core.training_state.saved_runs import newest_state
 from pa_core.training_state.snapshotable import ResumableRun
@@ -44,14 +44,14 @@ class RunParts(NamedTuple):
         progress: The counters of the run.
         resumption: Where it began.
         accumulations: What counts the items of each optimizer's updates, by the name of the optimizer.
-        agreement: Whether some process requests a training state, or the end of the run.
+        rank_sync: Whether some process requests a training state, or the end of the run.
         scaler: The gradient scaler of fp16.
     """
 
     progress: Progress
     resumption: Resumption
     accumulations: Mapping[str, _CountsItems]
-    agreement: Agreement
+    rank_sync: RankSync
     scaler: SupportsStateDict | None = None
 
 
@@ -71,7 +71,7 @@ class EvaluationInterrupted(BaseException):
     """
 
 
-class SafePoints:
+class Checkpointer:
     """Saves training states at safe points, where everything that a run consists of belongs to the same update.
 
     A run tells where it is: it calls ``leave`` when it begins something that cannot be done a second time, such as an
@@ -143,7 +143,7 @@ class SafePoints:
             OSError: As above.
         """
         self._phase = phase
-        save, preempt = self._run.agreement.save, self._run.agreement.preempt
+        save, preempt = self._run.rank_sync.save, self._run.rank_sync.preempt
         is_asked = save.is_asked or save.is_agreed or preempt.is_asked or preempt.is_agreed
         if not (is_asked or self._requests):
             return
@@ -257,8 +257,8 @@ class SafePoints:
             return
         # Custom loaders of other kinds may have another number of batches on each process.
         if distributed.num_processes() == 1 or is_dataloader(innermost(run.eval_dataloader)):
-            self._run.agreement.agree_on_preemption()
-        if self._run.agreement.preempt.is_agreed:
+            self._run.rank_sync.agree_on_preemption()
+        if self._run.rank_sync.preempt.is_agreed:
             raise EvaluationInterrupted
 
     # States
@@ -363,7 +363,7 @@ class SafePoints:
 
     def _save_requested(self, phase: Phase, run: ResumableRun, call: Callable[..., object]) -> None:
         if phase is not Phase.COMPLETE:
-            with self._run.agreement.together():
+            with self._run.rank_sync.together():
                 call("on_training_state_save")
         position = self._run.progress.position(phase if self._interrupted is None else self._interrupted.phase)
         if self._interrupted is not None:

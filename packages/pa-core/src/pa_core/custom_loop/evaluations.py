@@ -13,7 +13,7 @@ from pa_core.any_trainer import TrainerCallback
 from pa_core.batch_structure import count_samples
 from pa_core.callbacks.limit_batches import LimitBatchesCallback
 from pa_core.data.custom_loader import count_steps, end_workers, innermost, is_keyed
-from pa_core.data.given_data import GivenData
+from pa_core.data.data_arguments import GivenData
 from pa_core.loop import Loop
 from pa_core.tracking import MetricValue
 from pa_core.tracking.epoch_means import logged_twice, single_number
@@ -99,7 +99,7 @@ class Evaluations(Generic[BatchT]):
             if is_keyed(keyed) and not keyed.split.piece(last, run.process_index):
                 with self._step(0):  # other processes have the only samples of the last step
                     yield keyed.fetch_for(last, rank=0)
-            engine.agreement.stop_if_alone()
+            engine.rank_sync.stop_if_alone()
             loop.record_means("eval_loss_epoch" if name is None else "loss_epoch", count)
             loop.call_together(TrainerCallback.on_eval_epoch_end, **within)
 

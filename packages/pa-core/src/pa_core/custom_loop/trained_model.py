@@ -13,12 +13,12 @@ from typing_extensions import override
 
 from pa_core import _accelerate
 from pa_core._torch import calls_step_hooks
+from pa_core.custom_loop import mistakes
+from pa_core.custom_loop.full_precision import is_in_full_precision
 from pa_core.default_step import unusable_kind
 from pa_core.distributed.collectives import tensors_in_graph
 from pa_core.errors import ConfigurationError
 from pa_core.model_tensors import parameters_of_module
-from pa_core.own_loop import mistakes
-from pa_core.own_loop.full_precision import is_in_full_precision
 from pa_core.trained import MicroBatch, Trained, zero_loss_of_stand_in
 from pa_core.user_warnings import warn_user
 

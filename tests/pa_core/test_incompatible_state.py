@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer, lr_scheduler
 from typing_extensions import override
 
-from pa_core.state_misfits import misfit_of_optimizer, misfit_of_scheduler
+from pa_core.incompatible_state import misfit_of_optimizer, misfit_of_scheduler
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "ASGD": optim.ASGD,

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pa_core._accelerate import AcceleratorLike
+from pa_core.custom_loop.trained_model import TrainedModel
 from pa_core.distributed import broadcast_weights
 from pa_core.errors import ConfigurationError
 from pa_core.input_checks import (
@@ -19,7 +20,6 @@ from pa_core.input_checks import (
     require_step_without_closure,
 )
 from pa_core.model_tensors import reshard
-from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.types import SchedulerFactory
 from pa_core.user_warnings import warn_user
 from pa_data.batches import is_mapping

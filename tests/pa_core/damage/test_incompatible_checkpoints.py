@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from pa_core import CheckpointError, Trainer
 from pa_core.testing import TinyClassifier
-from tests.pa_core.damage.misfitting_checkpoints import Misfit, Place, entries, foreign_entries, misfits
+from tests.pa_core.damage.incompatible_checkpoints import Misfit, Place, entries, foreign_entries, misfits
 from tests.pa_core.test_checkpoint import DATA, halving, same, state_of
 
 EVERY = 7

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from tests.pa_core.own_loops.on_two_ranks import main
+from tests.pa_core.custom_loops.on_two_ranks import main
 main()
 """
 

@@ -31,7 +31,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.distributed import num_processes, rank
-from tests.pa_core.own_loops.loops import states_in
+from tests.pa_core.custom_loops.loops import states_in
 from tests.support.loops import updates_of
 
 on_any = pytest.mark.runs_on("one_process", "two_ranks")

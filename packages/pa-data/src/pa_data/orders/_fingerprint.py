@@ -13,13 +13,13 @@ from torch import Tensor
 
 from pa_data.errors import ArgumentTypeError
 
-__all__ = ["identity"]
+__all__ = ["fingerprint"]
 
 _DIGITS = 12
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-def identity(name: str, parameters: Mapping[str, object]) -> str:
+def fingerprint(name: str, parameters: Mapping[str, object]) -> str:
     """Return the name, and a digest of the parameters if there are any.
 
     It is the same in every process and on every machine, unlike the texts of objects, which have their addresses.
@@ -32,9 +32,9 @@ def identity(name: str, parameters: Mapping[str, object]) -> str:
         ArgumentTypeError: A parameter is an object that says nothing of what it holds.
 
     Example:
-        >>> identity("sequential-v1", {})
+        >>> fingerprint("sequential-v1", {})
         'sequential-v1'
-        >>> identity("mine-v1", {"weights": torch.ones(3)}) == identity("mine-v1", {"weights": torch.ones(3)})
+        >>> fingerprint("mine-v1", {"weights": torch.ones(3)}) == fingerprint("mine-v1", {"weights": torch.ones(3)})
         True
     """
     if not parameters:

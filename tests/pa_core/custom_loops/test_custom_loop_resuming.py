@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, TrainerCallback, TrainingPreempted
 from pa_core.storage import StateFolder
-from tests.pa_core.own_loops.loops import KilledError, fingerprint, make_run, train
+from tests.pa_core.custom_loops.loops import KilledError, fingerprint, make_run, train
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.tracking import LossTracker, StepMeans
 
 NUM_FLAGS: Final = 5
-"""How many numbers ``Agreement.local_flags`` has."""
+"""How many numbers ``RankSync.local_flags`` has."""
 
 _UPDATES_UNTIL_READ = 2
 """Updates to wait on an accelerator before agreed flags are read, so that reading does not synchronise."""
@@ -50,7 +50,7 @@ class Request:
         return agreed
 
 
-class Agreement:
+class RankSync:
     """Keeps the requests of the processes of a run, and has all of them act on a request at the same update.
 
     Before an update, the flags of all processes and their numbers of items are added up, with the gradients. Where the
@@ -69,11 +69,11 @@ class Agreement:
 
     Example:
         >>> import torch
-        >>> agreement = Agreement(torch.device("cpu"), num_processes=1)
-        >>> agreement.save.is_asked = True
-        >>> agreement.local_flags(items=12.0)  # stop, a loss that is not finite, save, preempt, items
+        >>> rank_sync = RankSync(torch.device("cpu"), num_processes=1)
+        >>> rank_sync.save.is_asked = True
+        >>> rank_sync.local_flags(items=12.0)  # stop, a loss that is not finite, save, preempt, items
         [False, False, True, False, 12.0]
-        >>> agreement.before_update(torch.tensor, items=12.0, at_once=False)
+        >>> rank_sync.before_update(torch.tensor, items=12.0, at_once=False)
         12.0
     """
 

@@ -56,12 +56,12 @@ def test_a_request_waits_for_the_next_safe_point(tmp_path: Path) -> None:
 
 def ask_for_state(run: RunByHand) -> None:
     """As ``request_training_state`` does."""
-    run.agreement.save.is_asked = True
+    run.rank_sync.save.is_asked = True
 
 
 def ask_for_preemption(run: RunByHand) -> None:
     """As ``request_preemption`` does."""
-    run.agreement.preempt.is_asked = True
+    run.rank_sync.preempt.is_asked = True
 
 
 def test_what_some_process_asks_for_is_done_after_the_update(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_some_process_asks_for_is_done_after_the_update(tmp_path: Path) -> 
         run.run()
     assert run.events == ["on_training_state_request", "on_preemption"]
     assert run.progress.updates == 4
-    run.safe_points.end(TrainingPreempted(), run.device)
+    run.checkpointer.end(TrainingPreempted(), run.device)
 
     whole, resumed = RunByHand(tmp_path), RunByHand(tmp_path, seed=5)
     whole.run()
@@ -110,15 +110,15 @@ def test_a_run_that_failed_is_saved_if_it_was_between_two_updates(tmp_path: Path
     within.at_update = at(2, fail)
     with pytest.raises(Killed) as killed:
         within.run()
-    within.safe_points.end(killed.value, within.device)
-    within.safe_points.abandon(killed.value)
+    within.checkpointer.end(killed.value, within.device)
+    within.checkpointer.abandon(killed.value)
     assert "requested was requested but not saved" in killed.value.__notes__[0]
     with pytest.raises(CheckpointError, match="in the middle of an update"):
         within.save("state")
 
     between.prepare()
     between.reach(Phase.EPOCH)
-    between.safe_points.end(Killed(), between.device)
+    between.checkpointer.end(Killed(), between.device)
     expected = torch.rand(2)
     SavedRun(read_state(between.save("state"))).restore_rng_state(between)
     assert torch.equal(torch.rand(2), expected)
@@ -126,7 +126,7 @@ def test_a_run_that_failed_is_saved_if_it_was_between_two_updates(tmp_path: Path
 
 def evaluate(run: RunByHand, phase: Phase, *, nested: bool = False) -> None:
     """Draw in an evaluation of three batches, in the second of which the run is to be preempted."""
-    points = run.safe_points
+    points = run.checkpointer
     inner = points.evaluating() if nested else nullcontext()
     with points.interruptible(phase, run), points.evaluating(), inner:
         for batch in range(3):
@@ -142,11 +142,11 @@ def test_an_interrupted_evaluation_is_still_to_be_done(tmp_path: Path, phase: Ph
     """The state says so, and has the random numbers from before it."""
     run = RunByHand(tmp_path)
     run.prepare()
-    run.safe_points.is_between_steps = phase.is_mid_epoch
+    run.checkpointer.is_between_steps = phase.is_mid_epoch
     state = torch.default_generator.get_state()
     with pytest.raises(EvaluationInterrupted):
         evaluate(run, phase)
-    run.safe_points.is_between_steps = False
+    run.checkpointer.is_between_steps = False
     path = run.request("state")
     with pytest.raises(TrainingPreempted):
         run.reach(Phase.STEP if phase.is_mid_epoch else phase)
@@ -183,10 +183,10 @@ def test_each_optimizer_is_checked_after_its_first_update(tmp_path: Path) -> Non
     secretive = Secretive(run.discriminator.parameters(), lr=0.1, momentum=0.9)
     run.optimizers["discriminator"], run.schedulers["discriminator"] = secretive, StepLR(secretive, 2)
     run.prepare()
-    run.safe_points.check(run)
-    assert run.safe_points.unchecked_optimizers == {"generator", "discriminator"}
+    run.checkpointer.check(run)
+    assert run.checkpointer.unchecked_optimizers == {"generator", "discriminator"}
     run.step(torch.ones(4, 2))
-    run.safe_points.check_optimizer("generator", run)
+    run.checkpointer.check_optimizer("generator", run)
     with pytest.raises(CheckpointError, match="Secretive"):
-        run.safe_points.check_optimizer("discriminator", run)
-    assert not run.safe_points.unchecked_optimizers
+        run.checkpointer.check_optimizer("discriminator", run)
+    assert not run.checkpointer.unchecked_optimizers

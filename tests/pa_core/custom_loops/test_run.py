@@ -26,7 +26,7 @@ from pa_core import (
     TrainerCallback,
     TrainerPlaceholderValues,
 )
-from tests.pa_core.own_loops.loops import BATCH_SIZE, SAMPLES, make_line, make_run, seed_all, step_through
+from tests.pa_core.custom_loops.loops import BATCH_SIZE, SAMPLES, make_line, make_run, seed_all, step_through
 from tests.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine, log_of
 from tests.small_runs import NoteBatches, linear, samples
 

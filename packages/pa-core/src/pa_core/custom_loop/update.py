@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pa_core.any_trainer import TrainerCallback
 from pa_core.batch_structure import count_samples
+from pa_core.custom_loop import mistakes
+from pa_core.custom_loop.evaluations import Evaluations
+from pa_core.custom_loop.trained_model import TrainedModel
 from pa_core.default_step import require_count
 from pa_core.errors import BatchOutputError, ConfigurationError
 from pa_core.loop import Loop, Steps
-from pa_core.own_loop import mistakes
-from pa_core.own_loop.evaluations import Evaluations
-from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.trained import MicroBatch
 from pa_core.types import BatchT
 
@@ -260,7 +260,7 @@ class Update(Generic[BatchT]):
         loop, is_first = self._loop, not self._stepped
         if is_first:
             loop.require_update_of_batch()
-            loop.engine.agreement.stop_if_alone()
+            loop.engine.rank_sync.stop_if_alone()
         at_once = loop.engine.progress.samples_in_epoch == 0 and loop.updates_of_batch == 0
         is_made = loop.make_step(trained, at_once=at_once, is_first=is_first)
         loop.updates_of_batch += is_first

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from pa_core import _accelerate
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed, length_of
-from pa_core.data.given_data import GivenData
+from pa_core.data.data_arguments import GivenData
 from pa_core.data.split_sampler import split_sampler
 from pa_core.model_tensors import is_sharded, parameters_of_module
 from pa_core.placeholders import PlaceholderExpression
@@ -109,7 +109,7 @@ def describe_data(given: GivenData) -> dict[str, str]:
         if name in _DECIDE_BATCHES:
             texts[f"{given.argument}, {name}"] = describe_value(value)
     if given.purpose == "train":
-        texts["order"] = "None" if given.order is None else given.order.identity
+        texts["order"] = "None" if given.order is None else given.order.fingerprint
     return texts
 
 
@@ -241,7 +241,7 @@ def describe_loader(purpose: str, loader: object) -> dict[str, str]:
             order = own.order
             first = min(_FIRST, order.num_samples)
             texts |= {
-                f"{name}, order": own.given_order.identity,
+                f"{name}, order": own.given_order.fingerprint,
                 f"{name}, first samples": describe_value([int(index) for index in order.indices(0, first)]),
             }
     elif kind == _SPLIT:

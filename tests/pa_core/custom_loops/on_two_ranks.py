@@ -27,7 +27,7 @@ from pa_core import (
     TrainerCallback,
     gather_objects,
 )
-from tests.pa_core.own_loops import test_own_loop_models as gans
+from tests.pa_core.custom_loops import test_custom_loop_models as gans
 
 
 def _line(batch_size: int, number: int = 21, **options: Any) -> Run[nn.Sequential, Any]:

@@ -13,7 +13,7 @@ from pa_checkpoint import RemoteFolder
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, length_of, set_epoch
 from pa_core.progress import Phase, Position, Progress
-from pa_core.training_state import asked_settings
+from pa_core.training_state import initial_hyperparameters
 from pa_core.training_state.custom_loader_state import RunLoaders
 from pa_core.training_state.fetched_states import fetched, homes_of
 from pa_core.training_state.run_settings import (
@@ -121,7 +121,7 @@ class Resumption:
             run: The run.
         """
         self.hyperparameters = {
-            name: asked_settings.begin_run(optimizer, is_resumed=self.saved is not None)
+            name: initial_hyperparameters.begin_run(optimizer, is_resumed=self.saved is not None)
             for name, optimizer in run.named_optimizers().items()
         }
 

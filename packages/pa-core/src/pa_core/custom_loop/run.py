@@ -17,8 +17,13 @@ from typing_extensions import override
 
 from pa_core import checkpoint
 from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.custom_loop import mistakes
+from pa_core.custom_loop.evaluations import Evaluations
+from pa_core.custom_loop.loop_batches import batches_of_loop
+from pa_core.custom_loop.run_models import RunModels
+from pa_core.custom_loop.update import Update
 from pa_core.data.custom_loader import lengths_of_epochs
-from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
+from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.default_step import require_count
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
 from pa_core.distributed.failures import showing_errors_once
@@ -27,11 +32,6 @@ from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.loop import Loop, Steps
 from pa_core.model_tensors import reshard
-from pa_core.own_loop import mistakes
-from pa_core.own_loop.evaluations import Evaluations
-from pa_core.own_loop.loop_batches import batches_of_loop
-from pa_core.own_loop.run_models import RunModels
-from pa_core.own_loop.update import Update
 from pa_core.placeholders import create_scheduler
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
@@ -385,7 +385,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             return bool(self._block.__exit__(kind, exception, traceback))
         with self._block:
             self._finish(exception)
-        self._engine.agreement.raise_non_finite_loss()
+        self._engine.rank_sync.raise_non_finite_loss()
         return True
 
     def _finish(self, stop: StopTrainingError | None) -> None:
@@ -396,11 +396,11 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         with self._lifecycle.stopping_in_order():
             if stop is not None:
                 raise stop
-        with suppress(StopTrainingError), self._engine.agreement.together():
+        with suppress(StopTrainingError), self._engine.rank_sync.together():
             pass  # a process that left the loop alone must not end as if the run were complete
-        self._engine.safe_points.leave()
+        self._engine.checkpointer.leave()
         self._loop.finish()
-        self._engine.safe_points.settle()
+        self._engine.checkpointer.settle()
 
     def _begin(self) -> None:
         """Restore a saved run, with all that is registered by now, when the first loop of the block begins."""
@@ -652,8 +652,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         Args:
             reason: The text of the ``StopTrainingError`` that callbacks are told of.
         """
-        if self._engine.agreement.stop is None:
-            self._engine.agreement.stop = StopTrainingError(reason)
+        if self._engine.rank_sync.stop is None:
+            self._engine.rank_sync.stop = StopTrainingError(reason)
 
     # Metrics and evaluations
 
@@ -695,7 +695,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             ConfigurationError: The tensors of the processes do not fit together.
         """
         # What callbacks gather between two steps is not of the batch.
-        if self.is_at_empty_batch and not self._engine.safe_points.is_between_steps:
+        if self.is_at_empty_batch and not self._engine.checkpointer.is_between_steps:
             gathered = gather_without_rows(tensor, padding_value, with_gradient=with_gradient)
             self._loop.gathered_without_rows += tensors_with_gradient(gathered)
             return gathered

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from typing_extensions import override
 
 from pa_core import AnyTrainer, SaveTrainingStateCallback, SizedIterable, Trainer, TrainerCallback
-from pa_core.alike import describe_callbacks, describe_models, describe_value
+from pa_core.rank_checks import describe_callbacks, describe_models, describe_value
 from pa_core.run_arguments import RunArguments
 from pa_core.testing import make_regression
 from tests.pa_core.ranks_that_differ.cases import Case, Door, seeded_case

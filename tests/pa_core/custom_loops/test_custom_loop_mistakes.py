@@ -26,7 +26,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from tests.pa_core.own_loops.loops import make_line, step_through
+from tests.pa_core.custom_loops.loops import make_line, step_through
 from tests.small_runs import linear, samples
 
 
