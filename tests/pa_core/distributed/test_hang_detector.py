@@ -154,7 +154,7 @@ def test_exchanges_in_a_group_of_their_own_are_no_wait(monkeypatch: pytest.Monke
     signs = Signs(PrefixStore("pa_core/watch", store_of_processes()), dist.get_rank(), dist.get_world_size())
     seen: list[float] = []
     started = time.monotonic()
-    with HangDetector(60.0).run(int):
+    with HangDetector(60.0).run(lambda: ("in a test", 0)):
         for _ in range(40):
             for _ in range(100):
                 dist.all_reduce(torch.zeros(1), group=group)

@@ -105,7 +105,6 @@ class Loop:
         self._clear_gradients = clear_gradients or Trained.zero_grad
         self._stands_in = stands_in
         self._has_stand_ins = self._keeps_batch = False
-        self._first_step = self._step = 0
         self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
         self.gathered_without_rows: list[Tensor] = []
@@ -381,7 +380,7 @@ class Loop:
         self.call(TrainerCallback.on_train_epoch_start)
         self._resume_steps(train_dl)
         self.count = engine.loaders.count_batches(train_dl, "training")
-        engine.watch.place = Stage.TRAINING
+        engine.progress.stage = Stage.TRAINING
 
     def steps(self, train_dl: SizedIterable) -> Steps:
         """Return the batches that are left of the epoch, each with its part in its update.
@@ -390,7 +389,7 @@ class Loop:
             train_dl: The loader of the epoch.
         """
         engine, count = self.engine, self.count
-        self._first_step = engine.progress.steps_in_epoch
+        engine.progress.resumed_steps = steps_done = engine.progress.steps_in_epoch
         if self.is_at_last_update:  # the run had its last update before it was interrupted
             return Steps(())
         for trained in engine.trained.values():
@@ -403,7 +402,7 @@ class Loop:
             accumulation_steps=self.batches_per_group,
             rank=self.trainer.process_index,
             num_processes=self.trainer.num_processes,
-            steps_done=self._first_step,
+            steps_done=steps_done,
             count=count,
         )
         return Steps(batches)
@@ -415,7 +414,7 @@ class Loop:
             return batches_on_device(train_dl, self.trainer.device)
         limit = batches_of_slices(train_dl)
         batches = self._leaving_safe_point(loader.batches())
-        return islice(batches, None if limit is None else max(0, limit - self._first_step))
+        return islice(batches, None if limit is None else max(0, limit - self.engine.progress.resumed_steps))
 
     def _leaving_safe_point(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Fetching a batch of a custom data loader changes what the state holds of it."""
@@ -459,7 +458,7 @@ class Loop:
             requires_loss: Whether an epoch without a loss is an error.
         """
         engine = self.engine
-        engine.watch.place = Stage.EPOCH_END
+        engine.progress.stage = Stage.EPOCH_END
         missing = 0.0 if count is None else count.missing
         missing = engine.rank_sync.add_up(engine.losses, engine.means, missing)
         has_loss = engine.losses.running_count > 0
@@ -505,7 +504,7 @@ class Loop:
         Returns:
             The batch; None where this process has no sample, and nothing needs to be computed.
         """
-        self._step = part.step
+        self.engine.progress.step = part.step
         self.engine.means.start_step()
         if part.is_empty:
             return self._stand_in(part) if self._has_stand_ins else None
@@ -522,7 +521,7 @@ class Loop:
         """
         loader = innermost(self.trainer.train_dataloader)
         if is_keyed(loader):
-            return loader.fetch_for(part.step - 1 - self._first_step, rank=0)
+            return loader.fetch_for(part.step - 1 - self.engine.progress.resumed_steps, rank=0)
         if self.engine.last_batch is None:
             raise UnsupportedConfigurationError(
                 "The custom loader has no batch on this process, while it has one on others. Pass a dataset, or a "
@@ -546,7 +545,7 @@ class Loop:
         """
         engine = self.engine
         progress, checkpointer = engine.progress, engine.checkpointer
-        progress.steps_in_epoch = self._step
+        progress.steps_in_epoch = progress.step
 
         # agree: every process stops, saves or is preempted at the same update
         own_items = trained.accumulation.items
@@ -642,11 +641,11 @@ class Loop:
     # Evaluations
 
     @contextmanager
-    def evaluating(self, place: Stage = Stage.EVALUATION) -> Generator[None]:
+    def evaluating(self, stage: Stage = Stage.EVALUATION) -> Generator[None]:
         """Within the context the model is the module without wrappers; means and modes of training come back.
 
         Args:
-            place: Where the run is meanwhile.
+            stage: What the run is in meanwhile.
         """
         trainer, engine = self.trainer, self.engine
         wrapped = trainer.model
@@ -654,7 +653,7 @@ class Loop:
         modes = [(module, module.training) for model in models.values() for module in model.modules()]
         trainer.model = unwrap_model(wrapped)
         try:
-            with engine.watch.at(place), engine.separate_means():
+            with engine.progress.at(stage), engine.separate_means():
                 for model in trainer.named_models().values():
                     distributed.broadcast_buffers(model)
                 yield

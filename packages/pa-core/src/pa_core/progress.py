@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from pa_core.distributed.signs import Stage
 from pa_core.tracking import RunClock
 
 
@@ -66,10 +69,13 @@ class Progress:
     """The counters of a run. They start at zero; the counters of the run history may continue an earlier run.
 
     Attributes:
+        stage: What the run is in.
         updates: Optimizer updates that are complete.
         epochs: Epochs that are complete, with their evaluation; the last events of an epoch see it counted.
         epoch_under_way: The number of the current epoch, counted from 0, from its first event until after its last one;
             None between two epochs.
+        step: The number of the current training step in its epoch, counted from 1.
+        resumed_steps: Training steps of the current epoch that were complete when this process came to it.
         steps_in_epoch: Training steps of the current epoch up to the end of the last accumulation group, whether or not
             its update was made.
         samples_in_epoch: Samples of the current epoch, over all processes, in the groups that are complete.
@@ -85,9 +91,12 @@ class Progress:
         Position(phase=<Phase.STEP: 'step'>, epochs=0, updates=1, samples=16, steps=2, eval_sets=())
     """
 
+    stage: Stage = Stage.START
     updates: int = 0
     epochs: int = 0
     epoch_under_way: int | None = None
+    step: int = 0
+    resumed_steps: int = 0
     steps_in_epoch: int = 0
     samples_in_epoch: int = 0
     samples_in_group: int = 0
@@ -95,6 +104,19 @@ class Progress:
     def start_epoch(self) -> None:
         """Set the counters of an epoch to zero."""
         self.steps_in_epoch = self.samples_in_epoch = self.samples_in_group = 0
+
+    @contextmanager
+    def at(self, stage: Stage) -> Generator[None]:
+        """Within the context, the run is in another stage.
+
+        Args:
+            stage: That stage.
+        """
+        before, self.stage = self.stage, stage
+        try:
+            yield
+        finally:
+            self.stage = before
 
     def finish_group(self, clock: RunClock, *, makes_update: bool) -> None:
         """Move the samples of the group to the epoch and the clock, and count its update.

@@ -68,7 +68,7 @@ class RunLifecycle:
         engine.start_run(trained, self.describe_course)
         trainer.preemptible, trainer.resume_from = False, None
         trainer.callback_handler.find_listeners()
-        with engine.watch.run(lambda: engine.progress.updates):
+        with engine.watch.run(lambda: (engine.progress.stage, engine.progress.updates)):
             seed = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
             with showing_errors_once():
                 engine.resumption.seed = agree_on_integer(
@@ -137,7 +137,7 @@ class RunLifecycle:
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
             engine.rank_sync.stop = error
             trainer.callback_handler.call_event(TrainerCallback.on_stop_training_error, trainer, error=error)
-        engine.watch.place = Stage.RUN_END
+        engine.progress.stage = Stage.RUN_END
 
     # Models
 
@@ -214,8 +214,8 @@ class RunLifecycle:
     def describe_course(self) -> dict[str, str]:
         """Return what stays the same on all processes in the course of a run, though callbacks may change it."""
         trainer = self.trainer
-        updates = trainer.num_updates_completed
-        texts = {PLACE: f"{self.engine.watch.place}, after {updates} update{'' if updates == 1 else 's'}"}
+        stage, updates = self.engine.progress.stage, trainer.num_updates_completed
+        texts = {PLACE: f"{stage}, after {updates} update{'' if updates == 1 else 's'}"}
         texts |= self._describe_evaluation()
         if self.engine.running == "train":
             texts |= rank_checks.describe_trained(trainer.named_models())

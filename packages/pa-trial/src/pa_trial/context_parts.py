@@ -40,7 +40,7 @@ class ContextParts:
         trial_seed: The seed that was passed to ``init``; None without one.
         profiler: The profiler that the user has set; None without one.
         stop_requested: Whether this process should end the training.
-        is_in_fit: Whether a training is in progress.
+        stage: What the training is in; empty outside of it.
         logs_to_tensorboard: Whether metrics are written for TensorBoard.
     """
 
@@ -60,7 +60,7 @@ class ContextParts:
     trial_seed: int | None
     profiler: profile | None = None
     stop_requested: bool = False
-    is_in_fit: bool = False
+    stage: str = ""
     logs_to_tensorboard: bool = True
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from pa_core.parts import HangDetector, Stage
+from pa_core.parts import Stage
 from pa_trial.boundaries import Due
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
@@ -39,7 +39,6 @@ class TrainingLoop:
         checkpoints: Saves.
         metric: Compares validations for the policy "best"; with None, each of them counts as the best.
         stop: Requests to stop.
-        watch: Tells the other processes where this one is.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class TrainingLoop:
         checkpoints: Checkpoints,
         metric: WatchedMetric | None,
         stop: StopRequests,
-        watch: HangDetector,
     ) -> None:
         self._train = trial.train_batch
         self._parts = parts
@@ -64,7 +62,6 @@ class TrainingLoop:
         self._options = options
         self._metric = metric
         self._stop = stop
-        self._watch = watch
         self._epoch_length = data.epoch_length
         self._boundaries = options.boundaries(self._progress, data.epoch_length)
         self._reporter = Reporter(
@@ -92,7 +89,7 @@ class TrainingLoop:
             self.save_unless_current()
             self._stop.tell()
             return
-        self._watch.place = Stage.RUN_END
+        self._parts.stage = Stage.RUN_END
         if self._progress.last_validation != self._progress.batches_trained:
             self._validate_and_save_by_policy()
         self.save_unless_current()
@@ -111,7 +108,7 @@ class TrainingLoop:
 
     def _train_workload(self) -> Due:
         """Train until a boundary fires, and return what is due; nothing if a signal cut the workload short."""
-        self._watch.place = Stage.TRAINING
+        self._parts.stage = Stage.TRAINING
         self._trained.set_training(True)
         self._workload.start()
         due = self._train_batches()
@@ -172,8 +169,9 @@ class TrainingLoop:
 
     def _validate(self) -> bool:
         """Validate; return whether this is the best validation so far."""
-        with self._watch.at(Stage.EVALUATION):
-            metrics = self._validation.run()
+        before, self._parts.stage = self._parts.stage, Stage.EVALUATION
+        metrics = self._validation.run()
+        self._parts.stage = before
         self._progress.last_validation = self._progress.batches_trained
         is_best = self._metric is None or self._metric.record(metrics)
         if is_best and self._metric is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pa_core import ArgumentTypeError
-from pa_core.parts import HangDetector, warn_user
+from pa_core.parts import HangDetector, Stage, warn_user
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls, check_callbacks
 from pa_trial.checkpoints import Checkpoints
@@ -119,7 +119,7 @@ class Trainer:
             RanksDifferError: The processes passed different arguments.
         """
         parts = _parts_of(self._context)
-        if parts.is_in_fit:
+        if parts.stage:
             raise InternalException("fit() was called within fit(): call it after the other one has returned.")
         if profiling_enabled:
             _warn_of_profiler("fit(profiling_enabled=True)")
@@ -145,7 +145,7 @@ class Trainer:
             smaller_is_better=parts.run_settings.smaller_is_better,
         )
         watch = HangDetector(parts.run_settings.max_wait_seconds)
-        with watch.run(lambda: parts.progress.batches_trained), _in_fit(parts):
+        with _in_fit(parts), watch.run(lambda: (parts.stage, parts.progress.batches_trained)):
             parts.progress.begin(agree_on_seed(self._trial, parts, options))
             _fit(self._trial, parts, options, metric, watch)
 
@@ -156,11 +156,11 @@ def _parts_of(context: PyTorchTrialContext) -> ContextParts:
 
 @contextmanager
 def _in_fit(parts: ContextParts) -> Generator[None]:
-    parts.is_in_fit = True
+    parts.stage = Stage.START
     try:
         yield
     finally:
-        parts.is_in_fit = False
+        parts.stage = ""
 
 
 def _fit(
@@ -187,7 +187,7 @@ def _fit(
         data = _build_data(trial, parts, options)
         resources.callback(data.close)
         require_same_parts(parts, lambda: calls.describe() | data.describe())
-        loop = TrainingLoop(trial, parts, options, data, calls, checkpoints, metric, stop, watch)
+        loop = TrainingLoop(trial, parts, options, data, calls, checkpoints, metric, stop)
 
         trained.start_training()
         resources.callback(trained.end_training)

@@ -62,61 +62,53 @@ class HangDetector:
     Attributes:
         limit: The same, infinite for ever.
         number: Which run of the process the last one of this detector is, counted from 1.
-        place: What the run is in; empty outside of it.
         thread: The thread that runs it.
-        updates: Returns how many updates of the run are complete.
+        where: Returns what the run is in, empty outside of it, and how many updates of it are complete.
 
     Raises:
         ConfigurationError: It is neither None nor a positive number.
 
     Example:
         >>> detector, steps = HangDetector(60.0), [1, 2, 3]
-        >>> with detector.run(lambda: len(steps)), detector.at(Stage.EVALUATION):
-        ...     print(detector.place)
-        in an evaluation
+        >>> with detector.run(lambda: ("in an evaluation", len(steps))):
+        ...     print(detector.where())
+        ('in an evaluation', 3)
+        >>> detector.where()
+        ('', 3)
     """
 
     def __init__(self, max_wait_seconds: float | None) -> None:
         self.limit: float = math.inf if max_wait_seconds is None else _checked(max_wait_seconds)
         self.number: int = 0
-        self.place: str = ""
         self.thread: int = threading.get_ident()
-        self.updates: Callable[[], int] = int
+        self.where: Callable[[], tuple[str, int]] = partial(_outside, 0)
         self._heartbeat = _heartbeat_of_process(self)
 
-    @contextmanager
-    def at(self, place: Stage) -> Generator[None]:
-        """Within the context, the run is in another place.
-
-        Args:
-            place: That place.
-        """
-        before, self.place = self.place, place
-        try:
-            yield
-        finally:
-            self.place = before
+    @property
+    def is_running(self) -> bool:
+        """Whether a run is in progress."""
+        return bool(self.where()[0])
 
     @contextmanager
-    def run(self, updates: Callable[[], int]) -> Generator[None]:
+    def run(self, where: Callable[[], tuple[str, int]]) -> Generator[None]:
         """Watch over a run; one within another takes its place meanwhile.
 
         Args:
-            updates: Returns how many updates of the run are complete; it is called from another thread.
+            where: Returns what the run is in, such as ``Stage.TRAINING``, and how many updates of it are complete; it
+                is called from another thread.
         """
         self._heartbeat = heartbeat = _heartbeat_of_process(self)
         outer = self if heartbeat is None else heartbeat.run
-        self.number = outer.number if outer.place else outer.number + 1
-        self.thread, self.updates, self.place = threading.get_ident(), updates, Stage.START
+        self.number = outer.number if outer.is_running else outer.number + 1
+        self.thread, self.where = threading.get_ident(), where
         if heartbeat is not None:
             heartbeat.run = self
         try:
             with self.explaining():
                 yield
         finally:
-            self.place = ""
-            self.updates = partial(int, updates())  # keeps nothing of the run
-            if heartbeat is not None and outer.place:
+            self.where = partial(_outside, where()[1])  # keeps nothing of the run
+            if heartbeat is not None and outer.is_running:
                 heartbeat.run = outer
 
     @contextmanager
@@ -200,7 +192,8 @@ class _Heartbeat:
             while not self._has_ended.wait(SECONDS_BETWEEN_BEATS):
                 self._look()
                 self._end_if_hung()
-            self._signs.post(replace(self._sign, beat=self._sign.beat + 1, updates=self.run.updates(), has_ended=True))
+            updates = self.run.where()[1]
+            self._signs.post(replace(self._sign, beat=self._sign.beat + 1, updates=updates, has_ended=True))
 
     def _look(self) -> None:
         """Tell the others where this process is."""
@@ -212,11 +205,12 @@ class _Heartbeat:
             self._moved_at = now
         self._begun, self._looked_at = begun, now
         waits, doing = (False, "") if has_moved else doing_of(run.thread)
+        place, updates = run.where()
         self._sign = Sign(
             beat=self._sign.beat + 1,
             run=run.number,
-            place=run.place,
-            updates=run.updates(),
+            place=place,
+            updates=updates,
             collectives=0 if self._is_on_gloo else _torch.collectives_begun(),
             still=now - self._moved_at,
             waits=waits,
@@ -318,6 +312,10 @@ def find_vain_wait(rank: int, signs: Mapping[int, Sign], limit: float) -> OtherP
         given=describe_signs(signs, own.run),
         do=do,
     )
+
+
+def _outside(updates: int) -> tuple[str, int]:
+    return "", updates
 
 
 def _checked(seconds: object) -> float:
