@@ -271,33 +271,47 @@ def named_modules_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, nn
 def require_one_trained_module(
     attributes: Mapping[str, object], model: nn.Module, added: Collection[nn.Module] = ()
 ) -> None:
-    """Raise an error for optimizers on several processes whose gradients are not exchanged.
+    """Raise an error for further modules trained on several processes, whose gradients are not exchanged.
 
-    Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so is what no optimizer of the trainer
-    holds, such as a teacher or an average of the model.
+    Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so are modules without trainable
+    parameters. So are modules that no optimizer of the trainer holds and that are in eval mode, such as a teacher, or
+    an average of the model: a copy of it, perhaps within a module that keeps it.
 
     Args:
         attributes: The attributes of the trainer, where other modules and optimizers are looked for.
-        model: The model.
+        model: The model, which the trainer wraps.
         added: The modules that were given to ``add_module``, whose gradients the trainer averages.
 
     Raises:
-        UnsupportedConfigurationError: An optimizer among the attributes has parameters of something else.
+        UnsupportedConfigurationError: There is such a module, or an optimizer of its parameters.
     """
-    found = list(items_of(attributes))
-    wrapped = [
-        part
-        for _, item in found
-        if isinstance(item, nn.Module)
-        for part in item.modules()
-        if isinstance(part, DistributedDataParallel)
-    ]
-    synchronised = {id(parameter) for module in (model, *added, *wrapped) for parameter in parameters_of_module(module)}
-    optimized = {id(one) for _, item in found if isinstance(item, Optimizer) for one in parameters_of(item)}
+    synchronised = {id(parameter) for module in (model, *added) for parameter in parameters_of_module(module)}
+    found = [one for one in items_of(attributes) if isinstance(one[1], nn.Module | Optimizer | Tensor)]
+    for _, item in found:
+        if isinstance(item, nn.Module):
+            wrapped = [part for part in item.modules() if isinstance(part, DistributedDataParallel)]
+            synchronised |= {id(parameter) for part in wrapped for parameter in parameters_of_module(part)}
+    optimized = {id(one) for _, item in found if isinstance(item, Optimizer) for one in _trainable_parameters(item)}
+    for _, item in found:
+        if isinstance(item, nn.Module):
+            untrained = [part for part in item.modules() if not part.training or _is_copy(part, model)]
+            synchronised |= {id(one) for part in untrained for one in parameters_of_module(part)} - optimized
     for name, item in found:
-        own = [one for one in _trainable_parameters(item) if id(one) in optimized - synchronised]
+        own = [one for one in _trainable_parameters(item) if id(one) not in synchronised]
         if own:
             raise _not_synchronised(name, item, own, model)
+
+
+def _is_copy(module: nn.Module, model: nn.Module) -> bool:
+    """Whether a module is what averages of a model are: of its class, with parameters of the same names and shapes."""
+    if module is model:
+        return True
+    if type(module) is not type(model):
+        return False
+    shapes, of_model = (
+        {name: parameter.shape for name, parameter in one.named_parameters()} for one in (module, model)
+    )
+    return shapes == of_model
 
 
 def items_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, object]]:
