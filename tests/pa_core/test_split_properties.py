@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -135,9 +134,3 @@ def test_evaluations_of_all_sizes_are_those_of_one_process(batch_size: int) -> N
         assert torch.equal(torch.cat(seen.inputs), data.tensors[0]), where
         assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(loss, rel=1e-12), where
         assert seen.accuracy.compute().item() == pytest.approx(accuracy, abs=1e-6), where
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_the_two_ranks_of_these_tests_are_connected() -> None:
-    """The properties above were tested with two ranks that exchange gradients."""
-    assert (dist.get_world_size(), dist.get_backend()) == (2, "gloo")
