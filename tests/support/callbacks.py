@@ -1,7 +1,8 @@
-"""Callbacks that note what a run does."""
+"""Callbacks that note what a run does, or do something in it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
@@ -18,3 +19,29 @@ class RatesUsed(TrainerCallback):
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         self.rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+
+class CallAt(TrainerCallback[Any]):
+    """Calls something with the trainer in an event of a run: each time, or when so many updates are complete."""
+
+    def __init__(self, event: str, call: Callable[[Any], object], update: int | None = None) -> None:
+        def call_with_trainer(trainer: AnyTrainer, **_: Any) -> None:
+            if update in (None, trainer.num_updates_completed):
+                call(trainer)
+
+        vars(self)[event] = call_with_trainer
+
+
+class KilledError(Exception):
+    """Stands for whatever ends a process."""
+
+
+class KillAt(CallAt):
+    """Ends a run as a process ends that is killed in an event, when so many updates are complete."""
+
+    def __init__(self, update: int, event: str = "on_optimizer_step_end") -> None:
+        super().__init__(event, _die, update)
+
+
+def _die(_trainer: AnyTrainer) -> None:
+    raise KilledError

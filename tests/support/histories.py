@@ -1,4 +1,4 @@
-"""A history as users write one."""
+"""A history as users write one, and what histories have recorded."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from typing_extensions import override
 
+from pa_core import AnyTrainer, InMemoryRunHistory
 from pa_core.tracking import MetricValue, RunHistory
-
-__all__ = ["DocumentedHistory"]
 
 
 class DocumentedHistory(RunHistory):
@@ -46,3 +45,20 @@ class DocumentedHistory(RunHistory):
     @override
     def reset(self) -> None:
         self.values = {}
+
+
+def moments(trainer: AnyTrainer, metric: str | None = None) -> list[tuple[str, float, int, int, int]]:
+    """The name, value, epoch, update and samples of all that was recorded, or of a metric."""
+    assert isinstance(trainer.run_history, InMemoryRunHistory)
+    records = trainer.run_history.records(metric)
+    return [(one.metric, one.value, one.epoch, one.update, one.samples) for one in records]
+
+
+def epochs_of(trainer: AnyTrainer, metric: str) -> list[int]:
+    """The epochs in which a metric was recorded."""
+    return [epoch for _, _, epoch, _, _ in moments(trainer, metric)]
+
+
+def updates_of(trainer: AnyTrainer, metric: str) -> list[int]:
+    """The updates that were complete each time a metric was recorded."""
+    return [update for _, _, _, update, _ in moments(trainer, metric)]

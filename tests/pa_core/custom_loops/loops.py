@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from pa_core import Run, TrainerCallback
+from pa_core.custom_loop import Update
 from tests.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine
 from tests.small_runs import linear, samples
+from tests.support.callbacks import KilledError
+from tests.support.histories import moments
 
 Batch = tuple[Tensor, Tensor]
 SAMPLES, BATCH_SIZE = 52, 8  # 7 batches, the last one of 4
@@ -80,19 +83,14 @@ def evaluate(run: Run[DropoutNetwork, Batch], name: str) -> None:
         run.log("accuracy", (logits.argmax(1) == targets).float().mean())
 
 
-class KilledError(Exception):
-    """Stands for whatever ends a process."""
-
-
 def fingerprint(run: Run[Any, Any]) -> dict[str, Any]:
     """What a run has left behind."""
-    history: Any = run.run_history
     log = next(one for one in run.callback_handler.callbacks if isinstance(one, SampleLog))
     return {
         "weights": [value.tolist() for value in run.get_model().state_dict().values()],
         "optimizer": str(run.optimizer.state_dict()),
         "scheduler": None if run.scheduler is None else run.scheduler.state_dict(),
-        "history": [(one.metric, one.value, one.epoch, one.update, one.samples) for one in history.records()],
+        "history": moments(run),
         "samples": log.steps,
         "updates": run.num_updates_completed,
         "streams": (torch.get_rng_state().tolist(), random.getstate(), cast("Any", np.random.get_state())[1].tolist()),
@@ -116,3 +114,10 @@ def step_through(run: Run[nn.Linear, list[Tensor]]) -> None:
     for inputs, targets in run.batches():
         run.backward((run.model(inputs * 0.1) - targets).square().mean())
         run.step()
+
+
+def make_update(run: Run[nn.Linear, Any], update: Update[list[Tensor]]) -> None:
+    """Train on the batches of an update."""
+    for inputs, targets in update:
+        update.backward((run.model(inputs * 0.1) - targets).square().mean())
+    update.step()

@@ -18,16 +18,13 @@ from torch.utils.data import IterableDataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
-    NonFiniteLossError,
     Run,
-    StopTrainingError,
-    TerminateOnNaNCallback,
     Trainer,
-    TrainerCallback,
     gather_objects,
 )
+from pa_core.testing import RecordingCallback
 from tests.pa_core.custom_loops import test_custom_loop_models as gans
+from tests.support.histories import moments
 
 
 def _line(batch_size: int, number: int = 21, **options: Any) -> Run[nn.Sequential, Any]:
@@ -45,11 +42,8 @@ def _line(batch_size: int, number: int = 21, **options: Any) -> Run[nn.Sequentia
 
 
 def _plain(run: Run[Any, Any]) -> dict[str, Any]:
-    history: Any = run.run_history
-    return {
-        "weights": [value.tolist() for value in run.get_model().state_dict().values()],
-        "history": [(one.metric, one.value, one.epoch, one.update, one.samples) for one in history.records()],
-    }
+    weights = [value.tolist() for value in run.get_model().state_dict().values()]
+    return {"weights": weights, "history": moments(run)}
 
 
 def uneven(batch: int) -> dict[str, Any]:
@@ -90,8 +84,8 @@ def uneven(batch: int) -> dict[str, Any]:
 
 def one_sample(batch: int) -> dict[str, Any]:
     """Fewer samples than processes: a rank that has never had one, in training and in evaluations."""
-    steps = _EvalSteps()
-    run = _line(batch, number=1, callbacks=[steps])
+    recorder = RecordingCallback()
+    run = _line(batch, number=1, callbacks=[recorder])
     gathered: list[list[float]] = []
     empty = 0
     with run:
@@ -112,38 +106,8 @@ def one_sample(batch: int) -> dict[str, Any]:
         **_plain(run),
         "gathered": gathered,
         "empty": sum(gather_objects(empty)),
-        "steps": sum(gather_objects(steps.number)),
+        "steps": sum(gather_objects(recorder.events.count("on_eval_step_end"))),
     }
-
-
-class _EvalSteps(TrainerCallback):
-    """Counts the batches of evaluations."""
-
-    number = 0
-
-    @override
-    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        self.number += 1
-
-
-def gan(batch: int) -> dict[str, Any]:
-    """Two models, two passes over one of them."""
-    run = gans.gan(per_device_batch_size=batch)
-    gans.train(run)
-    return _plain(run)
-
-
-def tokens(batch: int) -> dict[str, Any]:
-    """Losses that are means over items, of which each batch has another number."""
-    run = _line(batch // 2, gradient_accumulation_steps=2)
-    with run:
-        for update in run.updates():
-            for inputs, targets in update:
-                kept = inputs[:, 1] > -0.3
-                errors = (run.model(inputs) - targets).square()[:, 0] * kept
-                update.backward(errors.sum() / max(int(kept.sum()), 1), num_items=int(kept.sum()))
-            update.step()
-    return _plain(run)
 
 
 def passes(batch: int) -> dict[str, Any]:
@@ -238,53 +202,10 @@ def critic(batch: int, order: str) -> dict[str, Any]:
     return _plain(run)
 
 
-def unused(batch: int) -> dict[str, Any]:
-    """No loss depends on a bias."""
-    run = _line(batch)
-    with run:
-        for update in run.updates():
-            for inputs, _ in update:
-                hidden = run.model[1](run.model[0](inputs))
-                update.backward((hidden @ run.model[2].weight.T).square().mean())
-            update.step()
-    return _plain(run)
-
-
-class Events(TrainerCallback):
-    """Notes the events that do not tell of a batch."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        self.names.append("update")
-
-    @override
-    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.names.append("evaluation")
-
-    @override
-    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.names.append("start")
-
-    @override
-    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.names.append("training")
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.names.append("epoch")
-
-    @override
-    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.names.append("run")
-
-
-def asks(batch: int, place: str, *callbacks: TrainerCallback) -> dict[str, Any]:
+def asks(batch: int, place: str) -> dict[str, Any]:
     """One rank asks to stop, somewhere in the third update or after the first epoch."""
-    events = Events()
-    run = _line(batch // 2, 16, gradient_accumulation_steps=2, num_epochs=4, callbacks=[events, *callbacks])
+    recorder = RecordingCallback()
+    run = _line(batch // 2, 16, gradient_accumulation_steps=2, num_epochs=4, callbacks=[recorder])
 
     def ask(at: str) -> None:
         is_there = run.num_updates_completed >= 2 and at == place
@@ -311,42 +232,8 @@ def asks(batch: int, place: str, *callbacks: TrainerCallback) -> dict[str, Any]:
                 run.log("loss", run.model(inputs).mean())
                 ask("in evaluation after updates")
             ask("after evaluation")
-    return {**_plain(run), "events": events.names, "updates": run.num_updates_completed}
-
-
-def not_finite(batch: int) -> dict[str, Any]:
-    """The loss of one sample is NaN in the second epoch."""
-    run = _line(batch, callbacks=[TerminateOnNaNCallback])
-    error = ""
-    try:
-        with run:
-            for epoch in run.epochs():
-                for inputs, targets in run.batches():
-                    factor = torch.where(inputs[:, :1] == 0.3, float("nan"), 1.0) if epoch == 1 else 1.0
-                    run.backward(((run.model(inputs) - targets).square() * factor).mean())
-                    run.step()
-    except NonFiniteLossError as caught:
-        error = type(caught).__name__
-    return {**_plain(run), "error": error, "updates": run.num_updates_completed}
-
-
-def stops() -> dict[str, Any]:
-    """One rank asks to stop after its third update."""
-    run = _line(2)
-    with run:
-        for update in run.updates():
-            for inputs, targets in update:
-                update.backward((run.model(inputs) - targets).square().mean())
-            update.step()
-            if update.number == 3 and run.process_index == run.num_processes - 1:
-                run.request_stop()
-    with run_again() as other:
-        for update in other.updates():
-            for inputs, targets in update:
-                update.backward((other.model(inputs) - targets).square().mean())
-            update.step()
-            raise StopTrainingError
-    return {"updates": [run.num_updates_completed, other.num_updates_completed]}
+    events = [event for event in recorder.events if "_step_" not in event or event == "on_optimizer_step_end"]
+    return {**_plain(run), "events": events, "updates": run.num_updates_completed}
 
 
 class _Stream(IterableDataset[tuple[Tensor, Tensor]]):
@@ -381,11 +268,6 @@ def stream() -> dict[str, Any]:
     }
 
 
-def run_again() -> Run[nn.Sequential, Any]:
-    """Another run."""
-    return _line(2)
-
-
 PLACES = (
     "before backward 0", "after backward 0", "before backward 1", "after backward 1", "before step", "after step",
     "in evaluation", "after updates", "in evaluation after updates", "after evaluation",
@@ -399,16 +281,11 @@ def main() -> None:
         "uneven": uneven(8 // world),
         "one_sample": one_sample(1),
         "one_sample_of_many": one_sample(4),
-        "gan": gan(4 // world),
-        "tokens": tokens(8 // world),
         "passes": passes(8 // world),
         "thaws": thaws(8 // world),
         "freezes": freezes(4 // world),
-        "stops": stops(),
         **{f"asks {place}": asks(8 // world, place) for place in PLACES},
-        "not finite": not_finite(8 // world),
         **{f"critic, {order}": critic(4 // world, order) for order in ("sum", "penalty last", "penalty first")},
-        "unused": unused(8 // world),
         "stream": stream(),
     }
     same = gather_objects(results)

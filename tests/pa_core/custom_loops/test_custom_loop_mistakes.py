@@ -87,21 +87,19 @@ def test_training_in_the_body_of_an_evaluation() -> None:
     """Its batches would be those of an update, in eval mode."""
     run = make_line()
     with run:
-        for update in run.updates():
-            for inputs, targets in update:
-                update.backward((run.model(inputs * 0.1) - targets).square().mean())
-                for _ in run.evaluation_batches(samples(3)):
-                    with (
-                        torch.enable_grad(),
-                        pytest.raises(ConfigurationError, match=r"backward\(\.\.\.\) in the body"),
-                    ):
-                        update.backward(run.model(inputs).sum())
-                    with pytest.raises(ConfigurationError, match=r"step\(\) in the body of a loop over evaluation"):
-                        run.step()
-                    for loop in (run.updates, run.epochs, run.batches):
-                        with pytest.raises(ConfigurationError, match=r"\(\) in the body of a loop over evaluation"):
-                            list(loop())
-            update.step()
+        for inputs, targets in run.batches():
+            run.backward((run.model(inputs * 0.1) - targets).square().mean())
+            for _ in run.evaluation_batches(samples(3)):
+                with (
+                    torch.enable_grad(),
+                    pytest.raises(ConfigurationError, match=r"backward\(\.\.\.\) in the body"),
+                ):
+                    run.backward(run.model(inputs).sum())
+                uses: list[Callable[[], Any]] = [run.step, run.updates, run.epochs, run.batches]
+                for use in uses:
+                    with pytest.raises(ConfigurationError, match=r"\(\) in the body of a loop over evaluation"):
+                        list(use())
+            run.step()
 
 
 def test_a_second_step_and_a_backward_pass_after_it() -> None:
@@ -135,14 +133,6 @@ def test_a_loss_without_a_graph(loss: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message), make_line() as run:
         for inputs, _ in run.batches():
             run.backward(eval(loss, {"outputs": run.model(inputs), "SimpleNamespace": SimpleNamespace}))
-
-
-def test_a_model_that_is_frozen() -> None:
-    """There is nothing to train, in a run of one model and in one of several."""
-    with pytest.raises(ConfigurationError, match=r"nothing to train(.|\n)*requires_grad_\(\)"), make_line() as run:
-        run.model.requires_grad_(False)
-        for inputs, _ in run.batches():
-            run.backward(run.model(inputs).sum())
 
 
 def test_a_graph_that_is_gone() -> None:
@@ -357,16 +347,10 @@ def test_a_module_beside_the_models() -> None:
         make_line().add_module("teacher", linear())
 
 
-def test_arguments_that_cannot_work() -> None:
-    """How long it trains has to be said, and everything is checked as in train()."""
-    model = linear()
-    optimizer = SGD(model.parameters(), lr=0.1)
+def test_how_long_it_trains_has_to_be_said() -> None:
+    """Before the block."""
     with pytest.raises(ConfigurationError, match="num_epochs"):
-        Run(model, optimizer, samples(4))
-    with pytest.raises(ConfigurationError, match="gradient_accumulation_steps"):
-        Run(model, optimizer, samples(4), num_epochs=1, gradient_accumulation_steps=0)
-    with pytest.raises(ConfigurationError, match="none of the model's parameters"):
-        Run(model, SGD(linear().parameters(), lr=0.1), samples(4), num_epochs=1)
+        make_line(num_epochs=None)
 
 
 def test_an_optimizer_that_needs_a_closure() -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from pa_core import ConfigurationError, Run, SaveTrainingStateCallback
 from pa_core.storage import StateFolder
+from tests.support.loops import updates_of
 
 REAL = torch.randn(22, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
@@ -69,20 +70,13 @@ def weights(run: Run[Any, Any]) -> dict[str, Tensor]:
 
 def test_it_is_the_loop_by_hand() -> None:
     """One process, whole batches: what the same loop makes of the same batches in plain torch."""
-    run = gan()
-    by_hand = gan()
-    torch.manual_seed(9)
+    run, by_hand = gan(), gan()
     train(run)
     generator, discriminator = by_hand.models["generator"], by_hand.models["discriminator"]
     optimizers = by_hand.optimizers
     schedule = ExponentialLR(optimizers["generator"], 0.9)
     loss_func = nn.BCEWithLogitsLoss()
-    torch.manual_seed(9)
-    batches: list[Any] = []
-    with by_hand:
-        for _ in by_hand.epochs():
-            batches += _batches(by_hand)
-    for real, numbers in batches:
+    for real, numbers in updates_of(TensorDataset(REAL, torch.arange(22)), run.run_config.seed, epochs=2, samples=4):
         made = generator(noise(numbers))
         of_real, of_made = discriminator(real), discriminator(made.detach())
         loss = loss_func(of_real, torch.ones_like(of_real)) + loss_func(of_made, torch.zeros_like(of_made))
@@ -98,54 +92,6 @@ def test_it_is_the_loop_by_hand() -> None:
         torch.testing.assert_close(value, by_hand.get_model().state_dict()[name], rtol=1e-12, atol=1e-12)
 
 
-def _batches(run: Run[Any, Any]) -> Any:
-    """The batches of a run that takes steps of no size."""
-    discriminator = run.models["discriminator"]
-    for batch in run.batches():
-        yield batch
-        weights_of_it = torch.cat([one.flatten() for one in discriminator.parameters()])
-        run.backward(weights_of_it.sum() * 0, model="discriminator")
-        run.step("discriminator")
-
-
-def test_a_backward_pass_touches_its_own_model_alone() -> None:
-    """The generator's loss goes through the discriminator, whose gradients stay what they were."""
-    run = gan()
-    with run:
-        for update in run.updates():
-            for real, numbers in update:
-                update.backward(run.models["discriminator"](real).mean(), model="discriminator")
-                before = _gradients(run.models["discriminator"])
-                made = run.models["generator"](noise(numbers))
-                update.backward(run.models["discriminator"](made).mean(), model="generator")
-                after = _gradients(run.models["discriminator"])
-                assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-            update.step("discriminator")
-            update.step("generator")
-
-
-def _gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-
-def test_losses_are_recorded_by_name() -> None:
-    """Several passes over one model in a batch add up."""
-    run = gan(num_epochs=1)
-    with run:
-        for update in run.updates():
-            for real, _ in update:
-                output = run.models["discriminator"](real).sum() * 0
-                update.backward(output + 1.0, model="discriminator", retain_graph=True)
-                update.backward(output + 2.0, model="discriminator")
-                update.backward(run.models["generator"](real[:, :3]).sum() * 0 + 5.0, model="generator")
-            update.step("discriminator")
-            update.step("generator")
-    history = run.run_history
-    assert history.get_latest_metric("train_discriminator_loss_epoch") == pytest.approx(3.0)
-    assert history.get_latest_metric("train_generator_loss_epoch") == pytest.approx(5.0)
-    assert set(history.get_metric_names()) == {"train_discriminator_loss_epoch", "train_generator_loss_epoch"}
-
-
 def test_losses_of_passes_after_the_step_of_another_model_are_recorded() -> None:
     """A generator that learns from the discriminator as it is after its step; passes before and after it add up."""
     run = gan(num_epochs=1)
@@ -159,6 +105,7 @@ def test_losses_of_passes_after_the_step_of_another_model_are_recorded() -> None
             run.step("generator")
     assert run.run_history.get_latest_metric("train_discriminator_loss_epoch") == pytest.approx(3.0)
     assert run.run_history.get_latest_metric("train_generator_loss_epoch") == pytest.approx(5.0)
+    assert set(run.run_history.get_metric_names()) == {"train_discriminator_loss_epoch", "train_generator_loss_epoch"}
 
 
 def test_an_optimizer_need_not_step_in_each_update() -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typing_extensions import override
 
-from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, TrainerCallback, TrainingPreempted
+from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, TrainingPreempted
 from pa_core.storage import StateFolder
-from tests.pa_core.custom_loops.loops import KilledError, fingerprint, make_run, train
+from tests.pa_core.custom_loops.loops import fingerprint, make_run, train
+from tests.support.callbacks import CallAt, KilledError
 
 
 @pytest.fixture(scope="module")
@@ -60,33 +61,21 @@ def test_a_run_that_is_interrupted_again_and_again_comes_to_the_same_end(
 
 
 def test_a_complete_run_is_not_run_again(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
-    """Its loop has no epoch any more, and everything is as it had ended."""
+    """Its loop has no epoch any more, however often it begins, and everything is as it had ended."""
     train(make_run(SaveTrainingStateCallback(tmp_path)))
     again = make_run(SaveTrainingStateCallback(tmp_path), seed=5, resume_from=tmp_path)
     train(again)
     assert again.was_complete
     assert fingerprint(again) == uninterrupted
     assert [record.path.name for record in StateFolder(tmp_path).records()] == ["final"]
-
-
-def test_a_loop_of_a_complete_run_has_nothing_left(tmp_path: Path) -> None:
-    """However often it begins: a script that is started once more must not fail."""
-    train(make_run(SaveTrainingStateCallback(tmp_path)))
     with make_run(resume_from=tmp_path) as again:
         for _ in range(2):
             assert list(again.batches()) == []
 
 
-class _SignalAt(TrainerCallback):
-    """Sends this process a signal, as a cluster does before it takes the machine away."""
-
-    def __init__(self, update: int) -> None:
-        self._update = update
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        if trainer.num_updates_completed == self._update - 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
+def _in_update(update: int, act: Callable[[AnyTrainer], object]) -> CallAt:
+    """Does something in the middle of an update."""
+    return CallAt("on_train_step_end", act, update - 1)
 
 
 @pytest.mark.parametrize("update", [2, 4, 9])
@@ -94,24 +83,12 @@ def test_a_signal_ends_the_loop_with_a_state(tmp_path: Path, uninterrupted: dict
     """The body of the update is finished, a state is saved, and TrainingPreempted leaves the block."""
     save = SaveTrainingStateCallback(tmp_path, stop_on_signals=("SIGUSR1",))
     with pytest.raises(TrainingPreempted):
-        train(make_run(save, _SignalAt(update)))
+        train(make_run(save, _in_update(update, lambda _: os.kill(os.getpid(), signal.SIGUSR1))))
     assert StateFolder(tmp_path).records()[-1].update == update
 
     resumed = make_run(seed=3, resume_from=tmp_path)
     train(resumed)
     assert fingerprint(resumed) == uninterrupted
-
-
-class _RequestAt(TrainerCallback):
-    """Asks for a training state in the middle of an update."""
-
-    def __init__(self, update: int) -> None:
-        self._update = update
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        if trainer.num_updates_completed == self._update - 1:
-            trainer.request_training_state()
 
 
 @pytest.mark.parametrize("update", [2, 4, 6])
@@ -121,7 +98,7 @@ def test_a_state_that_is_asked_for_is_saved_after_the_update(
     """With all that follows the step in its body, an evaluation too; the resumed run is the same to the last bit."""
     save = SaveTrainingStateCallback(tmp_path, save_every_n_seconds=3600)
     with pytest.raises(KilledError):
-        train(make_run(save, _RequestAt(update)), dies_at=update + 2)
+        train(make_run(save, _in_update(update, AnyTrainer.request_training_state)), dies_at=update + 2)
     assert [record.update for record in StateFolder(tmp_path).records()] == [update]
 
     resumed = make_run(seed=3, resume_from=tmp_path)
@@ -135,10 +112,9 @@ def test_what_is_registered_before_the_loop_is_restored(tmp_path: Path) -> None:
     average = torch.nn.Linear(1, 1)
     with run:
         run.register_for_checkpointing(average)
-        for update in run.updates():
-            for inputs, _ in update:
-                update.backward(run.model(inputs).square().mean())
-            update.step()
+        for inputs, _ in run.batches():
+            run.backward(run.model(inputs).square().mean())
+            run.step()
         average.weight.data.fill_(3.0)
     resumed = make_run(resume_from=tmp_path)
     other = torch.nn.Linear(1, 1)

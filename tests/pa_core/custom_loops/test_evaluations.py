@@ -13,9 +13,11 @@ from torch import nn
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Run, SaveTrainingStateCallback, TrainerCallback
-from tests.pa_core.custom_loops.loops import KilledError, make_line, seed_all, step_through
+from pa_core import Run, SaveTrainingStateCallback
+from tests.pa_core.custom_loops.loops import make_line, make_update, seed_all, step_through
 from tests.small_runs import samples
+from tests.support.callbacks import CallAt, KilledError
+from tests.support.histories import epochs_of, moments, updates_of
 
 
 def test_each_sample_counts_once() -> None:
@@ -29,11 +31,7 @@ def test_each_sample_counts_once() -> None:
                 run.log("loss", inputs[:, 0].mean() + 1)
     assert run.run_history.get_latest_metric("eval_number_epoch") == pytest.approx(4.5)
     assert run.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(5.5)
-    record: Any = run.run_history
-    assert [(one.epoch, one.update, one.samples) for one in record.records() if "eval" in one.metric] == [
-        (1, 3, 10),
-        (1, 3, 10),
-    ]
+    assert [clock for metric, _, *clock in moments(run) if "eval" in metric] == [[1, 3, 10], [1, 3, 10]]
 
 
 def test_within_it_the_model_is_in_eval_mode_without_gradients() -> None:
@@ -55,7 +53,7 @@ def test_an_evaluation_changes_nothing_of_the_training() -> None:
     """Order, logged values and losses of the epoch continue after it."""
     seed_all(0)
     plain, with_evaluation = make_line(number=30, lr=1e-4), make_line(number=30, lr=1e-4)
-    for run, evaluates in ((plain, False), (with_evaluation, True)):
+    for run in (plain, with_evaluation):
         torch.manual_seed(3)
         with run:
             for update in run.updates():
@@ -63,7 +61,7 @@ def test_an_evaluation_changes_nothing_of_the_training() -> None:
                     run.log("number", inputs[:, 0].mean())
                     update.backward((run.model(inputs) - targets).square().mean())
                 update.step()
-                if evaluates:
+                if run is with_evaluation:
                     for inputs, _ in run.evaluation_batches(samples(5), name="mid"):
                         run.log("number", inputs.mean())
     assert torch.equal(plain.model.weight, with_evaluation.model.weight)
@@ -77,9 +75,7 @@ def test_evaluations_have_names() -> None:
     with run:
         for _ in run.epochs():
             for update in run.updates():
-                for inputs, targets in update:
-                    update.backward((run.model(inputs) - targets).square().mean())
-                update.step()
+                make_update(run, update)
                 for _ in run.evaluation_batches(samples(4)):
                     run.log("loss", 1.0)
             for _ in run.evaluation_batches(samples(4)):
@@ -87,17 +83,8 @@ def test_evaluations_have_names() -> None:
             for _ in run.evaluation_batches(samples(4), name="test"):
                 run.log("loss", 3.0)
     values = {name: run.run_history.get_latest_metric(name) for name in run.run_history.get_metric_names()}
-    assert values.keys() == {
-        "train_loss_epoch",
-        "intermediate_eval_loss_epoch",
-        "eval_loss_epoch",
-        "test_loss_epoch",
-    }
-    assert (values["intermediate_eval_loss_epoch"], values["eval_loss_epoch"], values["test_loss_epoch"]) == (
-        1,
-        2,
-        3,
-    )
+    del values["train_loss_epoch"]
+    assert values == {"intermediate_eval_loss_epoch": 1, "eval_loss_epoch": 2, "test_loss_epoch": 3}
 
 
 @pytest.mark.parametrize("in_epochs", [True, False])
@@ -107,16 +94,13 @@ def test_after_a_break_out_of_the_updates_the_epoch_is_over(in_epochs: bool) -> 
     with run:
         for _ in run.epochs() if in_epochs else range(1):
             for update in run.updates():
-                for inputs, targets in update:
-                    update.backward((run.model(inputs * 0.1) - targets).square().mean())
-                update.step()
+                make_update(run, update)
                 if update.number % 2 == 0:
                     break
             for inputs, targets in run.evaluation_batches(samples(5)):
                 run.log("loss", (run.model(inputs) - targets).square().mean())
-    history: Any = run.run_history
     ends = [2, 4] if in_epochs else [2]
-    assert [(one.metric, one.update) for one in history.records()] == [
+    assert [(metric, update) for metric, _, _, update, _ in moments(run)] == [
         (metric, update) for metric in ("train_loss_epoch", "eval_loss_epoch") for update in ends
     ]
     assert all(parameter.grad is None for parameter in run.model.parameters())
@@ -138,12 +122,9 @@ def test_what_is_recorded_by_hand_is_on_the_clock() -> None:
     run = make_line()
     with run:
         for update in run.updates():
-            for inputs, targets in update:
-                update.backward((run.model(inputs) - targets).square().mean())
-            update.step()
+            make_update(run, update)
             run.record("weight", run.model.weight.sum().item())
-    history: Any = run.run_history
-    assert [one.update for one in history.records() if one.metric == "weight"] == [1, 2, 3]
+    assert updates_of(run, "weight") == [1, 2, 3]
 
 
 def test_an_evaluation_after_the_last_epoch_belongs_to_it(tmp_path: Path) -> None:
@@ -161,70 +142,43 @@ def test_an_evaluation_after_the_last_epoch_belongs_to_it(tmp_path: Path) -> Non
                 run.log("loss", 1.0)
             run.record("checked", 1)
         assert run.run_history.current_epoch == num_epochs + 1
-        history: Any = run.run_history
-        found = {name: [record.epoch for record in history.records(name)] for name in history.get_metric_names()}
-        assert found["train_loss_epoch"] == [*range(1, num_epochs + 1)]
-        assert found["test_loss_epoch"] == found["checked"]
-        return found["checked"]
+        assert epochs_of(run, "train_loss_epoch") == [*range(1, num_epochs + 1)]
+        assert epochs_of(run, "test_loss_epoch") == epochs_of(run, "checked")
+        return epochs_of(run, "checked")
 
     assert epochs_of_tests(2) == [2]
     assert epochs_of_tests(2) == [2, 2], "nothing is left to train"
     assert epochs_of_tests(3) == [2, 3]
 
 
-def _checks_of(run: Run[nn.Linear, Any]) -> list[int]:
-    """The epochs that the values recorded after the loop have."""
-    history: Any = run.run_history
-    return [record.epoch for record in history.records("checked")]
+def _resumed(folder: Path, num_epochs: int) -> list[int]:
+    """Resume a run of two epochs, check something after it, and return the epochs of all checks."""
+    run = make_line(num_epochs=num_epochs, resume_from=folder)
+    with run:
+        step_through(run)
+        run.record("checked", 2)
+    assert epochs_of(run, "train_loss_epoch") == [*range(1, num_epochs + 1)]
+    assert run.run_history.current_epoch == num_epochs + 1
+    return epochs_of(run, "checked")
 
 
 @pytest.mark.parametrize("ends_with", [KeyboardInterrupt, KilledError])
 def test_a_run_that_fails_after_its_last_epoch_can_be_saved_and_continues_with_the_next_one(
     tmp_path: Path, ends_with: type[BaseException]
 ) -> None:
-    """Its state has the number of the next epoch, and values recorded after a loop have that of the last one."""
-    run = make_line(num_epochs=2)
+    """Its state has the number of the next epoch, also in callbacks; values after a loop have that of the last one."""
+    in_callbacks: list[int] = []
+    note = CallAt("on_exception", lambda run: in_callbacks.append(run.run_history.current_epoch))
+    run = make_line(num_epochs=2, callbacks=[note])
     with pytest.raises(ends_with), run:
         step_through(run)
         run.record("checked", 1)
-        raise ends_with
-    assert run.run_history.current_epoch == 3
-    run.save_training_state(tmp_path / "state")
-
-    again = make_line(num_epochs=2, resume_from=tmp_path)
-    with again:
-        step_through(again)
-        again.record("checked", 2)
-    assert (_checks_of(again), again.run_history.current_epoch) == ([2, 2], 3)
-
-    longer = make_line(num_epochs=3, resume_from=tmp_path)
-    with longer:
-        step_through(longer)
-        longer.record("checked", 2)
-    history: Any = longer.run_history
-    assert [record.epoch for record in history.records("train_loss_epoch")] == [1, 2, 3]
-    assert (_checks_of(longer), longer.run_history.current_epoch) == ([2, 3], 4)
-
-
-class _EpochWhenItFails(TrainerCallback):
-    """Notes the epoch on the clock when an exception ends the run."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    @override
-    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        self.epoch = trainer.run_history.current_epoch
-
-
-def test_callbacks_see_the_next_epoch_when_a_run_fails_after_its_last_one() -> None:
-    """They find the run as it is between two epochs, so that what they save of it can be resumed."""
-    noted = _EpochWhenItFails()
-    with pytest.raises(KilledError), make_line(num_epochs=2, callbacks=[noted]) as run:
-        step_through(run)
         for _ in run.evaluation_batches(samples(4)):
-            raise KilledError
-    assert noted.epoch == 3
+            raise ends_with
+    assert [*in_callbacks, run.run_history.current_epoch] == [3, 3]
+    run.save_training_state(tmp_path / "state")
+    assert _resumed(tmp_path, 2) == [2, 2]
+    assert _resumed(tmp_path, 3) == [2, 3]
 
 
 @pytest.mark.parametrize("asks", ["for one state", "callbacks"])
@@ -239,15 +193,7 @@ def test_a_state_that_is_asked_for_after_the_last_epoch_is_that_of_the_complete_
         else:
             run.request_training_state()
         run.record("checked", 1)
-
-    longer = make_line(num_epochs=3, resume_from=tmp_path)
-    with longer:
-        assert longer.resume_from is not None
-        step_through(longer)
-        longer.record("checked", 2)
-    history: Any = longer.run_history
-    assert [record.epoch for record in history.records("train_loss_epoch")] == [1, 2, 3]
-    assert (_checks_of(longer), longer.run_history.current_epoch) == ([2, 3], 4)
+    assert _resumed(tmp_path, 3) == [2, 3]
 
 
 def test_an_evaluation_after_a_break_belongs_to_the_epoch_that_was_left() -> None:
@@ -258,8 +204,7 @@ def test_an_evaluation_after_a_break_belongs_to_the_epoch_that_was_left() -> Non
             if epoch == 1:
                 break
         run.record("checked", 1)
-    history: Any = run.run_history
-    assert [record.epoch for record in history.records("checked")] == [2]
+    assert epochs_of(run, "checked") == [2]
 
 
 class _Workers(Dataset[int]):

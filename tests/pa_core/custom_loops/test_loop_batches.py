@@ -18,7 +18,6 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
     ConfigurationError,
     NonFiniteLossError,
     ProgressBarCallback,
@@ -31,7 +30,10 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.distributed import num_processes, rank
+from pa_core.testing import RecordingCallback
 from tests.pa_core.custom_loops.loops import states_in
+from tests.support.callbacks import KilledError
+from tests.support.histories import moments
 from tests.support.loops import updates_of
 
 on_any = pytest.mark.runs_on("one_process", "two_ranks")
@@ -172,12 +174,22 @@ def shares(whole: Tensor) -> list[Tensor]:
     return [whole[:1], *pieces[1:]] if rank() == 0 else [whole[1:3]] if whole[0, 0] > 0 else []
 
 
+def assert_trained_on(model: nn.Module, batches: list[Tensor], errors: Callable[[Tensor], Tensor]) -> None:
+    """Weights are those of a plain loop over batches, of which each is an update."""
+    expected = linear()
+    optimizer = Adam(expected.parameters(), lr=0.01)
+    for batch in batches:
+        optimizer.zero_grad()
+        torch.autograd.backward(errors(expected(batch)).mean())
+        optimizer.step()
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=1e-12)
+
+
 @on_any
 @pytest.mark.parametrize("of_kind", [list[Tensor], iter])
 def test_processes_with_different_numbers_of_batches_or_none(of_kind: Any) -> None:
     """An update is the mean over the samples of all processes; one without any gets a batch that weighs nothing."""
-    model, expected = linear(), linear()
-    empty = 0
+    model, empty = linear(), 0
     with make_run(model, POINTS) as run:
         for (points,) in run.batches():
             whole = run.gather(points)
@@ -185,14 +197,10 @@ def test_processes_with_different_numbers_of_batches_or_none(of_kind: Any) -> No
                 empty += run.is_at_empty_batch
                 run.backward((run.model(batch).square() + run.model(batch)).mean())
                 run.step()
-    optimizer = Adam(expected.parameters(), lr=0.01)
+    parts: list[Tensor] = []
     for (whole,) in updates_of(POINTS, run.run_config.seed, 2, PER_BATCH):
-        first = whole[:3] if num_processes() == 1 or whole[0, 0] > 0 else whole[:1]
-        for batch in (first, whole[3:4], whole[2:]):
-            optimizer.zero_grad()
-            torch.autograd.backward((expected(batch).square() + expected(batch)).mean())
-            optimizer.step()
-    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=1e-12)
+        parts += [whole[:3] if num_processes() == 1 or whole[0, 0] > 0 else whole[:1], whole[3:4], whole[2:]]
+    assert_trained_on(model, parts, lambda outputs: outputs.square() + outputs)
     assert run.num_updates_completed == 12
     assert empty >= 8 * rank()
 
@@ -273,7 +281,7 @@ def learn(run: Run[Any, Any], batch: Tensor) -> None:
 @on_any
 def test_the_batch_itself_may_make_an_update_too() -> None:
     """Before those of other batches, or after them; gradients do not mix, and all of them count."""
-    model, expected = linear(), linear()
+    model = linear()
     with make_run(model, POINTS, num_epochs=1) as run:
         for (points,) in run.batches():
             if run.num_updates_completed == 0:
@@ -282,13 +290,9 @@ def test_the_batch_itself_may_make_an_update_too() -> None:
                 learn(run, other)
             if run.num_updates_completed == 5:
                 learn(run, points)
-    optimizer = Adam(expected.parameters(), lr=0.01)
-    for number, (points,) in enumerate(updates_of(POINTS, run.run_config.seed, 1, PER_BATCH)):
-        for factor in ((1, 2, 3), (2, 3, 1))[number]:
-            optimizer.zero_grad()
-            torch.autograd.backward((expected(points * factor) - 1).square().mean())
-            optimizer.step()
-    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=1e-12)
+    (first,), (second,) = updates_of(POINTS, run.run_config.seed, 1, PER_BATCH)
+    parts = [first, first * 2, first * 3, second * 2, second * 3, second]
+    assert_trained_on(model, parts, lambda outputs: (outputs - 1).square())
     assert (run.num_updates_completed, run.run_history.clock.samples) == (6, 8)
 
 
@@ -327,7 +331,7 @@ def test_batches_of_a_stream_make_several_updates_each() -> None:
 @on_any
 def test_a_break_leaves_the_batches_of_the_script_only() -> None:
     """The gradients of an update without a step are gone, and the next batch comes."""
-    model, expected = linear(), linear()
+    model = linear()
     with make_run(model, POINTS, num_epochs=1) as run:
         for (points,) in run.batches():
             for number, other in enumerate(run.batches([points, points, points])):
@@ -335,12 +339,8 @@ def test_a_break_leaves_the_batches_of_the_script_only() -> None:
                     run.backward((run.model(other) - 100).square().mean())
                     break
                 learn(run, other)
-    optimizer = Adam(expected.parameters(), lr=0.01)
-    for (points,) in updates_of(POINTS, run.run_config.seed, 1, PER_BATCH):
-        optimizer.zero_grad()
-        torch.autograd.backward((expected(points) - 1).square().mean())
-        optimizer.step()
-    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=1e-12)
+    parts = [points for (points,) in updates_of(POINTS, run.run_config.seed, 1, PER_BATCH)]
+    assert_trained_on(model, parts, lambda outputs: (outputs - 1).square())
     assert run.num_updates_completed == 2
 
 
@@ -379,34 +379,21 @@ def test_a_loss_that_is_not_finite_keeps_its_update_from_being_made() -> None:
     torch.testing.assert_close([model.weight.detach()], weights, rtol=0, atol=0)
 
 
-class Notes(TrainerCallback):
-    """Notes the events of steps, with the samples that they count."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
-
-    @override
-    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.events.append(("start",))
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        self.events.append(("end", len(batch), batch_output["batch_size"], kwargs["step"]))
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        self.events.append(("update", update))
-
-
 def test_callbacks_are_told_of_each_batch_of_the_script() -> None:
     """In place of the batch around them, which has trained nothing itself."""
-    notes = Notes()
-    with make_run(linear(), POINTS, num_epochs=1, callbacks=[notes]) as run:
+    recorder = RecordingCallback()
+    with make_run(linear(), POINTS, num_epochs=1, callbacks=[recorder]) as run:
         for (points,) in run.batches():
             for other in run.batches(torch.split(points, 3)[: 2 if run.num_updates_completed == 0 else 0]):
                 learn(run, other)
-    ends = [("end", 3, 3, 1), ("update", 1), ("end", 1, 1, 1), ("update", 2)]
-    assert notes.events == [("start",), *ends, ("start",)]
+    assert [event for event in recorder.events if "_step_" in event] == [
+        "on_train_step_start",
+        *["on_train_step_end", "on_optimizer_step_end"] * 2,
+        "on_train_step_start",
+    ]
+    ends = [told for told in recorder.arguments if "batch" in told]
+    sizes = [(len(end["batch"]), end["batch_output"]["batch_size"], end["step"]) for end in ends]
+    assert sizes == [(3, 3, 1), (1, 1, 1)]
 
 
 def test_the_progress_bar_has_no_end_that_it_would_pass(
@@ -518,10 +505,6 @@ class Buffer:
         self.generator.set_state(state_dict["generator"])
 
 
-class KilledError(Exception):
-    """Stands for whatever ends a process."""
-
-
 def replay(run: Run[Any, list[Tensor]], *, dies_at: int | None = None, is_preempted_at: int | None = None) -> Any:
     """A loop with a buffer that grows, which draws, and fails in the middle of a batch; return what it ended with."""
     buffer = Buffer()
@@ -537,11 +520,10 @@ def replay(run: Run[Any, list[Tensor]], *, dies_at: int | None = None, is_preemp
                     raise KilledError
                 if run.num_updates_completed == is_preempted_at:
                     run.request_preemption()
-    history: Any = run.run_history
     return {
         "weights": [value.tolist() for value in run.model.state_dict().values()],
         "optimizer": str(run.optimizer.state_dict()),
-        "history": [(one.metric, one.value, one.epoch, one.update, one.samples) for one in history.records()],
+        "history": moments(run),
         "buffer": buffer.rows.tolist(),
         "draws": (torch.get_rng_state().tolist(), buffer.generator.get_state().tolist()),
     }

@@ -11,24 +11,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
     BatchOutputError,
-    NonFiniteLossError,
     Run,
     StopTrainingError,
-    TerminateOnNaNCallback,
     Trainer,
-    TrainerCallback,
-    TrainerPlaceholderValues,
 )
-from tests.pa_core.custom_loops.loops import BATCH_SIZE, SAMPLES, make_line, make_run, seed_all, step_through
+from pa_core.testing import RecordingCallback
+from tests.pa_core.custom_loops.loops import BATCH_SIZE, SAMPLES, make_line, make_run, make_update, seed_all, step_through
 from tests.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine, log_of
 from tests.small_runs import NoteBatches, linear, samples
+from tests.support.histories import moments
 
 
 def list_of_images(drawn: list[Any]) -> dict[str, Any]:
@@ -65,30 +63,8 @@ class TestTheEngine:
         assert run.scheduler is not None
         assert trainer.scheduler is not None
         assert run.scheduler.state_dict() == trainer.scheduler.state_dict()
-        histories: list[Any] = [run.run_history, trainer.run_history]
-        records = [
-            [(one.metric, one.value, one.epoch, one.update, one.samples) for one in history.records()]
-            for history in histories
-        ]
-        assert records[0] == records[1]
+        assert moments(run) == moments(trainer)
         assert run.num_updates_completed == trainer.num_updates_completed == 12
-
-    def test_an_update_has_the_gradient_of_all_its_samples(self) -> None:
-        """However uneven its batches are: ten samples in batches of four and two in one group of three."""
-        run = make_line(gradient_accumulation_steps=3)
-        seen: list[Tensor] = []
-        with run:
-            for update in run.updates():
-                for inputs, targets in update:
-                    seen.append(inputs)
-                    update.backward((run.model(inputs) - targets).square().mean())
-                expected = linear()
-                inputs = torch.cat(seen)
-                (expected(inputs) - inputs[:, 1:] * 2).square().mean().backward()
-                assert [len(one) for one in seen] == [4, 4, 2]
-                assert run.model.weight.grad is not None
-                torch.testing.assert_close(run.model.weight.grad, expected.weight.grad, rtol=1e-12, atol=1e-12)
-                update.step()
 
     def test_losses_that_are_means_over_tokens_count_by_tokens(self) -> None:
         """With ``num_items``, the gradient of an update is that of the mean over its items."""
@@ -136,16 +112,11 @@ class TestTheEngine:
         torch.manual_seed(0)
         with flat:
             for _ in flat.epochs():
-                for inputs, targets in flat.batches():
-                    flat.backward((flat.model(inputs) - targets).square().mean())
-                    stepped = flat.step()
-                    assert stepped
+                step_through(flat)
         torch.manual_seed(0)
         with nested:
             for update in nested.updates():
-                for inputs, targets in update:
-                    update.backward((nested.model(inputs) - targets).square().mean())
-                update.step()
+                make_update(nested, update)
         assert torch.equal(flat.model.weight, nested.model.weight)
         assert flat.num_epochs_completed == nested.num_epochs_completed == 2
 
@@ -159,43 +130,6 @@ class TestTheEngine:
                 stepped.append(run.step())
         assert stepped == [False, True, True]
 
-    def test_a_run_of_so_many_updates_ends_in_mid_epoch(self) -> None:
-        """``max_num_train_steps`` wins over epochs, as in train()."""
-        run = make_line(max_num_train_steps=4, num_epochs=None)
-        with run:
-            step_through(run)
-        assert (run.num_updates_completed, run.num_epochs_completed) == (4, 2)
-
-    def test_gradients_are_clipped_by_norm_and_by_value(self) -> None:
-        """The norm that was measured can be read."""
-        run = make_line(gradient_clip_norm=1e-3, lr=1.0)
-        before = linear()
-        with run:
-            for update in run.updates():
-                for inputs, targets in update:
-                    update.backward((run.model(inputs) - targets).square().mean())
-                update.step()
-                assert run.gradient_norm is not None
-                assert run.gradient_norm > 1
-                break
-        change = torch.cat(
-            [(a - b).flatten() for a, b in zip(run.model.parameters(), before.parameters(), strict=True)]
-        )
-        assert change.norm().item() == pytest.approx(1e-3, rel=1e-2)
-
-    def test_a_data_loader_of_ones_own(self) -> None:
-        """It is used as it is, and resuming passes over what was trained on."""
-        loader = DataLoader(samples(10), batch_size=5)
-        model = linear()
-        run = Run(model, SGD(model.parameters(), lr=0.01), loader, num_epochs=2)
-        with run:
-            for update in run.updates():
-                for inputs, targets in update:
-                    assert len(inputs) == 5
-                    update.backward((run.model(inputs) - targets).square().mean())
-                update.step()
-        assert run.num_updates_completed == 4
-
     def test_a_batch_whose_tensors_differ_in_length_is_warned_of(self) -> None:
         """Once: losses would be weighted with the wrong number of samples, and nothing else would tell."""
         loader = DataLoader(samples(4), batch_sampler=[[0, 1], [2, 3]], collate_fn=list_of_images)
@@ -208,14 +142,8 @@ class TestTheEngine:
                     run.step()
         assert len([one for one in said if "differ in their first dimension" in str(one.message)]) == 1
 
-    def test_schedules_by_placeholders_and_by_epochs(self) -> None:
-        """A factory may have placeholders; a schedule may be stepped after epochs, with a metric too."""
-        steps = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
-        run = make_line(create_scheduler_fn=partial(StepLR, step_size=steps), num_epochs=2)
-        with run:
-            step_through(run)
-            assert isinstance(run.scheduler, StepLR)
-            assert (run.scheduler.step_size, run.scheduler.last_epoch) == (6, 6)
+    def test_a_schedule_follows_a_metric_of_the_epochs(self) -> None:
+        """Which the loop evaluates."""
         plateau = make_line(
             create_scheduler_fn=partial(ReduceLROnPlateau, patience=0), watch_metric="eval_loss_epoch", num_epochs=3
         )
@@ -227,47 +155,24 @@ class TestTheEngine:
         assert plateau.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
 
 
-class _Events(TrainerCallback):
-    """Notes the events of a run."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        names = [name for name in vars(TrainerCallback) if name.startswith("on_")]
-        for name in names:
-            vars(self)[name] = partial(self._note, name)
-
-    def _note(self, name: str, trainer: AnyTrainer, **kwargs: Any) -> None:
-        assert isinstance(trainer, Run)
-        self.names.append(name.removeprefix("on_"))
-
-
 class TestEvents:
     """The events that callbacks get of a foreign loop."""
 
     def test_the_order_of_events(self) -> None:
         """As in train(), with the evaluation where the loop has it."""
-        events = _Events()
+        events = RecordingCallback()
         run = make_line(number=8, callbacks=[events])
         with run:
             for _ in run.epochs():
                 step_through(run)
                 for _ in run.evaluation_batches(samples(4)):
                     run.log("loss", 1.0)
-        step = ["train_step_start", "train_step_end", "optimizer_step_end"]
-        assert events.names == [
-            "init_end",
-            "prepare_start",
-            "training_run_start",
-            "train_epoch_start",
-            *step,
-            *step,
-            "train_epoch_end",
-            "eval_epoch_start",
-            "eval_step_start",
-            "eval_step_end",
-            "eval_epoch_end",
-            "training_run_epoch_end",
-            "training_run_end",
+        step = ["on_train_step_start", "on_train_step_end", "on_optimizer_step_end"]
+        assert events.events == [
+            *("on_init_end", "on_prepare_start", "on_training_run_start", "on_train_epoch_start"),
+            *(*step, *step, "on_train_epoch_end"),
+            *("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_eval_epoch_end"),
+            *("on_training_run_epoch_end", "on_training_run_end"),
         ]
 
     def test_callbacks_get_the_batch_and_its_loss(self) -> None:
@@ -302,66 +207,41 @@ class TestEndings:
 
     def test_a_stop_ends_the_block_in_silence(self) -> None:
         """A StopTrainingError of the loop, or of a callback, ends the run through its last events."""
-        events = _Events()
+        events = RecordingCallback()
         run = make_line(callbacks=[events], num_epochs=5)
         with run:
             for _ in run.epochs():
                 step_through(run)
                 raise StopTrainingError("enough")
-        assert events.names[-2:] == ["stop_training_error", "training_run_end"]
+        assert events.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
         assert run.num_updates_completed == 3
-
-    def test_a_request_ends_the_run_before_the_next_update(self) -> None:
-        """``request_stop`` may be called on one of several processes; on one, it does the same."""
-        run = make_line(num_epochs=5)
-        with run:
-            for update in run.updates():
-                for inputs, targets in update:
-                    update.backward((run.model(inputs) - targets).square().mean())
-                update.step()
-                if update.number == 2:
-                    run.request_stop("enough")
-        assert run.num_updates_completed == 2
-
-    def test_a_loss_that_is_not_finite_is_raised_at_the_end(self) -> None:
-        """TerminateOnNaNCallback ends the run, and the block raises, as train() does."""
-        events = _Events()
-        run = make_line(callbacks=[TerminateOnNaNCallback, events])
-        with pytest.raises(NonFiniteLossError), run:
-            for inputs, _ in run.batches():
-                run.backward(run.model(inputs).sum() * float("nan"))
-                run.step()
-        assert events.names[-1] == "training_run_end"
-        assert torch.isfinite(run.model.weight).all()
 
     def test_an_exception_leaves_the_block(self) -> None:
         """Callbacks close what is open; nothing of the run continues."""
-        events = _Events()
+        events = RecordingCallback()
         run = make_line(callbacks=[events])
         with pytest.raises(KeyError), run:
             for _ in run.updates():
                 raise KeyError("of the script")
-        assert events.names[-1] == "exception"
+        assert events.events[-1] == "on_exception"
         assert all(parameter.grad is None for parameter in run.model.parameters())
 
     def test_a_break_leaves_the_epoch_or_the_run(self) -> None:
         """Out of the updates, the epoch is over; out of the epochs, the run is."""
-        events = _Events()
+        events = RecordingCallback()
         run = make_line(num_epochs=5, callbacks=[events])
         with run:
             for epoch in run.epochs():
                 for update in run.updates():
-                    for inputs, targets in update:
-                        update.backward((run.model(inputs) - targets).square().mean())
-                    update.step()
+                    make_update(run, update)
                     if update.number == 2:
                         break
                 if epoch == 1:
                     break
         assert run.num_updates_completed == 5
         assert run.num_epochs_completed == 1
-        assert events.names.count("train_epoch_end") == 2
-        assert events.names[-1] == "training_run_end"
+        assert events.events.count("on_train_epoch_end") == 2
+        assert events.events[-1] == "on_training_run_end"
 
     def test_a_break_between_the_batches_of_an_update_leaves_no_gradients(self) -> None:
         """What was accumulated is dropped with the update."""
