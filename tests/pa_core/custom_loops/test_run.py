@@ -23,7 +23,15 @@ from pa_core import (
     Trainer,
 )
 from pa_core.testing import RecordingCallback
-from tests.pa_core.custom_loops.loops import BATCH_SIZE, SAMPLES, make_line, make_run, make_update, seed_all, step_through
+from tests.pa_core.custom_loops.loops import (
+    BATCH_SIZE,
+    SAMPLES,
+    make_line,
+    make_run,
+    make_update,
+    seed_all,
+    step_through,
+)
 from tests.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine, log_of
 from tests.small_runs import NoteBatches, linear, samples
 from tests.support.histories import moments
