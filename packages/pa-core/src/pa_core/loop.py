@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pa_core import _accelerate, distributed, run_scheduler
+from pa_core import _accelerate, distributed, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
@@ -262,7 +262,7 @@ class Loop:
         is_resumed = self.engine.resumption.saved is not None
         for name, scheduler in trainer.named_schedulers().items():
             if name != "scheduler" or not self.engine.steps_scheduler_itself:
-                run_scheduler.check_length_of_schedule(scheduler, steps, is_resumed=is_resumed)
+                scheduler_stepping.check_length_of_schedule(scheduler, steps, is_resumed=is_resumed)
 
     def reset_history(self) -> None:
         """Forget the metrics of the run before."""

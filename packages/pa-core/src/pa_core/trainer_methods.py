@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core import default_step, input_checks, rank_checks, run_scheduler
+from pa_core import default_step, input_checks, rank_checks, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE
 from pa_core.distributed.failures import showing_errors_once
@@ -247,11 +247,11 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def _set_scheduler(self) -> None:
         """Make a scheduler where there is a factory; otherwise keep what was assigned, or the one of the run before."""
         is_assigned = self.scheduler is not None and self.scheduler is not self._created_scheduler
-        if run_scheduler.is_created(type(self), self.create_scheduler_fn, is_assigned=is_assigned):
+        if scheduler_stepping.is_created(type(self), self.create_scheduler_fn, is_assigned=is_assigned):
             self._created_scheduler = self.create_scheduler()
             self.scheduler = self._created_scheduler  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
         else:
-            run_scheduler.check_kept_scheduler(self.scheduler, self.optimizer, type(self))
+            scheduler_stepping.check_kept_scheduler(self.scheduler, self.optimizer, type(self))
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place the model, and let accelerate split custom data loaders; optimizers stay unchanged."""

@@ -19,9 +19,8 @@ from pa_core import checkpoint
 from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.custom_loop import mistakes
 from pa_core.custom_loop.evaluations import Evaluations
-from pa_core.custom_loop.loop_batches import batches_of_loop
 from pa_core.custom_loop.run_models import RunModels
-from pa_core.custom_loop.update import Update
+from pa_core.custom_loop.update import Update, batches_of_loop
 from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.default_step import require_count

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from pa_core import _accelerate
-from pa_core._torch import calls_step_hooks
+from pa_core._torch import calls_step_hooks, dtypes_of_outputs
 from pa_core.custom_loop import mistakes
-from pa_core.custom_loop.full_precision import is_in_full_precision
 from pa_core.default_step import unusable_kind
 from pa_core.distributed.collectives import tensors_in_graph
 from pa_core.errors import ConfigurationError
@@ -165,3 +166,41 @@ class TrainedModel(Trained):
         """Whether any parameter that the optimizer updates has a gradient; mostly the first one tells."""
         is_seen = any(parameter.grad is not None for parameter in self.parameters())
         return is_seen or self.has_local_gradients
+
+
+_AUTOCAST = ("Addmm", "Addbmm", "Baddbmm", "Bmm", "Convolution", "Linear", "Matmul", "Mm", "Mv", "ScaledDotProduct")
+
+
+def is_in_full_precision(loss: Tensor) -> bool:
+    """Whether matrix products that led to a loss were computed in float32, and nothing in a smaller type.
+
+    Autocast would have computed them in the smaller type. False where the graph does not tell: compiled functions and
+    custom functions hide what they compute.
+
+    Args:
+        loss: The loss, with its graph.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> is_in_full_precision(model(torch.ones(1, 2)).sum())
+        True
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     loss = model(torch.ones(1, 2)).sum()
+        >>> is_in_full_precision(loss)
+        False
+    """
+    found = False
+    nodes, seen = [loss.grad_fn], set[Node | None]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name, kinds = node.name(), dtypes_of_outputs(node)
+        is_hidden = issubclass(type(node), BackwardCFunction)  # mypy takes the two for incompatible
+        if is_hidden or kinds & {torch.bfloat16, torch.float16}:
+            return False
+        found = found or (name.startswith(_AUTOCAST) and torch.float32 in kinds)
+        nodes += [previous for previous, _ in node.next_functions]
+    return found
