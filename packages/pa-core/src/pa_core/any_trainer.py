@@ -223,14 +223,8 @@ class AnyTrainer(ABC):
             max_num_train_steps: Updates after which the run ends; None for all of the epochs.
             gradient_clip_value: The bound on each element of the gradients.
         """
-        return self._engine.make_run_config(
-            self,
-            per_device_batch_size,
-            num_epochs,
-            gradient_accumulation_steps,
-            max_num_train_steps,
-            gradient_clip_value,
-        )
+        sizes = per_device_batch_size, num_epochs, gradient_accumulation_steps
+        return self._engine.make_run_config(self, (*sizes, max_num_train_steps, gradient_clip_value))
 
     @property
     def num_updates_completed(self) -> int:

@@ -110,26 +110,17 @@ class Engine:
         return RunParts(self.progress, self.resumption, accumulations, self.rank_sync, scaler=self.accelerator.scaler)
 
     def make_run_config(
-        self,
-        run: ResumableRun,
-        per_device_batch_size: int,
-        num_epochs: int,
-        gradient_accumulation_steps: int,
-        max_num_train_steps: int | None,
-        gradient_clip_value: float | None,
+        self, run: ResumableRun, numbers: tuple[int, int, int, int | None, float | None]
     ) -> TrainerRunConfig:
         """Describe a run, from what was requested and from the loaders that were made.
 
         Args:
             run: The run, with its loaders.
-            per_device_batch_size: As for ``Trainer._create_run_config``, and so are the others.
-            num_epochs: As above.
-            gradient_accumulation_steps: As above.
-            max_num_train_steps: As above.
-            gradient_clip_value: As above.
+            numbers: The arguments of ``Trainer._create_run_config``, in their order.
         """
-        training = self.loaders.settings("train", run.train_dataloader, per_device_batch_size)
-        evaluation = self.loaders.settings("eval", run.eval_dataloader, per_device_batch_size)
+        batch_size, num_epochs, accumulation_steps, max_num_train_steps, clip_value = numbers
+        training = self.loaders.settings("train", run.train_dataloader, batch_size)
+        evaluation = self.loaders.settings("eval", run.eval_dataloader, batch_size)
         updates_per_epoch = 0
         if self.running == "train":
             lengths = run.epoch_lengths
@@ -145,9 +136,9 @@ class Engine:
             train_dl_kwargs=training.kwargs,
             eval_per_device_batch_size=evaluation.batch_size,
             eval_dl_kwargs=evaluation.kwargs,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_clip_value=gradient_clip_value,
-            train_total_batch_size=training.batch_size * processes * gradient_accumulation_steps,
+            gradient_accumulation_steps=accumulation_steps,
+            gradient_clip_value=clip_value,
+            train_total_batch_size=training.batch_size * processes * accumulation_steps,
             eval_total_batch_size=evaluation.batch_size * processes,
             num_update_steps_per_epoch=updates_per_epoch,
             max_num_train_steps=max_num_train_steps,
