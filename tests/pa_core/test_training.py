@@ -23,7 +23,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.data import epoch_order
-from pa_core.testing import TinyClassifier, make_classification, make_regression
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.models import weights_of
 
@@ -92,6 +92,52 @@ def test_the_seed_of_the_user_decides_everything() -> None:
     assert first == again != later
     assert first[:2] != first[2:]
     assert sorted(first[0] + first[1]) == list(range(16))
+
+
+def test_events_fire_in_the_documented_order() -> None:
+    """Two batches in one update, and one evaluation batch, fire each event once, in its place."""
+    recorder = RecordingCallback()
+    trainer = linear_trainer(recorder)
+    trainer.train(
+        make_regression(4),
+        num_epochs=1,
+        eval_dataset=make_regression(2),
+        per_device_batch_size=2,
+        gradient_accumulation_steps=2,
+    )
+    step = ["on_train_step_start", "on_train_step_end"]
+    assert recorder.events == [
+        *("on_init_end", "on_prepare_start", "on_training_run_start", "on_train_epoch_start"),
+        *step,
+        *step,
+        *("on_optimizer_step_end", "on_train_epoch_end"),
+        *("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_eval_epoch_end"),
+        *("on_training_run_epoch_end", "on_training_run_end"),
+    ]
+    assert [kwargs["step"] for kwargs in recorder.arguments if "step" in kwargs] == [1, 2, 1]
+    assert recorder.arguments[recorder.events.index("on_optimizer_step_end")] == {"update": 1}
+
+
+def test_gradients_are_clipped_once_per_update() -> None:
+    """Clipping sees the gradient of the whole update, by value and by norm, and tells the norm it measured."""
+    norms: list[float] = []
+
+    class Norms(TrainerCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            assert trainer.gradient_norm is not None
+            norms.append(trainer.gradient_norm.item())
+
+    data = TensorDataset(torch.ones(4, 4), torch.full((4, 1), 100.0))
+    by_norm = linear_trainer(Norms(), lr=1.0)
+    before = weights_of(by_norm.model)
+    by_norm.train(data, 1, per_device_batch_size=2, gradient_accumulation_steps=2, gradient_clip_norm=0.5)
+    assert (weights_of(by_norm.model) - before).norm().item() == pytest.approx(0.5, rel=1e-3)
+    assert norms[0] > 100
+
+    by_value = linear_trainer(lr=1.0)
+    by_value.train(data, 1, per_device_batch_size=2, gradient_accumulation_steps=2, gradient_clip_value=0.25)
+    assert torch.allclose((weights_of(by_value.model) - before).abs(), torch.full((5,), 0.25))
 
 
 def test_a_hook_runs_before_the_event_of_its_name() -> None:

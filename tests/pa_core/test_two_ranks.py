@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
@@ -200,3 +200,22 @@ def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
     assert gather_objects(trainer.num_updates_completed) == [2, 2]
     weights = gather_objects(weights_of(model).tolist())
     assert weights[0] == weights[1]
+
+
+def test_parameters_unfrozen_in_mid_run_train_equally() -> None:
+    """A layer that was frozen when the run began gets the gradients of all ranks once it is unfrozen."""
+
+    class Unfreeze(TrainerCallback):
+        @override
+        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            trainer.get_model().requires_grad_(True)
+
+    model = small_network()
+    for parameter in list(model.parameters())[:2]:
+        parameter.requires_grad_(False)
+    before = weights_of(model)
+    trainer = Trainer(model, nn.MSELoss(), Adam(model.parameters(), lr=0.01), callbacks=[Unfreeze])
+    trainer.train(regression(12), 3, per_device_batch_size=2)
+    weights = gather_objects(weights_of(model).tolist())
+    assert weights[0] == weights[1]
+    assert not torch.equal(weights_of(model)[:4], before[:4])
