@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.optim import SGD
 
-from pa_core.distributed import num_processes
+from pa_core.distributed import num_processes, rank
 from pa_trial.progress import TrialProgress
 from pa_trial.trained_parts import TrainedParts
 
@@ -73,3 +75,66 @@ class Batches:
         """
         with self.training():
             self.run(train_batch, range(count))
+
+
+@dataclass
+class OneWeight(Batches):
+    """A model with one weight of zero, and its optimizer, whose rate is one.
+
+    Attributes:
+        model: Its gradient in a pass is 1 on the chief, and 2 on the other rank: `mean_over_ranks` in all.
+        optimizer: That of the model.
+    """
+
+    model: nn.Linear = field(init=False)
+    optimizer: SGD = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.prepare()
+        self.model, self.optimizer = self.wrap_another()
+
+    def prepare(self) -> None:
+        """Do what comes before the model is wrapped: nothing."""
+
+    def wrap_another(self) -> tuple[nn.Linear, SGD]:
+        """Wrap one more such model and its optimizer."""
+        model = self.parts.wrap_model(nn.Linear(1, 1, bias=False))
+        nn.init.zeros_(model.weight)
+        return model, self.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
+
+    def loss(self) -> Tensor:
+        """The loss of a pass."""
+        loss: Tensor = self.model(torch.full((1, 1), rank() + 1.0)).sum()
+        return loss
+
+    def backward(self) -> None:
+        """Make a pass."""
+        self.parts.backward(self.loss())
+
+    def train_batch(self, _batch_idx: int) -> None:
+        """Make a pass and a step."""
+        self.backward()
+        self.parts.step_optimizer(self.optimizer)
+
+    @property
+    def value(self) -> float:
+        """The weight."""
+        return self.model.weight.item()
+
+    @property
+    def gradient(self) -> float:
+        """The gradient of the weight."""
+        return gradient_of([self.model.weight])
+
+
+def gradient_of(parameters: Sequence[Tensor]) -> float:
+    """The gradient of one weight, for which clipping may be asked."""
+    (parameter,) = parameters
+    assert parameter.grad is not None
+    return parameter.grad.item()
+
+
+def mean_over_ranks() -> float:
+    """The gradient of `OneWeight`, over all processes."""
+    return (1 + num_processes()) / 2

@@ -6,15 +6,13 @@ import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from torch import nn
-from typing_extensions import override
 
 import pa_trial
 from pa_core import ArgumentTypeError, ConfigurationError
-from pa_trial import Batch, Epoch, InvalidExperimentException, PyTorchCallback, PyTorchTrialContext
+from pa_trial import Batch, Epoch, InvalidExperimentException, PyTorchTrialContext
 from pa_trial.trainer import Trainer
 from pa_trial.units import TrainUnit
-from tests.support.trials import TinyTrial, fit, without_policy
+from tests.support.trials import TinyTrial, fit, fit_and_fail, raising, variant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,24 +41,14 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-class NotToBeTrained(TinyTrial):
-    """Fails where a training begins."""
-
-    @override
-    def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        raise AssertionError("the training has begun")
-
-
 @pytest.mark.parametrize(("asked", "error", "text"), REFUSED, ids=[str(asked) for asked, _, _ in REFUSED])
 def test_what_cannot_work_is_refused_before_anything_is_done(
     asked: dict[str, Any], error: type[Exception], text: str, tmp_path: Path
 ) -> None:
     """The error names what was given; no callback is built."""
-    with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        trial = NotToBeTrained(context)
-        with pytest.raises(error, match=text) as raised:
-            Trainer(trial, context).fit(**without_policy(asked))
-    assert isinstance(raised.value, ArgumentTypeError | ConfigurationError)
+    not_to_be_trained = variant(TinyTrial, build_callbacks=raising(AssertionError("the training has begun")))
+    _, raised = fit_and_fail(not_to_be_trained, tmp_path, error, text, **asked)
+    assert isinstance(raised, ArgumentTypeError | ConfigurationError)
 
 
 def test_a_policy_without_a_metric_falls_back_with_a_warning(tmp_path: Path) -> None:
@@ -113,45 +101,31 @@ def test_settings_of_the_platforms_profiler_are_warned_of(tmp_path: Path) -> Non
 # The trial
 
 
-def test_what_is_not_a_trial(tmp_path: Path) -> None:
-    """The class instead of an instance, for example."""
-    with pa_trial.init(checkpoint_dir=tmp_path) as context, pytest.raises(TypeError, match="not a trial"):
-        Trainer(cast("TinyTrial", TinyTrial), context).fit(max_length=Batch(1))
-
-
-class NoModel(TinyTrial):
-    """Wraps nothing."""
-
-    def __init__(self, context: PyTorchTrialContext) -> None:
-        self.context = context
-
-
-@pytest.mark.parametrize(("wraps_model", "missing"), [(True, "optimizer"), (False, "model")])
-def test_at_least_one_model_and_one_optimizer(wraps_model: bool, missing: str, tmp_path: Path) -> None:
-    """A trial that forgot to wrap them would train nothing."""
+def test_what_is_no_trial_or_no_context(tmp_path: Path) -> None:
+    """The class instead of an instance; what init returns instead of what it yields; either after the block."""
     with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        trial = NoModel(context)
-        if wraps_model:
-            context.wrap_model(nn.Linear(1, 1))
-        with pytest.raises(InvalidExperimentException, match=f"no wrapped {missing}"):
-            Trainer(trial, context).fit(max_length=Batch(1), checkpoint_policy="none")
-
-
-def test_the_trainer_ends_with_the_block_of_init(tmp_path: Path) -> None:
-    """Afterwards it says so."""
-    with pa_trial.init(checkpoint_dir=tmp_path) as context:
+        with pytest.raises(TypeError, match="not a trial"):
+            Trainer(cast("TinyTrial", TinyTrial), context).fit(max_length=Batch(1))
         trial = TinyTrial(context)
+        with pytest.raises(TypeError, match="context"):
+            Trainer(trial, cast("PyTorchTrialContext", pa_trial.init()))
         trainer = Trainer(trial, context)
-    with pytest.raises(pa_trial.InternalException, match="with block"):
-        trainer.fit(max_length=Batch(1))
-    with pytest.raises(pa_trial.InternalException, match="with block"):
-        Trainer(trial, context)
+    for late in (lambda: trainer.fit(max_length=Batch(1)), lambda: Trainer(trial, context)):
+        with pytest.raises(pa_trial.InternalException, match="with block"):
+            late()
 
 
-def test_what_is_not_a_context(tmp_path: Path) -> None:
-    """What init returns, for example, instead of what it yields."""
-    with pa_trial.init(checkpoint_dir=tmp_path) as context, pytest.raises(TypeError, match="context"):
-        Trainer(TinyTrial(context), cast("PyTorchTrialContext", pa_trial.init()))
+@pytest.mark.parametrize(("missing", "lists"), [("optimizer", ["optimizers"]), ("model", ["models", "optimizers"])])
+def test_at_least_one_model_and_one_optimizer(missing: str, lists: list[str], tmp_path: Path) -> None:
+    """A trial that forgot to wrap them would train nothing."""
+
+    def make(context: PyTorchTrialContext) -> TinyTrial:
+        trial = TinyTrial(context)
+        for name in lists:
+            getattr(context, name).clear()
+        return trial
+
+    fit_and_fail(make, tmp_path, InvalidExperimentException, f"no wrapped {missing}", max_length=Batch(1))
 
 
 def test_a_second_fit_begins_anew(tmp_path: Path) -> None:
@@ -165,26 +139,19 @@ def test_a_second_fit_begins_anew(tmp_path: Path) -> None:
     assert trial.notes.events == ["W2", "V2", "C2", "W3", "V3", "C3"]
 
 
-class FitsWithin(TinyTrial):
-    """Calls fit in its first batch."""
-
-    @override
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        Trainer(self, self.context).fit(max_length=Batch(1))
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-
 def test_one_training_after_the_other(tmp_path: Path) -> None:
     """A call within another one is refused."""
-    with pytest.raises(pa_trial.InternalException, match="within"):
-        fit(FitsWithin, tmp_path, max_length=Batch(1))
+
+    def before_batch(trial: TinyTrial, _batch_idx: int) -> None:
+        Trainer(trial, trial.context).fit(max_length=Batch(1))
+
+    fits_within = variant(TinyTrial, before_batch=before_batch)
+    fit_and_fail(fits_within, tmp_path, pa_trial.InternalException, "within", max_length=Batch(1))
 
 
 def test_a_resumed_training_keeps_its_seed(tmp_path: Path) -> None:
     """Another one has no effect, and is warned of."""
     fit(TinyTrial, tmp_path, max_length=Batch(2))
-    (uuid,) = (path.name for path in tmp_path.iterdir())
-    with pa_trial.init(checkpoint_dir=tmp_path, seed=7) as context:
-        trainer = Trainer(TinyTrial(context), context)
-        with pytest.warns(UserWarning, match="seed=7"):
-            trainer.fit(max_length=Batch(3), checkpoint_policy="none", latest_checkpoint=uuid)
+    (checkpoint,) = tmp_path.iterdir()
+    with pytest.warns(UserWarning, match="seed=7"):
+        fit(TinyTrial, tmp_path, settings={"seed": 7}, max_length=Batch(3), latest_checkpoint=checkpoint.name)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from torch import Tensor
 from typing_extensions import override
 
 from pa_trial import Batch, DataLoader, Epoch
-from tests.support.trials import TinyTrial, fit, samples
+from tests.support.trials import TinyTrial, fit, fit_and_fail, samples, variant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from torch.utils.data import BatchSampler
+
+pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 
 EVENTS: dict[str, tuple[dict[str, Any], str]] = {
     "workloads, validations and checkpoints of periods of their own": (
@@ -58,10 +59,10 @@ EVENTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_events(name: str, tmp_path: Path) -> None:
+def test_events(name: str, shared_tmp_path: Path) -> None:
     """W: a workload ends, V: a validation ends, C: a checkpoint is complete; the number: batches done by then."""
     asked, expected = EVENTS[name]
-    assert " ".join(fit(TinyTrial, tmp_path, **asked).notes.events) == expected
+    assert " ".join(fit(TinyTrial, shared_tmp_path, **asked).notes.events) == expected
 
 
 class Batches:
@@ -79,34 +80,28 @@ class WithoutLength(TinyTrial):
         return DataLoader(samples(), batch_sampler=cast("BatchSampler", Batches()))
 
     @override
-    def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+    def before_batch(self, batch_idx: int) -> None:
         self.context.set_stop_requested(batch_idx == 9)
-        return super().train_batch(batch, epoch_idx, batch_idx)
 
 
-def test_epochs_without_a_length_never_end(tmp_path: Path) -> None:
+def test_epochs_without_a_length_never_end(shared_tmp_path: Path) -> None:
     """A length in epochs is warned of, as it is never reached."""
+    asked: dict[str, Any] = {"max_length": Epoch(1), "reporting_period": Batch(5), "validation_period": Epoch(1)}
     with pytest.warns(UserWarning, match="is never reached"):
-        trial = fit(WithoutLength, tmp_path, max_length=Epoch(1), reporting_period=Batch(5), validation_period=Epoch(1))
+        trial = fit(WithoutLength, shared_tmp_path, **asked)
     assert trial.notes.events == ["W5", "W10", "C10"]
     assert {epoch_idx for epoch_idx, _ in trial.trained} == {0}
 
 
-class Returns(TinyTrial):
-    """Returns something from its batches."""
-
-    returned: Any = None
-
-    @override
-    def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> Any:
-        super().train_batch(batch, epoch_idx, batch_idx)
-        return self.returned
-
-
 @pytest.mark.parametrize("returned", [None, [1.0], 0.5, "loss"])
-def test_what_a_batch_must_return(returned: Any, tmp_path: Path) -> None:
+def test_what_a_batch_must_return(returned: Any, shared_tmp_path: Path) -> None:
     """Metrics by name, or one tensor: the rest is refused."""
-    trial_class = type("ReturnsOther", (Returns,), {"returned": returned})
-    with pytest.raises(TypeError, match=r'train_batch returned no metrics(.|\n)*Return {"loss": loss}') as raised:
-        fit(trial_class, tmp_path, max_length=Batch(1))
-    assert isinstance(raised.value, AttributeError)
+    returns = variant(TinyTrial, train_batch=lambda *_args, **_kwargs: returned)
+    _, error = fit_and_fail(
+        returns,
+        shared_tmp_path,
+        TypeError,
+        r'train_batch returned no metrics(.|\n)*Return {"loss": loss}',
+        max_length=Batch(1),
+    )
+    assert isinstance(error, AttributeError)

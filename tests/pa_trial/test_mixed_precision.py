@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,7 +18,7 @@ from typing_extensions import override
 from pa_core.distributed import gather_objects, num_processes, rank
 from pa_trial.errors import InvalidExperimentException
 from pa_trial.mixed_precision import AutocastHooks, to_full_precision
-from tests.pa_trial.batches import Batches
+from tests.pa_trial.batches import Batches, OneWeight, gradient_of, mean_over_ranks
 
 on_both = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -38,65 +39,48 @@ class TellsPrecision(nn.Module):
 
 
 def test_a_forward_pass_under_autocast_computes_in_half_precision_and_returns_full_precision() -> None:
-    """The module itself is called; what it returns is fp32, and nothing around it is under autocast."""
+    """The module itself is called; what it returns is fp32; nothing is under autocast after it, be it that it fails."""
     model = TellsPrecision()
     handles = AutocastHooks("cpu").register(model)
 
     output = model(torch.ones(3, 2))["output"]
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(torch.ones(3, 5))
 
     assert (model.seen, output.dtype) == ([torch.float16], torch.float32)
     assert not torch.is_autocast_enabled("cpu")
+    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # an average of the weights, say
+        clone(torch.ones(3, 2))
+        assert clone.seen == [torch.float16] * 2
     for handle in handles:
         handle.remove()
     model(torch.ones(3, 2))
     assert model.seen[1] is torch.float32
 
 
-def test_autocast_ends_with_a_forward_pass_that_fails() -> None:
-    """An exception in a forward pass leaves no autocast behind."""
-    model = TellsPrecision()
-    AutocastHooks("cpu").register(model)
+class Outer(nn.Module):
+    """A model around another one; notes whether it is under autocast after the other's pass."""
 
-    with pytest.raises(RuntimeError, match="shapes"):
-        model(torch.ones(3, 5))
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.seen: list[bool] = []
 
-    assert not torch.is_autocast_enabled("cpu")
-    model(torch.ones(3, 2))
-    assert model.seen == [torch.float16]
+    @override
+    def forward(self, inputs: Tensor) -> None:
+        self.inner(inputs)
+        self.seen.append(torch.is_autocast_enabled("cpu"))
 
 
 def test_a_model_within_a_model_computes_under_autocast_once() -> None:
     """Both wrapped: the outer pass goes on under autocast after the inner one."""
     hooks, inner = AutocastHooks("cpu"), TellsPrecision()
-    seen: list[bool] = []
-
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = inner
-
-        @override
-        def forward(self, inputs: Tensor) -> Tensor:
-            output: Tensor = self.inner(inputs)["output"]
-            seen.append(torch.is_autocast_enabled("cpu"))
-            return output
-
-    outer = Outer()
+    outer = Outer(inner)
     hooks.register(inner)
     hooks.register(outer)
     outer(torch.ones(1, 2))
 
-    assert (inner.seen, seen, torch.is_autocast_enabled("cpu")) == ([torch.float16], [True], False)
-
-
-def test_copies_and_pickles_of_a_model_compute_in_the_same_precision() -> None:
-    """An average of the weights, say, that is validated in the course of training."""
-    model = TellsPrecision()
-    AutocastHooks("cpu").register(model)
-
-    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        clone(torch.ones(3, 2))
-        assert clone.seen == [torch.float16]
+    assert (inner.seen, outer.seen, torch.is_autocast_enabled("cpu")) == ([torch.float16], [True], False)
 
 
 class Named(NamedTuple):
@@ -138,8 +122,6 @@ def test_automatic_mixed_precision_off_cuda_warns_and_trains_in_full_precision()
     assert len(warned) == 1
     assert set(model.seen) == {torch.float32}
     assert model.layer.weight.tolist() == [[-1.0, -1.0]]
-    assert batches.parts.scaler is not None
-    assert not batches.parts.scaler.is_enabled()
 
 
 @pytest.mark.parametrize("first", ["wrap_scaler", "use_amp"])
@@ -160,141 +142,121 @@ def test_a_second_scaler_and_one_that_comes_after_a_model_are_refused(first: str
         late.parts.use_amp()
 
 
-def scaled_weight(*, init_scale: float = 4.0, **options: Any) -> tuple[Batches, nn.Linear, SGD, GradScaler]:
-    """A model with one weight of zero, and a scaler that works on a CPU."""
-    batches = Batches(**options)
-    scaler = GradScaler("cpu", init_scale=init_scale)
-    assert batches.parts.wrap_scaler(scaler) is scaler
-    model = batches.parts.wrap_model(nn.Linear(1, 1, bias=False))
-    nn.init.zeros_(model.weight)
-    return batches, model, batches.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0)), scaler
+@dataclass
+class Scaled(OneWeight):
+    """With a scaler that works on a CPU.
+
+    Attributes:
+        scaler: That, which the trial wraps.
+    """
+
+    scaler: GradScaler = field(init=False)
+
+    @override
+    def prepare(self) -> None:
+        self.scaler = GradScaler("cpu", init_scale=4.0)
+        assert self.parts.wrap_scaler(self.scaler) is self.scaler
+
+    @override
+    def loss(self) -> Tensor:
+        return self.scaler.scale(super().loss())
 
 
 @on_both
 def test_a_scaler_of_the_trial_scales_unscales_and_steps() -> None:
     """The recipe of torch, with ``scaler=``; clipping by hand and by ``clip_grads`` sees unscaled gradients."""
-    batches, model, optimizer, scaler = scaled_weight(aggregation_frequency=2)
+    batches = Scaled(aggregation_frequency=2)
     seen: list[float] = []
 
     def train_batch(batch_idx: int) -> None:
-        batches.parts.backward(scaler.scale(model(torch.full((1, 1), 1.0 + rank())).sum()))
+        batches.backward()
         if batch_idx % 2:
-            scaler.unscale_(optimizer)
-        batches.parts.step_optimizer(optimizer, lambda parameters: seen.append(_norm(parameters)), scaler=scaler)
+            batches.scaler.unscale_(batches.optimizer)
+        batches.parts.step_optimizer(
+            batches.optimizer, lambda parameters: seen.append(gradient_of(parameters)), scaler=batches.scaler
+        )
         if batch_idx % 2:
-            scaler.update()
+            batches.scaler.update()
 
     batches.train(train_batch, 4)
 
-    mean = (1 + num_processes()) / 2
-    assert seen == [mean] * 2
-    assert model.weight.item() == -2 * mean
-    assert scaler.get_scale() == 4.0
+    assert seen == [mean_over_ranks()] * 2
+    assert batches.value == -2 * mean_over_ranks()
+    assert batches.scaler.get_scale() == 4.0
 
 
 @on_both
 def test_a_scaler_that_is_not_passed_is_not_used() -> None:
     """As documented: without ``scaler=``, the step applies the gradients as they are."""
-    batches, model, optimizer, scaler = scaled_weight()
+    batches = Scaled()
 
-    def train_batch(_: int) -> None:
-        batches.parts.backward(scaler.scale(model(torch.ones(1, 1)).sum()))
-        batches.parts.step_optimizer(optimizer)
+    batches.train(batches.train_batch, 1)
 
-    batches.train(train_batch, 1)
-
-    assert model.weight.item() == -4.0
+    assert batches.value == -4.0 * mean_over_ranks()
 
 
 @pytest.mark.parametrize("unscales", [True, False])
 @on_both
 def test_all_ranks_skip_a_step_for_which_one_has_infinite_gradients(unscales: bool) -> None:
     """They agree on it, and on the scale after it."""
-    batches, model, optimizer, scaler = scaled_weight()
+    batches = Scaled()
 
     def train_batch(batch_idx: int) -> None:
         overflows = batch_idx == 1 and rank() == num_processes() - 1
-        inputs = torch.full((1, 1), float("inf") if overflows else 1.0)
-        batches.parts.backward(scaler.scale(model(inputs).sum()))
+        batches.parts.backward(batches.loss() * (float("inf") if overflows else 1.0))
         if unscales:
-            scaler.unscale_(optimizer)
-        batches.parts.step_optimizer(optimizer, scaler=scaler)
-        scaler.update()
+            batches.scaler.unscale_(batches.optimizer)
+        batches.parts.step_optimizer(batches.optimizer, scaler=batches.scaler)
+        batches.scaler.update()
 
-    # The weight is zero times infinity: start from one.
-    nn.init.ones_(model.weight)
     batches.train(train_batch, 3)
 
-    assert gather_objects((model.weight.item(), scaler.get_scale())) == [(-1.0, 2.0)] * num_processes()
+    expected = (-2 * mean_over_ranks(), 2.0)
+    assert gather_objects((batches.value, batches.scaler.get_scale())) == [expected] * num_processes()
 
 
 @pytest.mark.runs_on("two_ranks")
 def test_gradients_that_are_unscaled_before_they_are_exchanged_are_refused() -> None:
     """A pass that goes round ``context.backward`` leaves them with the rank."""
-    batches, model, optimizer, scaler = scaled_weight()
+    batches = Scaled()
 
     def train_batch(_: int) -> None:
-        torch.autograd.backward(scaler.scale(model(torch.ones(1, 1)).sum()))
-        scaler.unscale_(optimizer)
-        batches.parts.step_optimizer(optimizer, scaler=scaler)
+        torch.autograd.backward(batches.loss())
+        batches.scaler.unscale_(batches.optimizer)
+        batches.parts.step_optimizer(batches.optimizer, scaler=batches.scaler)
 
     with pytest.raises(InvalidExperimentException, match=r"context\.backward\(scaler\.scale\(loss\)\)"):
         batches.train(train_batch, 1)
 
 
-class AmpOnCpu(Batches):
+class AmpOnCpu(OneWeight):
     """Automatic mixed precision as on CUDA, with a scaler that works on a CPU."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    @override
+    def prepare(self) -> None:
         with pytest.warns(UserWarning, match="use_amp"):
             self.parts.use_amp()
-        self.parts.scaler = GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        self.parts.scaler = self.scaler = GradScaler("cpu", init_scale=4.0, growth_interval=2)
 
 
 @on_both
 def test_automatic_mixed_precision_scales_the_loss_and_updates_the_scale_once_a_group() -> None:
     """Gradients are unscaled before they are clipped, for two optimizers; a batch without a step updates nothing."""
     batches = AmpOnCpu(aggregation_frequency=2)
-    models = [batches.parts.wrap_model(nn.Linear(1, 1, bias=False)) for _ in range(2)]
-    optimizers = [batches.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0)) for model in models]
+    model, optimizer = batches.wrap_another()
     scales: list[float] = []
     clipped: list[float] = []
 
     def train_batch(batch_idx: int) -> None:
-        assert batches.parts.scaler is not None
-        scales.append(batches.parts.scaler.get_scale())
-        for model in models:
-            batches.parts.backward(model(torch.full((1, 1), 1.0 + rank())).sum())
+        scales.append(batches.scaler.get_scale())
+        batches.parts.backward(model(torch.full((1, 1), 1.0 + rank())).sum())
+        batches.backward()
         if batch_idx < 6:
-            batches.parts.step_optimizer(optimizers[0], lambda parameters: clipped.append(_norm(parameters)))
-            batches.parts.step_optimizer(optimizers[1])
+            batches.parts.step_optimizer(optimizer, lambda parameters: clipped.append(gradient_of(parameters)))
+            batches.parts.step_optimizer(batches.optimizer, scaler=batches.scaler)  # the same one, which is used anyway
 
     batches.train(train_batch, 8)
 
-    mean = (1 + num_processes()) / 2
-    assert clipped == [mean] * 3
+    assert clipped == [mean_over_ranks()] * 3
+    assert batches.value == model.weight.item() == -3 * mean_over_ranks()
     assert scales == [4.0] * 4 + [8.0] * 4  # after two updates; the third waits for a fourth that does not come
-
-
-@on_both
-def test_one_scaler_can_be_passed_again_under_automatic_mixed_precision() -> None:
-    """``scaler=`` with the trial's own scaler changes nothing."""
-    batches = AmpOnCpu()
-    model = batches.parts.wrap_model(nn.Linear(1, 1, bias=False))
-    nn.init.zeros_(model.weight)
-    optimizer = batches.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
-
-    def train_batch(_: int) -> None:
-        batches.parts.backward(model(torch.ones(1, 1)).sum())
-        batches.parts.step_optimizer(optimizer, scaler=batches.parts.scaler)
-
-    batches.train(train_batch, 2)
-
-    assert model.weight.item() == -2.0
-    assert batches.parts.scaler is not None
-    assert batches.parts.scaler.get_scale() == 8.0
-
-
-def _norm(parameters: list[nn.Parameter]) -> float:
-    return nn.utils.clip_grad_norm_(parameters, float("inf")).item()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,29 +18,7 @@ from pa_trial.errors import InternalException, InvalidCheckpointException, Inval
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.progress import TrialProgress
 from pa_trial.trained_parts import TrainedParts
-from tests.pa_trial.batches import Batches
-
-
-def one_weight(**options: Any) -> tuple[Batches, nn.Linear, SGD]:
-    """A model with one weight of zero, whose gradient is one for each pass, and its optimizer."""
-    batches = Batches(**options)
-    model = batches.parts.wrap_model(nn.Linear(1, 1, bias=False))
-    nn.init.zeros_(model.weight)
-    return batches, model, batches.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
-
-
-def unit_loss(model: nn.Module) -> Tensor:
-    """A loss with a gradient of one."""
-    loss: Tensor = model(torch.ones(1, 1)).sum()
-    return loss
-
-
-def gradient_of(parameters: Sequence[Tensor]) -> float:
-    """The gradient of the one weight."""
-    (parameter,) = parameters
-    assert parameter.grad is not None
-    return parameter.grad.item()
-
+from tests.pa_trial.batches import Batches, OneWeight, gradient_of
 
 # Wrapping
 
@@ -87,21 +65,10 @@ def test_what_cannot_be_wrapped_is_refused(
         assert (context.models, context.lr_schedulers) == ([], [])
 
 
-@pytest.mark.runs_on("two_ranks")
-def test_a_sharded_model_is_refused() -> None:
-    """The error says what trains it instead."""
-    from torch.distributed.fsdp import fully_shard
-
-    model = nn.Linear(2, 2)
-    fully_shard(model)
-    with pytest.raises(InvalidExperimentException, match=r"use pa_core\.Trainer"):
-        Batches().parts.wrap_model(model)
-
-
 def test_parameters_that_no_model_has_are_warned_of() -> None:
     """Checkpoints would not hold them."""
-    batches, model, _ = one_weight()
-    batches.parts.wrap_optimizer(SGD([*model.parameters(), nn.Parameter(torch.zeros(7))], lr=0.1))
+    batches = OneWeight()
+    batches.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(7))]})
 
     with pytest.warns(UserWarning, match=r"of shape \(7,\).*wrap_model"):
         batches.parts.require_trainable()
@@ -109,11 +76,11 @@ def test_parameters_that_no_model_has_are_warned_of() -> None:
 
 def test_nothing_is_wrapped_in_the_course_of_training() -> None:
     """What comes too late is refused; between two trainings it is not."""
-    batches, model, optimizer = one_weight()
+    batches = OneWeight()
     wraps: list[Callable[[], object]] = [
         lambda: batches.parts.wrap_model(nn.Linear(1, 1)),
-        lambda: batches.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1)),
-        lambda: batches.parts.wrap_lr_scheduler(ExponentialLR(optimizer, 0.9), LRScheduler.StepMode.STEP_EVERY_EPOCH),
+        lambda: batches.parts.wrap_optimizer(SGD(batches.model.parameters(), lr=0.1)),
+        lambda: batches.parts.wrap_lr_scheduler(ExponentialLR(batches.optimizer, 0.9), StepMode.STEP_EVERY_EPOCH),
     ]
     with batches.training():
         for wrap in wraps:
@@ -141,39 +108,37 @@ def test_a_trial_that_cannot_train_keeps_its_models_where_they_are() -> None:
 
 def test_gradients_that_are_aggregated_must_be_zeroed_by_the_step() -> None:
     """Row 1, also before training and on batches without a step; without aggregation the trial may do it."""
-    batches, model, optimizer = one_weight(aggregation_frequency=2)
+    batches = OneWeight(aggregation_frequency=2)
     with pytest.raises(InvalidExperimentException, match="auto_zero_grads=False with aggregation_frequency=2"):
-        batches.parts.step_optimizer(optimizer, auto_zero_grads=False)
-    batches, model, optimizer = one_weight()
+        batches.parts.step_optimizer(batches.optimizer, auto_zero_grads=False)
+    batches = OneWeight()
     seen: list[float] = []
 
     def train_batch(_: int) -> None:
-        batches.parts.backward(unit_loss(model))
-        batches.parts.step_optimizer(
-            optimizer, lambda parameters: seen.append(gradient_of(parameters)), auto_zero_grads=False
-        )
+        batches.backward()
+        seen.append(batches.gradient)
+        batches.parts.step_optimizer(batches.optimizer, auto_zero_grads=False)
 
     batches.train(train_batch, 3)
 
     assert seen == [1.0, 2.0, 3.0]
-    assert model.weight.item() == -6.0
+    assert batches.value == -6.0
 
 
 def test_no_step_before_training() -> None:
     """Row 2."""
-    batches, model, optimizer = one_weight()
-    batches.parts.backward(unit_loss(model))
+    batches = OneWeight()
 
     with pytest.raises(InternalException, match="before training begins"):
-        batches.parts.step_optimizer(optimizer)
-    assert model.weight.item() == 0.0
+        batches.train_batch(0)
+    assert batches.value == 0.0
 
 
 @given(st.integers(1, 5), st.integers(1, 12), st.booleans())
 def test_a_step_ends_each_group_and_averages_it_if_asked_to(aggregation: int, count: int, averages: bool) -> None:
     """Rows 3 to 7: within a group nothing happens; at its end, gradients are averaged, clipped, applied and zeroed."""
-    batches, model, optimizer = one_weight(aggregation_frequency=aggregation)
-    batches.parts.wrap_optimizer(optimizer, average_aggregated_gradients=averages)
+    batches = OneWeight(aggregation_frequency=aggregation)
+    batches.parts.wrap_optimizer(batches.optimizer, average_aggregated_gradients=averages)
     clipped: list[float] = []
     left: list[float | None] = []
 
@@ -182,15 +147,15 @@ def test_a_step_ends_each_group_and_averages_it_if_asked_to(aggregation: int, co
         nn.utils.clip_grad_value_(parameters, 0.5)
 
     def train_batch(_: int) -> None:
-        batches.parts.backward(unit_loss(model))
-        batches.parts.step_optimizer(optimizer, clip)
-        left.append(None if model.weight.grad is None else model.weight.grad.item())
+        batches.backward()
+        batches.parts.step_optimizer(batches.optimizer, clip)
+        left.append(None if batches.model.weight.grad is None else batches.gradient)
 
     batches.train(train_batch, count)
 
     updates = count // aggregation
     assert clipped == pytest.approx([1.0 if averages else aggregation] * updates)
-    assert model.weight.item() == pytest.approx(-0.5 * updates)
+    assert batches.value == pytest.approx(-0.5 * updates)
     assert left == [((i + 1) % aggregation or None) for i in range(count)]
     assert batches.parts.gradients_in_progress() == (count % aggregation > 0)
 
@@ -204,7 +169,7 @@ def test_clipping_gets_one_list_of_the_parameters_of_all_groups() -> None:
     seen: list[Any] = []
 
     def train_batch(_: int) -> None:
-        batches.parts.backward(unit_loss(model[0]))
+        batches.parts.backward(model[0](torch.ones(1, 1)).sum())
         batches.parts.step_optimizer(optimizer, seen.append)
 
     batches.train(train_batch, 1)
@@ -215,95 +180,56 @@ def test_clipping_gets_one_list_of_the_parameters_of_all_groups() -> None:
 
 def test_an_optimizer_that_is_not_wrapped_is_stepped_and_warned_of_once() -> None:
     """Checkpoints do not hold its state; the training goes on."""
-    batches, model, _ = one_weight(aggregation_frequency=2)
-    other = SGD(model.parameters(), lr=1.0)
-
-    def train_batch(_: int) -> None:
-        batches.parts.backward(unit_loss(model))
-        batches.parts.step_optimizer(other)
+    batches = OneWeight(aggregation_frequency=2)
+    batches.optimizer = SGD(batches.model.parameters(), lr=1.0)
 
     with pytest.warns(UserWarning, match="not wrapped: SGD") as warned:
-        batches.train(train_batch, 6)
+        batches.train(batches.train_batch, 6)
 
-    assert len(warned) == 1
-    assert warned[0].filename == __file__
-    assert model.weight.item() == -3.0
-    assert batches.parts.wrap_optimizer(other) in batches.parts.optimizers
+    (warning,) = warned
+    assert warning.filename.endswith("batches.py")
+    assert batches.value == -3.0
+    assert batches.parts.wrap_optimizer(batches.optimizer) in batches.parts.optimizers
 
 
 def test_optimizers_step_on_their_own() -> None:
     """Each in the batch and the order that the trial says; one that is not stepped keeps its gradients."""
-    batches = Batches()
-    models = [batches.parts.wrap_model(nn.Linear(1, 1, bias=False)) for _ in range(2)]
-    for model in models:
-        nn.init.zeros_(model.weight)
-    optimizers = [batches.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0)) for model in models]
+    batches = OneWeight()
+    model, optimizer = batches.wrap_another()
 
     def train_batch(batch_idx: int) -> None:
-        for model in models:
-            batches.parts.backward(unit_loss(model))
-        batches.parts.step_optimizer(optimizers[1])
+        batches.parts.backward(model(torch.ones(1, 1)).sum())
+        batches.train_batch(batch_idx)
         if batch_idx == 2:
-            batches.parts.step_optimizer(optimizers[0])
+            batches.parts.step_optimizer(optimizer)
 
     batches.train(train_batch, 3)
 
-    assert [model.weight.item() for model in models] == [-3.0, -3.0]
-
-
-def test_backward_takes_the_arguments_of_torch() -> None:
-    """The gradient of a loss that is no single number, further passes through a graph, gradients of gradients."""
-    batches, model, _ = one_weight()
-    losses = model(torch.ones(2, 1))
-
-    batches.parts.backward(losses, torch.tensor([[1.0], [2.0]]), retain_graph=True)
-    batches.parts.backward(losses, gradient=torch.ones(2, 1))
-    assert gradient_of([model.weight]) == 5.0
-
-    model.zero_grad()
-    nn.init.ones_(model.weight)
-    with pytest.warns(UserWarning, match="reference cycle"):  # torch's
-        batches.parts.backward(unit_loss(model) ** 3, create_graph=True)
-    assert model.weight.grad is not None
-    (second,) = torch.autograd.grad(model.weight.grad.sum(), model.weight)
-    assert second.item() == 6.0
+    assert (model.weight.item(), batches.value) == (-3.0, -3.0)
 
 
 # What a training leaves, and what it continues from
 
 
-def test_a_training_that_begins_has_not_been_asked_to_leave() -> None:
-    """A request ends one training, not the next one."""
-    batches, _, _ = one_weight()
-    batches.train(lambda _: batches.parts.ask_to_leave(), 1)
+def test_a_request_to_leave_ends_one_training() -> None:
+    """Not the next one; one that comes before the first batch, while the data loaders are built, counts."""
+    batches = OneWeight()
+    batches.parts.ask_to_leave()
+    batches.train(lambda _: None, 1)
     assert batches.parts.leave_agreed
 
     batches.train(lambda _: None, 1)
     assert not batches.parts.leave_agreed
 
 
-def test_a_request_that_comes_before_the_first_batch_is_heard() -> None:
-    """A signal may arrive while the data loaders are built."""
-    batches, _, _ = one_weight()
-    batches.parts.ask_to_leave()
-
-    batches.train(lambda _: None, 1)
-    assert batches.parts.leave_agreed
-
-
 @pytest.mark.parametrize(
     "gradients",
-    [
-        [],
-        [{"weight": torch.zeros(1, 1)}, {}],
-        [{"bias": torch.zeros(1)}],
-        [{"weight": torch.zeros(2, 1)}],
-    ],
+    [[], [{"weight": torch.zeros(1, 1)}, {}], [{"bias": torch.zeros(1)}], [{"weight": torch.zeros(2, 1)}]],
 )
 def test_gradients_of_other_models_are_refused(gradients: list[dict[str, Tensor]]) -> None:
     """Another number of models, other names, other shapes; nothing is loaded."""
-    batches, model, _ = one_weight(aggregation_frequency=2)
+    batches = OneWeight(aggregation_frequency=2)
 
     with pytest.raises(InvalidCheckpointException, match="unfinished group"):
         batches.parts.load_unfinished_gradients(gradients)
-    assert model.weight.grad is None
+    assert batches.model.weight.grad is None

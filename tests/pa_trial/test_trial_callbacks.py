@@ -2,98 +2,57 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from typing_extensions import override
 
-import pa_trial
 from pa_trial import Batch, Epoch, PyTorchCallback, PyTorchTrialContext
-from pa_trial.trainer import Trainer
-from tests.support.trials import TinyTrial, callback, fit, raising
+from tests.support.trials import TinyTrial, callback, fit, fit_and_fail, raising, variant
 
 if TYPE_CHECKING:
     from pa_trial import DataLoader
 
+TOLD: dict[str, Callable[..., str]] = {
+    "state_dict": lambda: "state_dict",
+    "load_state_dict": lambda state_dict: f"load_state_dict {state_dict}",
+    "on_trial_startup": lambda first_batch_idx, checkpoint_uuid: f"startup {first_batch_idx} {checkpoint_uuid}",
+    "on_trial_shutdown": lambda: "shutdown",
+    "on_training_start": lambda: "training start",
+    "on_training_epoch_start": lambda epoch_idx: f"epoch {epoch_idx} starts",
+    "on_training_epoch_end": lambda epoch_idx: f"epoch {epoch_idx} ends",
+    "on_training_workload_end": lambda avg_metrics, batch_metrics: (
+        f"workload of {len(batch_metrics)} ends at {avg_metrics['batches']}"
+    ),
+    "on_validation_start": lambda: "validation start",
+    "on_validation_epoch_start": lambda: "validation epoch start",
+    "on_validation_epoch_end": lambda outputs: f"validation epoch end {len(outputs)}",
+    "on_validation_end": lambda metrics: "validation end",
+    "on_checkpoint_save_start": lambda checkpoint: f"save start {checkpoint.setdefault('added', 7)}",
+    "on_checkpoint_load_start": lambda checkpoint: f"load start {checkpoint['added']}",
+    "on_checkpoint_write_end": lambda checkpoint_dir: (
+        f"write end, complete: {(Path(checkpoint_dir) / 'metadata.json').exists()}"
+    ),
+    "on_checkpoint_upload_end": lambda uuid: f"upload end {uuid}",
+}
 
-class Listener(PyTorchCallback):
-    """Notes down each call, with what tells one from another."""
 
-    def __init__(self, notes: list[str], name: str = "") -> None:
-        self.notes = notes
-        self.name = name
+def listener(notes: list[str], name: str = "") -> PyTorchCallback:
+    """A callback that notes down each call, with what tells one from another."""
 
-    def note(self, what: str) -> None:
-        """Note down a call."""
-        self.notes.append(f"{self.name}{what}")
+    def noting(told: Callable[..., str]) -> Callable[..., Any]:
+        @functools.wraps(told)
+        def note(*args: Any, **kwargs: Any) -> dict[str, str]:
+            notes.append(f"{name}{told(*args, **kwargs)}")
+            return {"name": name}  # the state
 
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        self.note("state_dict")
-        return {"name": self.name}
+        return note
 
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.note(f"load_state_dict {state_dict}")
-
-    @override
-    def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        self.note(f"startup {first_batch_idx} {checkpoint_uuid}")
-
-    @override
-    def on_trial_shutdown(self) -> None:
-        self.note("shutdown")
-
-    @override
-    def on_training_start(self) -> None:
-        self.note("training start")
-
-    @override
-    def on_training_epoch_start(self, epoch_idx: int) -> None:
-        self.note(f"epoch {epoch_idx} starts")
-
-    @override
-    def on_training_epoch_end(self, epoch_idx: int) -> None:
-        self.note(f"epoch {epoch_idx} ends")
-
-    @override
-    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        self.note(f"workload of {len(batch_metrics)} ends at {avg_metrics['batches']}")
-
-    @override
-    def on_validation_start(self) -> None:
-        self.note("validation start")
-
-    @override
-    def on_validation_epoch_start(self) -> None:
-        self.note("validation epoch start")
-
-    @override
-    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        self.note(f"validation epoch end {len(outputs)}")
-
-    @override
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.note("validation end")
-
-    @override
-    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["added"] = 7
-        self.note("save start")
-
-    @override
-    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        self.note(f"load start {checkpoint['added']}")
-
-    @override
-    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        self.note(f"write end, complete: {(Path(checkpoint_dir) / 'metadata.json').exists()}")
-
-    @override
-    def on_checkpoint_upload_end(self, uuid: str) -> None:
-        self.note(f"upload end {uuid}")
+    return callback(**{method: noting(told) for method, told in TOLD.items()})
 
 
 class Noting(TinyTrial):
@@ -106,7 +65,7 @@ class Noting(TinyTrial):
     @override
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
         self.calls.append("build_callbacks")
-        return {"listener": Listener(self.calls)}
+        return {"listener": listener(self.calls)}
 
     @override
     def build_training_data_loader(self) -> DataLoader:
@@ -130,15 +89,10 @@ class Noting(TinyTrial):
 
 
 VALIDATION = [
-    "validation start",
-    "validation epoch start",
-    "evaluate 0",
-    "evaluate 1",
-    "validation epoch end 2",
-    "validation end",
+    *("validation start", "validation epoch start", "evaluate 0", "evaluate 1"),
+    *("validation epoch end 2", "validation end"),
 ]
-CHECKPOINT = ["state_dict", "save start", "write end, complete: True"]
-LOADERS = ["validation loader"]
+CHECKPOINT = ["state_dict", "save start 7", "write end, complete: True"]
 
 
 def test_the_order_inside_fit(tmp_path: Path) -> None:
@@ -149,7 +103,7 @@ def test_the_order_inside_fit(tmp_path: Path) -> None:
         "build_callbacks",
         "startup 0 None",
         "training loader, from batch 0",
-        *LOADERS,
+        "validation loader",
         "training start",
         *VALIDATION,
         "epoch 0 starts",
@@ -169,7 +123,7 @@ def test_the_order_inside_fit(tmp_path: Path) -> None:
         "build_callbacks",
         f"startup 3 {uuid}",
         "training loader, from batch 3",
-        *LOADERS,
+        "validation loader",
         "load start 7",
         "load_state_dict {'name': ''}",
         "training start",
@@ -196,14 +150,12 @@ def test_a_training_that_is_complete_does_nothing(tmp_path: Path) -> None:
 
 
 class Several(TinyTrial):
-    """Has three callbacks, one of which may raise an error when the trial begins."""
-
-    raising: str | None = None
+    """Has three callbacks."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
         self.calls: list[str] = []
-        self.callbacks = {name: Listener(self.calls, name) for name in "abc"}
+        self.callbacks = {name: listener(self.calls, name) for name in "abc"}
 
 
 def test_callbacks_end_in_reverse_order(tmp_path: Path) -> None:
@@ -213,41 +165,26 @@ def test_callbacks_end_in_reverse_order(tmp_path: Path) -> None:
     assert calls[-3:] == ["cshutdown", "bshutdown", "ashutdown"]
 
 
-def fit_and_fail(trial_class: type[TinyTrial], folder: Path, error: type[BaseException]) -> TinyTrial:
-    """Train a trial that fails, and return it."""
-    with pa_trial.init(checkpoint_dir=folder) as context:
-        trial = trial_class(context)
-        with pytest.raises(error):
-            Trainer(trial, context).fit(max_length=Batch(4), checkpoint_policy="none")
-    return trial
-
-
-class FailsInTraining(Several):
-    """Fails in its second batch."""
-
-    @override
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        if batch_idx == 1:
-            raise OSError("no data")
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-
-class FailsAtStartup(Several):
-    """Its second callback fails when the trial begins."""
-
-    def __init__(self, context: PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.callbacks["b"] = callback(on_trial_startup=raising(OSError("no data")))
-
-
 @pytest.mark.parametrize(
-    ("trial_class", "ended"),
-    [(FailsInTraining, ["cshutdown", "bshutdown", "ashutdown"]), (FailsAtStartup, ["ashutdown"])],
+    ("before_batch", "failing", "ended"),
+    [
+        (raising(OSError("no data")), {}, ["cshutdown", "bshutdown", "ashutdown"]),
+        (lambda *_: None, {"b": callback(on_trial_startup=raising(OSError("no data")))}, ["ashutdown"]),
+        (
+            raising(OSError("no data")),
+            {"c": callback(on_trial_shutdown=raising(ValueError("no end")))},
+            ["bshutdown", "ashutdown"],
+        ),
+    ],
+    ids=["in a batch", "in a callback when the trial begins", "in a callback when the trial ends, too"],
 )
-def test_callbacks_end_after_an_exception_too(trial_class: type[Several], ended: list[str], tmp_path: Path) -> None:
-    """Those which were told that the trial begins; nothing is saved."""
-    trial = fit_and_fail(trial_class, tmp_path, OSError)
-    assert isinstance(trial, Several)
+def test_callbacks_end_after_an_exception_too(
+    before_batch: Any, failing: dict[str, PyTorchCallback], ended: list[str], tmp_path: Path
+) -> None:
+    """Those which were told that the trial begins; nothing is saved, and no error hides another one."""
+    trial_class = variant(Several, before_batch=before_batch)
+    trial, error = fit_and_fail(trial_class, tmp_path, Exception, callbacks=failing, max_length=Batch(4))
+    assert "OSError" in (type(error).__name__, type(error.__context__).__name__)
     assert [call for call in trial.calls if "shutdown" in call] == ended
     assert list(tmp_path.iterdir()) == []
 
@@ -272,17 +209,10 @@ def test_the_deprecated_event_of_a_checkpoint(tmp_path: Path) -> None:
     callbacks = {"a": Deprecated(), "b": Deprecated()}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(
-            TinyTrial,
-            tmp_path,
-            callbacks,
-            max_length=Batch(2),
-            checkpoint_period=Batch(1),
-        )
-    deprecations = [one for one in caught if issubclass(one.category, DeprecationWarning)]
-    assert len(deprecations) == 1
-    assert "Deprecated.on_checkpoint_end" in str(deprecations[0].message)
-    assert deprecations[0].filename.endswith("trials.py")
+        fit(TinyTrial, tmp_path, callbacks, max_length=Batch(2), checkpoint_period=Batch(1))
+    (deprecation,) = [one for one in caught if issubclass(one.category, DeprecationWarning)]
+    assert "Deprecated.on_checkpoint_end" in str(deprecation.message)
+    assert deprecation.filename.endswith("trials.py")
     assert len(set(callbacks["a"].folders)) == 2
     assert callbacks["a"].folders[::2] == callbacks["a"].folders[1::2] == callbacks["b"].folders[::2]
 
@@ -290,48 +220,14 @@ def test_the_deprecated_event_of_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("returned", [[PyTorchCallback()], {"a": PyTorchCallback}, {1: PyTorchCallback()}, None])
 def test_what_is_not_a_dictionary_of_callbacks(returned: Any, tmp_path: Path) -> None:
     """It is refused."""
-
-    class Wrong(TinyTrial):
-        @override
-        def build_callbacks(self) -> Any:
-            return returned
-
-    with pytest.raises(TypeError, match="build_callbacks"):
-        fit(Wrong, tmp_path, max_length=Batch(1))
-
-
-class FailsTwice(FailsInTraining):
-    """Its last callback fails too, when the trial ends."""
-
-    def __init__(self, context: PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.callbacks["c"] = callback(on_trial_shutdown=raising(ValueError("no end")))
-
-
-def test_a_callback_that_fails_at_the_end_does_not_hide_why_it_came(tmp_path: Path) -> None:
-    """The other callbacks end too, and the error of the training is the context of the other one."""
-    with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        trial = FailsTwice(context)
-        with pytest.raises(ValueError, match="no end") as raised:
-            Trainer(trial, context).fit(max_length=Batch(4), checkpoint_policy="none")
-    assert isinstance(raised.value.__context__, OSError)
-    assert [call for call in trial.calls if "shutdown" in call] == ["bshutdown", "ashutdown"]
-
-
-class Older(PyTorchCallback):
-    """Was written when the start of an epoch had no number."""
-
-    def __init__(self) -> None:
-        self.starts = 0
-
-    @override
-    def on_training_epoch_start(self) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # as then
-        self.starts += 1
+    wrong = variant(TinyTrial, build_callbacks=lambda _: returned)
+    fit_and_fail(wrong, tmp_path, TypeError, "build_callbacks", max_length=Batch(1))
 
 
 def test_a_callback_without_the_number_of_the_epoch_is_called_with_a_warning(tmp_path: Path) -> None:
     """Callbacks for older versions of Determined work, and their authors learn what to add."""
-    older = Older()
-    with pytest.warns(DeprecationWarning, match="Older.on_training_epoch_start.*epoch_idx"):
+    starts: list[str] = []
+    older = callback(on_training_epoch_start=lambda: starts.append("start"))
+    with pytest.warns(DeprecationWarning, match="Made.on_training_epoch_start.*epoch_idx"):
         fit(TinyTrial, tmp_path, {"older": older}, max_length=Epoch(2))
-    assert older.starts == 2
+    assert len(starts) == 2

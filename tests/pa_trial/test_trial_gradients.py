@@ -15,17 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
+from typing_extensions import override
 
 from pa_core import RanksDifferError
 from pa_core.distributed import gather_objects, rank
 from pa_trial import gradient_exchange
 from pa_trial.errors import InvalidExperimentException
 from pa_trial.gradient_buckets import GradientBuckets
-from tests.pa_trial.batches import Batches
+from tests.pa_trial.batches import Batches, OneWeight, gradient_of
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
 RANKS = 2
+
+Backward = Callable[[Tensor], object]
+Step = Callable[[torch.optim.Optimizer], object]
 
 
 class Pass(NamedTuple):
@@ -135,36 +139,62 @@ def test_two_ranks_train_as_one_process_whatever_each_pass_reaches(
 
 
 class Gan:
-    """A generator and a discriminator, trained in turns."""
+    """A generator and a discriminator in turns; what the former sends through the latter is dropped."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
         self.generator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
         self.discriminator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.optimizers = [AdamW(self.generator.parameters(), 0.01), AdamW(self.discriminator.parameters(), 0.01)]
+        self.models = [self.generator, self.discriminator]
+        self.optimizers = [AdamW(model.parameters(), 0.01) for model in self.models]
 
-    def train_batch(
-        self,
-        samples: Tensor,
-        backward: Callable[[Tensor], object],
-        step: Callable[[torch.optim.Optimizer], object],
-        *,
-        freezes: bool,
-    ) -> None:
+    def train_batch(self, _batch_idx: int, samples: Tensor, backward: Backward, step: Step) -> None:
         """Train both on one batch."""
         noise, real = samples[:, :2], samples[:, 2:]
-        if freezes:
-            self.discriminator.requires_grad_(False)
+        self.shield()
         fake = self.generator(noise)
         backward(self.discriminator(fake).mean())
         step(self.optimizers[0])
-        if freezes:
-            self.discriminator.requires_grad_(True)
-        else:
-            self.optimizers[1].zero_grad()
+        self.expose()
         backward(self.discriminator(real).sigmoid().mean())
         backward(-self.discriminator(fake.detach()).sigmoid().mean())
         step(self.optimizers[1])
+
+    def shield(self) -> None:
+        """Keep the discriminator as it is while the generator trains."""
+
+    def expose(self) -> None:
+        """Let the discriminator train."""
+        self.optimizers[1].zero_grad()
+
+
+class FreezingGan(Gan):
+    """Freezes the discriminator while the generator trains."""
+
+    @override
+    def shield(self) -> None:
+        self.discriminator.requires_grad_(False)
+
+    @override
+    def expose(self) -> None:
+        self.discriminator.requires_grad_(True)
+
+
+class Unfreezing:
+    """A layer is frozen when the model is wrapped, trained from the third batch, frozen again after the fifth."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(2)
+        self.model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+        self.model[0].requires_grad_(False)
+        self.models = [self.model]
+        self.optimizers = [SGD(self.model.parameters(), lr=0.1, momentum=0.9)]
+
+    def train_batch(self, batch_idx: int, samples: Tensor, backward: Backward, step: Step) -> None:
+        """Train on one batch."""
+        self.model[0].requires_grad_(batch_idx in (2, 3, 4))
+        backward(self.model(samples).pow(2).mean())
+        step(self.optimizers[0])
 
 
 def step_and_zero(optimizer: torch.optim.Optimizer) -> None:
@@ -173,28 +203,24 @@ def step_and_zero(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("freezes", [True, False])
-def test_two_models_that_play_against_each_other_train_as_on_one_process(freezes: bool) -> None:
-    """A GAN, whose discriminator is frozen while the generator trains, or gets gradients that are dropped."""
-    data = torch.randn(5, 2 * 4, 4, generator=torch.Generator().manual_seed(0))
-    by_hand, gan, trained = Gan(), Gan(), Batches()
-    for samples in data:
-        by_hand.train_batch(samples, torch.autograd.backward, step_and_zero, freezes=freezes)
-    for model, optimizer in zip((gan.generator, gan.discriminator), gan.optimizers, strict=True):
+@pytest.mark.parametrize("kind", [Gan, FreezingGan, Unfreezing])
+def test_what_is_trained_may_change_in_the_course_of_training(kind: type[Gan | Unfreezing]) -> None:
+    """Models in turns, gradients that are dropped, layers that are frozen for a while: as on one process."""
+    data = torch.randn(7, 2 * 4, 4, generator=torch.Generator().manual_seed(0))
+    by_hand, on_two, trained = kind(), kind(), Batches()
+    for batch_idx, samples in enumerate(data):
+        by_hand.train_batch(batch_idx, samples, torch.autograd.backward, step_and_zero)
+    for model, optimizer in zip(on_two.models, on_two.optimizers, strict=True):
         trained.parts.wrap_model(model)
         trained.parts.wrap_optimizer(optimizer)
 
-    trained.train(
-        lambda batch_idx: gan.train_batch(
-            data[batch_idx, rank() * 4 : rank() * 4 + 4],
-            trained.parts.backward,
-            trained.parts.step_optimizer,
-            freezes=freezes,
-        ),
-        len(data),
-    )
+    def train_batch(batch_idx: int) -> None:
+        share = data[batch_idx].chunk(RANKS)[rank()]
+        on_two.train_batch(batch_idx, share, trained.parts.backward, trained.parts.step_optimizer)
 
-    assert_equal(trained.parts.models, [by_hand.generator, by_hand.discriminator])
+    trained.train(train_batch, len(data))
+
+    assert_equal(on_two.models, by_hand.models)
 
 
 def test_gradients_of_a_device_are_agreed_on_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,73 +230,21 @@ def test_gradients_of_a_device_are_agreed_on_by_the_host(monkeypatch: pytest.Mon
         GradientBuckets, "on_host", property(lambda _: False, lambda _self, _value: None), raising=False
     )
 
-    test_two_models_that_play_against_each_other_train_as_on_one_process(freezes=False)
-    test_a_layer_that_is_unfrozen_in_the_course_of_training_is_exchanged_from_then_on()
+    for kind in (Gan, Unfreezing):
+        test_what_is_trained_may_change_in_the_course_of_training(kind)
     test_all_ranks_leave_after_the_same_group_when_one_is_asked_to()
     test_ranks_that_go_different_ways_are_told_so(batch_idx=3)
 
 
-def test_a_layer_that_is_unfrozen_in_the_course_of_training_is_exchanged_from_then_on() -> None:
-    """Frozen when the model is wrapped, trained from the third batch, frozen again after the fifth."""
-    inputs = torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0))
-
-    def build() -> tuple[nn.Sequential, SGD]:
-        torch.manual_seed(2)
-        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
-        model[0].requires_grad_(False)
-        return model, SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def freeze(model: nn.Sequential, batch_idx: int) -> None:
-        model[0].requires_grad_(batch_idx in (2, 3, 4))
-
-    expected, optimizer = build()
-    for batch_idx, samples in enumerate(inputs):
-        freeze(expected, batch_idx)
-        expected(samples).pow(2).mean().backward()
-        step_and_zero(optimizer)
-    trained = Batches()
-    model, optimizer = build()
-    trained.parts.wrap_model(model)
-    trained.parts.wrap_optimizer(optimizer)
-
-    def train_batch(batch_idx: int) -> None:
-        freeze(model, batch_idx)
-        trained.parts.backward(model(inputs[batch_idx, rank()]).pow(2).mean())
-        trained.parts.step_optimizer(optimizer)
-
-    trained.train(train_batch, len(inputs))
-
-    assert_equal([model], [expected])
-
-
-def one_weight(**options: Any) -> tuple[Batches, nn.Linear, SGD]:
-    """A model with one weight of one, and its optimizer."""
-    trained = Batches(**options)
-    model = trained.parts.wrap_model(nn.Linear(1, 1, bias=False))
-    nn.init.ones_(model.weight)
-    return trained, model, trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
-
-
-def norm_of(parameters: list[nn.Parameter]) -> float:
-    """The norm of the gradients, which clipping leaves as they are."""
-    return nn.utils.clip_grad_norm_(parameters, float("inf")).item()
-
-
-def number_of_rank() -> Tensor:
-    """1 on the chief, 2 on the other rank; their mean is 1.5."""
-    return torch.full((1, 1), rank() + 1.0)
-
-
 def test_gradients_are_the_means_as_soon_as_backward_returns() -> None:
     """What a trial clips or looks at by hand between ``backward`` and the step is the same on all ranks."""
-    trained, model, _ = one_weight()
+    trained = OneWeight()
     seen: list[float] = []
 
     def train_batch(_: int) -> None:
         for _ in range(3):
-            trained.parts.backward(model(number_of_rank()).sum())
-            assert model.weight.grad is not None
-            seen.append(model.weight.grad.item())
+            trained.backward()
+            seen.append(trained.gradient)
 
     trained.train(train_batch, 1)
 
@@ -280,16 +254,15 @@ def test_gradients_are_the_means_as_soon_as_backward_returns() -> None:
 @pytest.mark.parametrize("averages", [True, False])
 def test_a_group_of_batches_is_exchanged_at_its_end(averages: bool) -> None:
     """Within a group, gradients are those of the rank; clipping sees those of all, averaged if asked for."""
-    trained, model, optimizer = one_weight(aggregation_frequency=2)
-    trained.parts.wrap_optimizer(optimizer, average_aggregated_gradients=averages)
+    trained = OneWeight(aggregation_frequency=2)
+    trained.parts.wrap_optimizer(trained.optimizer, average_aggregated_gradients=averages)
     seen: list[float] = []
     clipped: list[float] = []
 
     def train_batch(_: int) -> None:
-        trained.parts.backward(model(number_of_rank()).sum())
-        assert model.weight.grad is not None
-        seen.append(model.weight.grad.item())
-        trained.parts.step_optimizer(optimizer, lambda parameters: clipped.append(norm_of(parameters)))
+        trained.backward()
+        seen.append(trained.gradient)
+        trained.parts.step_optimizer(trained.optimizer, lambda parameters: clipped.append(gradient_of(parameters)))
 
     trained.train(train_batch, 4)
 
@@ -299,76 +272,68 @@ def test_a_group_of_batches_is_exchanged_at_its_end(averages: bool) -> None:
 
 def test_a_rank_without_a_loss_takes_part() -> None:
     """A rank that skips its backward pass counts with a gradient of zero, when it steps."""
-    trained, model, optimizer = one_weight()
+    trained = OneWeight()
 
     def train_batch(batch_idx: int) -> None:
         if rank() != batch_idx % RANKS:
-            trained.parts.backward(model(torch.ones(1, 1)).sum())
-        trained.parts.step_optimizer(optimizer)
+            trained.backward()
+        trained.parts.step_optimizer(trained.optimizer)
 
     trained.train(train_batch, 4)
 
-    assert model.weight.item() == 1.0 - 4 * 0.5
-    assert_same_on_all_ranks([model])
+    assert trained.value == -2 * (0.5 + 1.0)
+    assert_same_on_all_ranks([trained.model])
 
 
 def test_gradients_of_passes_that_the_trial_runs_itself_are_exchanged_before_the_step() -> None:
-    """``loss.backward()`` instead of ``context.backward(loss)`` trains the same."""
-    trained, model, optimizer = one_weight()
+    """``loss.backward()`` instead of ``context.backward(loss)`` trains the same, also in a second training."""
+    trained = OneWeight()
 
     def train_batch(_: int) -> None:
-        model(number_of_rank()).sum().backward()
-        trained.parts.step_optimizer(optimizer)
+        trained.loss().backward()
+        trained.parts.step_optimizer(trained.optimizer)
 
-    trained.train(train_batch, 2)
+    for _ in range(2):
+        trained.train(train_batch, 1)
 
-    assert model.weight.item() == 1.0 - 2 * 1.5
+    assert trained.value == -2 * 1.5
 
 
 @pytest.mark.parametrize("aggregation", [1, 2])
 def test_a_step_by_hand_with_gradients_of_one_rank_is_refused(aggregation: int) -> None:
     """The ranks would train apart: after ``loss.backward()``, and in the midst of a group."""
-    trained, model, optimizer = one_weight(aggregation_frequency=aggregation)
+    trained = OneWeight(aggregation_frequency=aggregation)
 
     def train_batch(_: int) -> None:
-        loss = model(number_of_rank()).sum()
-        if aggregation == 1:
-            loss.backward()
-        else:
-            trained.parts.backward(loss)
-        optimizer.step()
+        (torch.autograd.backward if aggregation == 1 else trained.parts.backward)(trained.loss())
+        trained.optimizer.step()
 
     with pytest.raises(InvalidExperimentException, match=r"context\.step_optimizer"):
         trained.train(train_batch, 1)
-    assert model.weight.item() == 1.0
+    assert trained.value == 0.0
 
 
 def test_a_step_by_hand_with_gradients_that_were_exchanged_is_not_refused() -> None:
     """``optimizer.step()`` after ``context.backward(loss)`` is as good, without aggregation."""
-    trained, model, optimizer = one_weight()
+    trained = OneWeight()
 
     def train_batch(_: int) -> None:
-        trained.parts.backward(model(number_of_rank()).sum())
-        optimizer.step()
-        optimizer.zero_grad()
+        trained.backward()
+        step_and_zero(trained.optimizer)
 
     trained.train(train_batch, 2)
 
-    assert model.weight.item() == 1.0 - 2 * 1.5
+    assert trained.value == -2 * 1.5
 
 
 def test_a_parameter_that_two_models_share_is_exchanged_once() -> None:
     """Its gradient is the mean, not the mean of means, and a step applies it once."""
-    trained, model, optimizer = one_weight()
-    other = trained.parts.wrap_model(nn.Sequential(model, nn.Identity()))
+    trained = OneWeight()
+    trained.parts.wrap_model(nn.Sequential(trained.model, nn.Identity()))
 
-    def train_batch(_: int) -> None:
-        trained.parts.backward(other(model(number_of_rank())).sum())
-        trained.parts.step_optimizer(optimizer)
+    trained.train(trained.train_batch, 1)
 
-    trained.train(train_batch, 1)
-
-    assert model.weight.item() == 1.0 - 2 * 1.5
+    assert trained.value == -1.5
 
 
 def test_gradients_of_several_kinds_of_numbers_are_exchanged() -> None:
@@ -437,20 +402,31 @@ def test_the_weights_are_those_of_the_chief_from_the_wrapping_on() -> None:
     assert_same_on_all_ranks([model])
 
 
-def test_models_that_differ_are_refused() -> None:
-    """Each rank is told which parameter is not the same."""
-    trained = Batches()
+UNUSABLE: list[tuple[Callable[[], nn.Module], type[Exception], str]] = [
+    (
+        lambda: nn.Linear(1, 2 + rank()),
+        RanksDifferError,
+        r"model 0, parameter weight: \(2, 1\) .* on rank 0, \(3, 1\)",
+    ),
+    (lambda: nn.LazyLinear(1), InvalidExperimentException, "weight, bias of a lazy module"),
+    (lambda: _sharded(nn.Linear(2, 2)), InvalidExperimentException, r"use pa_core\.Trainer"),
+]
 
-    with pytest.raises(RanksDifferError, match=r"model 0, parameter weight: \(2, 1\) .* on rank 0, \(3, 1\)"):
-        trained.parts.wrap_model(nn.Linear(1, 2 + rank()))
+
+def _sharded(model: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model)
+    return model
 
 
-def test_a_lazy_model_that_has_seen_no_batch_is_refused() -> None:
-    """There is nothing yet that the chief could give; one process may initialize it later."""
-    trained = Batches()
-
-    with pytest.raises(InvalidExperimentException, match="weight, bias of a lazy module"):
-        trained.parts.wrap_model(nn.LazyLinear(1))
+@pytest.mark.parametrize(("make", "error", "text"), UNUSABLE, ids=["differs", "lazy", "sharded"])
+def test_models_that_ranks_cannot_train_together_are_refused(
+    make: Callable[[], nn.Module], error: type[Exception], text: str
+) -> None:
+    """Those of other shapes on each rank, those without weights that the chief could give, those that are sharded."""
+    with pytest.raises(error, match=text):
+        Batches().parts.wrap_model(make())
 
 
 def test_buffers_follow_the_chief_at_the_start_of_a_group_and_in_a_validation() -> None:
@@ -550,14 +526,13 @@ def test_buffers_may_grow_alike_and_not_apart(where: str) -> None:
 
 def test_all_ranks_leave_after_the_same_group_when_one_is_asked_to() -> None:
     """The request of one rank travels with the gradients."""
-    trained, model, optimizer = one_weight(aggregation_frequency=2)
+    trained = OneWeight(aggregation_frequency=2)
     agreed: list[bool] = []
 
     def train_batch(batch_idx: int) -> None:
         if batch_idx == 2 and rank() == 1:
             trained.parts.ask_to_leave()
-        trained.parts.backward(model(number_of_rank()).sum())
-        trained.parts.step_optimizer(optimizer)
+        trained.train_batch(batch_idx)
         agreed.append(trained.parts.leave_agreed)
 
     trained.train(train_batch, 4)
@@ -587,12 +562,12 @@ def test_an_update_takes_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("batch_idx", [0, 3])
 def test_ranks_that_go_different_ways_are_told_so(batch_idx: int) -> None:
     """A pass that one rank makes and the other does not is an error on both, not a wait; also in the first batch."""
-    trained, model, optimizer = one_weight()
+    trained = OneWeight()
 
     def train_batch(index: int) -> None:
-        for _ in range(2 if index == batch_idx and rank() == 0 else 1):
-            trained.parts.backward(model(number_of_rank()).sum())
-        trained.parts.step_optimizer(optimizer)
+        if index == batch_idx and rank() == 0:
+            trained.backward()
+        trained.train_batch(index)
 
     with pytest.raises(RanksDifferError, match="diverged within a batch"):
         trained.train(train_batch, 5)
@@ -600,124 +575,88 @@ def test_ranks_that_go_different_ways_are_told_so(batch_idx: int) -> None:
 
 def test_backward_passes_outside_of_train_batch_stay_with_their_rank() -> None:
     """An attack in a validation, say: ranks may run different numbers of them."""
-    trained, model, optimizer = one_weight()
-
-    def train_batch(_: int) -> None:
-        trained.parts.backward(model(number_of_rank()).sum())
-        trained.parts.step_optimizer(optimizer)
+    trained = OneWeight()
 
     with trained.training():
-        trained.run(train_batch, range(1))
+        trained.run(trained.train_batch, range(1))
         trained.parts.set_training(False)
         for _ in range(rank() + 1):
-            trained.parts.backward(model(number_of_rank()).sum())
-        model.zero_grad()
-        trained.run(train_batch, range(1, 2))
+            trained.backward()
+        trained.model.zero_grad()
+        trained.run(trained.train_batch, range(1, 2))
 
-    assert model.weight.item() == 1.0 - 2 * 1.5
+    assert trained.value == -2 * 1.5
 
 
 def test_models_can_be_copied_and_saved_in_the_course_of_training_and_are_what_they_were_after_it() -> None:
     """Deep copies and pickles hold nothing of ours; no hook is left when the training ends, also by an exception."""
-    trained = Batches()
-    model = trained.parts.wrap_model(nn.Linear(1, 1))
-    model.bias.requires_grad_(False)
-    optimizer = trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
+    trained = OneWeight()
 
     def train_batch(batch_idx: int) -> None:
-        trained.parts.backward(model(torch.ones(1, 1)).sum())
-        clone = copy.deepcopy(model)
-        clone(torch.ones(1, 1)).sum().backward()  # exchanges nothing
+        trained.backward()
         saved = io.BytesIO()
-        torch.save(model, saved)
+        torch.save(trained.model, saved)
         saved.seek(0)
-        loaded = torch.load(saved, weights_only=False)
-        loaded(torch.ones(1, 1)).sum().backward()
-        trained.parts.step_optimizer(optimizer)
+        for clone in (copy.deepcopy(trained.model), torch.load(saved, weights_only=False)):
+            clone(torch.ones(1, 1)).sum().backward()  # exchanges nothing
+        trained.parts.step_optimizer(trained.optimizer)
         if batch_idx == 1:
             raise KeyError("interrupted")
 
     with pytest.raises(KeyError):
         trained.train(train_batch, 2)
 
-    assert not model.bias.requires_grad
     assert not any(
-        hooks for part in (model, optimizer) for name, hooks in vars(part).items() if name.endswith("_hooks")
+        hooks
+        for part in (trained.model, trained.optimizer)
+        for name, hooks in vars(part).items()
+        if name.endswith("_hooks")
     )
     # A step of the user's own is no affair of ours any more.
-    model(number_of_rank()).sum().backward()
-    optimizer.step()
-
-
-def test_a_training_after_another_exchanges_as_the_first() -> None:
-    """``fit`` can be called twice."""
-    trained, model, optimizer = one_weight()
-
-    def train_batch(_: int) -> None:
-        trained.parts.backward(model(number_of_rank()).sum())
-        trained.parts.step_optimizer(optimizer)
-
-    for _ in range(2):
-        trained.train(train_batch, 1)
-
-    assert model.weight.item() == 1.0 - 2 * 1.5
+    trained.loss().backward()
+    trained.optimizer.step()
 
 
 @pytest.mark.parametrize("is_training", [True, False])
 def test_gradients_of_an_unfinished_group_go_on_where_they_were_saved(is_training: bool) -> None:
     """Each rank saves its own, and the exchange at the end of the group takes them in, whenever they are loaded."""
-    trained, model, optimizer = one_weight(aggregation_frequency=2)
-
-    def train_batch(_: int) -> None:
-        trained.parts.backward(model(number_of_rank()).sum())
-        trained.parts.step_optimizer(optimizer)
-
+    trained, resumed = OneWeight(aggregation_frequency=2), OneWeight(aggregation_frequency=2)
     with trained.training():
-        trained.run(train_batch, range(1))
+        trained.run(trained.train_batch, range(1))
         saved = copy.deepcopy(trained.parts.unfinished_gradients())
         assert trained.parts.gradients_in_progress()
-    resumed, model, optimizer = one_weight(aggregation_frequency=2)
     resumed.progress.batches_trained = 1
-
-    def skip_batch(_: int) -> None:
-        resumed.parts.step_optimizer(optimizer)
-
     if not is_training:
         resumed.parts.load_unfinished_gradients(saved)
     with resumed.training():
         if is_training:
             resumed.parts.load_unfinished_gradients(saved)
-        resumed.run(skip_batch, range(1, 2))
+        resumed.run(lambda _: resumed.parts.step_optimizer(resumed.optimizer), range(1, 2))
 
     assert saved == [{"weight": torch.full((1, 1), rank() + 1.0)}]
-    assert model.weight.item() == 1.0 - 1.5 / 2
+    assert resumed.value == -1.5 / 2
 
 
 def test_compressed_gradients_are_warned_of_as_they_are_not() -> None:
     """Whoever asks for less to travel is told that nothing changes."""
-    trained, _, optimizer = one_weight()
+    trained = OneWeight()
 
     with pytest.warns(UserWarning, match="fp16_compression=True has no effect"):
-        trained.parts.wrap_optimizer(optimizer, fp16_compression=True)
+        trained.parts.wrap_optimizer(trained.optimizer, fp16_compression=True)
 
 
-def test_an_optimizer_with_parameters_of_no_model_is_refused() -> None:
-    """Nothing would exchange their gradients."""
-    trained, model, _ = one_weight()
-    trained.parts.wrap_optimizer(SGD([*model.parameters(), nn.Parameter(torch.zeros(5))], lr=0.1))
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_optimizer_with_parameters_of_no_model_is_refused(begun: bool) -> None:
+    """Nothing would exchange their gradients; a group that is added in the course of training is looked at, too."""
+    trained = OneWeight()
+    stray = {"params": [nn.Parameter(torch.zeros(5))]}
+    if not begun:
+        trained.optimizer.add_param_group(stray)
 
-    with pytest.raises(InvalidExperimentException, match=r"shape \(5,\)"):
-        trained.parts.require_trainable()
-
-
-def test_parameters_of_no_model_that_come_later_are_refused_by_the_step() -> None:
-    """A group that is added in the course of training is looked at, too."""
-    trained, model, optimizer = one_weight()
-
-    def train_batch(_: int) -> None:
-        trained.parts.backward(model(number_of_rank()).sum())
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(5))]})
-        trained.parts.step_optimizer(optimizer)
+    def train_batch(batch_idx: int) -> None:
+        assert begun
+        trained.optimizer.add_param_group(stray)
+        trained.train_batch(batch_idx)
 
     with pytest.raises(InvalidExperimentException, match=r"shape \(5,\)"):
         trained.train(train_batch, 1)

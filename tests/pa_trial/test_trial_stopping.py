@@ -1,35 +1,39 @@
-"""Ends before their time: requests of the trial and of callbacks, signals, hyperparameters that cannot work."""
+"""Ends before their time: requests of the trial and of callbacks, signals, hyperparameters that cannot work.
+
+On two processes, one of them asks, or is told, and both end after the same batch.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from typing_extensions import override
 
-import pa_trial
-from pa_trial import Batch, DataLoader, InvalidHP
-from pa_trial.trainer import Trainer
-from tests.support.trials import TinyTrial, callback, fit, raising, samples, without_policy
+from pa_core.distributed import num_processes, rank
+from pa_trial import Batch, DataLoader, InvalidHP, PyTorchTrialContext
+from tests.support.trials import TinyTrial, callback, fit, fit_and_fail, raising, samples, variant
 
 if TYPE_CHECKING:
     from tests.launching import Launch
 
+on_both = pytest.mark.runs_on("one_process", "two_ranks")
+
 
 class Asks(TinyTrial):
-    """Asks to stop in a batch."""
+    """Asks to stop in its second batch, on one process."""
 
-    asks_in = 1
+    asking = -1
 
     @override
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        if batch_idx == self.asks_in:
+    def before_batch(self, batch_idx: int) -> None:
+        if batch_idx == 1 and rank() == self.asking % num_processes():
             self.ask()
-        return super().train_batch(batch, epoch_idx, batch_idx)
 
     def ask(self) -> None:
         """Ask to stop."""
@@ -56,17 +60,17 @@ STOPS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@on_both
 @pytest.mark.parametrize("name", STOPS)
-def test_a_request_to_stop(name: str, tmp_path: Path) -> None:
+def test_a_request_of_one_rank_stops_both(name: str, shared_tmp_path: Path) -> None:
     """It does not cut a workload short: training ends at the next boundary, saved and without a last validation."""
     asked, expected = STOPS[name]
-    with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        trial = Asks(context)
-        Trainer(trial, context).fit(**without_policy({"max_length": Batch(100), **asked}))
-        assert context.get_stop_requested()
+    trial = fit(Asks, shared_tmp_path, **{"max_length": Batch(100), **asked})
+    assert trial.context.get_stop_requested()
     assert " ".join(trial.notes.events) == expected
 
 
+@on_both
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
@@ -75,43 +79,37 @@ def test_a_request_to_stop(name: str, tmp_path: Path) -> None:
         ("on_training_workload_end", "W2 C2"),
         ("on_validation_start", "W2 W3 V3 C3"),
         ("on_validation_end", "W2 W3 V3 C3"),
+        ("on_checkpoint_write_end", "W2 W4 W5 C5"),
         ("on_checkpoint_upload_end", "W2 W4 W5 C5"),
     ],
 )
-def test_a_request_of_a_callback(method: str, expected: str, tmp_path: Path) -> None:
-    """It is seen at the boundary whose work the callback is called in."""
-    with pa_trial.init(checkpoint_dir=tmp_path) as context:
+def test_a_request_of_a_callback(method: str, expected: str, shared_tmp_path: Path) -> None:
+    """It is seen at the boundary whose work the callback is called in, also if only the chief's asks."""
+
+    def make(context: PyTorchTrialContext) -> TinyTrial:
         trial = TinyTrial(context)
+        trial.callbacks["asks"] = callback(**{method: lambda *_, **__: context.set_stop_requested(rank() == 0)})
+        return trial
 
-        def ask(*_args: object, **_kwargs: object) -> None:
-            context.set_stop_requested(True)
-
-        trial.callbacks["asks"] = callback(**{method: ask})
-        validation = Batch(3) if "validation" in method else None
-        Trainer(trial, context).fit(
-            max_length=Batch(100),
-            reporting_period=Batch(2),
-            validation_period=validation,
-            checkpoint_period=Batch(5),
-            checkpoint_policy="none",
-        )
+    trial = fit(
+        make,
+        shared_tmp_path,
+        max_length=Batch(100),
+        reporting_period=Batch(2),
+        validation_period=Batch(3) if "validation" in method else None,
+        checkpoint_period=Batch(5),
+    )
     assert " ".join(trial.notes.events) == expected
 
 
 def test_a_request_that_is_taken_back(tmp_path: Path) -> None:
     """It counts at the boundary, not before."""
 
-    class TakesBack(Asks):
-        @override
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            if batch_idx == 2:
-                self.context.set_stop_requested(False)
-            return super().train_batch(batch, epoch_idx, batch_idx)
+    def before_batch(trial: TinyTrial, batch_idx: int) -> None:
+        trial.context.set_stop_requested(batch_idx == 1)
 
-    with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        trial = TakesBack(context)
-        Trainer(trial, context).fit(max_length=Batch(4), checkpoint_policy="none")
-        assert not context.get_stop_requested()
+    trial = fit(variant(TinyTrial, before_batch=before_batch), tmp_path, max_length=Batch(4))
+    assert not trial.context.get_stop_requested()
     assert trial.notes.events == ["W4", "V4", "C4"]
 
 
@@ -121,29 +119,33 @@ def test_a_request_that_is_taken_back(tmp_path: Path) -> None:
 class Signalled(Asks):
     """A signal comes in its second batch."""
 
+    number = signal.SIGTERM
+
     @override
     def ask(self) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), self.number)
 
 
+@on_both
+@pytest.mark.parametrize("asking", [0, -1])
 @pytest.mark.parametrize(("aggregation_frequency", "expected"), [(1, ["W2", "C2"]), (3, ["W3", "C3"])])
 def test_a_signal_cuts_a_workload_at_the_end_of_a_group(
-    aggregation_frequency: int, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    asking: int,
+    aggregation_frequency: int,
+    expected: list[str],
+    shared_tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Fit saves, leaves normally and says so in one line; then the signal does again what it did before."""
     before = signal.getsignal(signal.SIGTERM)
-    with pa_trial.init(checkpoint_dir=tmp_path, aggregation_frequency=aggregation_frequency) as context:
-        trial = Signalled(context)
-        Trainer(trial, context).fit(max_length=Batch(100), checkpoint_policy="none")
-        assert context.get_stop_requested()
+    settings = {"aggregation_frequency": aggregation_frequency}
+    trial = fit(variant(Signalled, asking=asking), shared_tmp_path, settings=settings, max_length=Batch(100))
+    assert trial.context.get_stop_requested()
     assert trial.notes.events == expected
     assert signal.getsignal(signal.SIGTERM) is before
-    (line,) = capsys.readouterr().out.splitlines()
-    assert f"{expected[0][1:]} batches" in line
-    with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        another = TinyTrial(context)
-        Trainer(another, context).fit(max_length=Batch(4), checkpoint_policy="none")
-    assert another.notes.events == ["W4", "V4", "C4"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [f"{expected[0][1:]} batches" in line for line in lines] == [True] * (rank() == 0)
+    assert fit(TinyTrial, shared_tmp_path, max_length=Batch(4)).notes.events == ["W4", "V4", "C4"]
 
 
 class SignalledWithWorkers(Signalled):
@@ -162,14 +164,6 @@ class SignalledWithWorkers(Signalled):
         super().ask()
 
 
-def test_a_signal_to_workers_too(tmp_path: Path) -> None:
-    """They go on until the main process ends them."""
-    with pa_trial.init(checkpoint_dir=tmp_path, aggregation_frequency=3) as context:
-        trial = SignalledWithWorkers(context)
-        Trainer(trial, context).fit(max_length=Batch(100), checkpoint_policy="none")
-    assert trial.notes.events == ["W3", "C3"]
-
-
 class SignalledBefore(TinyTrial):
     """A signal comes before the training begins."""
 
@@ -179,77 +173,60 @@ class SignalledBefore(TinyTrial):
         return super().build_validation_data_loader()
 
 
-def test_a_signal_before_the_first_batch(tmp_path: Path) -> None:
-    """It counts at the end of the first group of batches."""
-    with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        trial = SignalledBefore(context)
-        Trainer(trial, context).fit(max_length=Batch(100), checkpoint_policy="none")
-    assert trial.notes.events == ["W1", "C1"]
-
-
-def test_other_signals(tmp_path: Path) -> None:
-    """Those which init was told of count, and no others."""
-
-    class OfUser(Asks):
-        @override
-        def ask(self) -> None:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    with pa_trial.init(checkpoint_dir=tmp_path, stop_on_signals="SIGUSR1") as context:
-        trial = OfUser(context)
-        Trainer(trial, context).fit(max_length=Batch(100), checkpoint_policy="none")
-    assert trial.notes.events == ["W2", "C2"]
+@pytest.mark.parametrize(
+    ("trial_class", "settings", "expected"),
+    [
+        (SignalledWithWorkers, {"aggregation_frequency": 3}, ["W3", "C3"]),
+        (SignalledBefore, {}, ["W1", "C1"]),
+        (variant(Signalled, number=signal.SIGUSR1), {"stop_on_signals": "SIGUSR1"}, ["W2", "C2"]),
+    ],
+    ids=["to workers too, which go on", "before the first batch", "another signal, which init was told of"],
+)
+def test_a_signal_ends_a_training_in_order(
+    trial_class: type[TinyTrial], settings: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
+    """Wherever it comes, at the end of the group of batches."""
+    assert fit(trial_class, tmp_path, settings=settings, max_length=Batch(100)).notes.events == expected
 
 
 # Hyperparameters that cannot work
 
 
-class Unworkable(Asks):
-    """Finds in a batch that its hyperparameters cannot work."""
-
-    @override
-    def ask(self) -> None:
+def give_up(trial: TinyTrial, batch_idx: int, *, after: int = 1) -> None:
+    """Find in a batch, on each process, that the hyperparameters cannot work."""
+    if batch_idx == after:
         raise InvalidHP("the loss does not fall")
 
 
-def train_within_init(trial_class: type[TinyTrial], folder: Path, trials: list[TinyTrial], **asked: Any) -> None:
-    """Train a trial, which is in the list however it ends."""
-    with pa_trial.init(checkpoint_dir=folder) as context:
-        trials.append(trial_class(context))
-        Trainer(trials[0], context).fit(max_length=Batch(9), checkpoint_policy="none", **asked)
-
-
+@on_both
 @pytest.mark.parametrize(
-    ("asked", "expected"), [({}, ["C1"]), ({"checkpoint_period": Batch(1)}, ["W1", "C1"])], ids=["unsaved", "current"]
+    ("before_batch", "asked", "expected"),
+    [
+        (give_up, {}, ["C1"]),
+        (give_up, {"checkpoint_period": Batch(1)}, ["W1", "C1"]),
+        (partialmethod(give_up, after=0), {}, []),
+    ],
+    ids=["unsaved", "current", "nothing to save"],
 )
-def test_hyperparameters_that_cannot_work(asked: dict[str, Any], expected: list[str], tmp_path: Path) -> None:
+def test_hyperparameters_that_cannot_work(
+    before_batch: Any, asked: dict[str, Any], expected: list[str], shared_tmp_path: Path
+) -> None:
     """A checkpoint is taken first unless the last one is current, callbacks end, and so does the program: in order."""
-    trials: list[TinyTrial] = []
-    with pytest.raises(SystemExit) as ended:
-        train_within_init(Unworkable, tmp_path, trials, **asked)
-    assert ended.value.code == 0
-    assert trials[0].notes.events == expected
+    unworkable = variant(TinyTrial, before_batch=before_batch)
+    trial, ended = fit_and_fail(unworkable, shared_tmp_path, SystemExit, max_length=Batch(9), **asked)
+    assert ended.code == 0
+    assert trial.notes.events == expected
+    assert len(list(shared_tmp_path.iterdir())) == ("C1" in expected)
 
 
-@pytest.mark.parametrize("method", ["on_checkpoint_write_end", "on_checkpoint_upload_end"])
-def test_hyperparameters_that_cannot_work_found_when_a_checkpoint_was_saved(method: str, tmp_path: Path) -> None:
-    """No second checkpoint of the same batch is saved."""
+@on_both
+@pytest.mark.parametrize("method", ["on_checkpoint_save_start", "on_checkpoint_write_end", "on_checkpoint_upload_end"])
+def test_hyperparameters_that_cannot_work_found_when_a_checkpoint_was_saved(method: str, shared_tmp_path: Path) -> None:
+    """All processes end in order, though only the chief may call what found it; no second checkpoint is saved."""
     finds = callback(**{method: raising(InvalidHP("the checkpoints are too large"))})
-    with pytest.raises(SystemExit) as ended:
-        fit(TinyTrial, tmp_path, {"finds": finds}, max_length=Batch(9))
-    assert ended.value.code == 0
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_hyperparameters_that_cannot_work_from_the_first_batch_on(tmp_path: Path) -> None:
-    """There is nothing to save."""
-
-    class AtOnce(Unworkable):
-        asks_in = 0
-
-    with pytest.raises(SystemExit):
-        train_within_init(AtOnce, tmp_path, [])
-    assert list(tmp_path.iterdir()) == []
+    _, ended = fit_and_fail(TinyTrial, shared_tmp_path, SystemExit, callbacks={"finds": finds}, max_length=Batch(9))
+    assert ended.code == 0
+    assert len(list(shared_tmp_path.iterdir())) <= 1
 
 
 # A process that fails

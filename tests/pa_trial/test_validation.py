@@ -12,12 +12,13 @@ from typing_extensions import override
 
 import pa_trial
 from pa_trial import Batch, DataLoader, InvalidExperimentException, NoMetricsError
-from tests.support.trials import TinyTrial, callback, fit, samples
+from tests.support.trials import TinyTrial, callback, fit, fit_and_fail, samples, variant
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch.utils.data import DataLoader as TorchDataLoader
+
+INHERITED: Any = pa_trial.PyTorchTrial.evaluate_batch
 
 
 class ByBatch(TinyTrial):
@@ -32,165 +33,92 @@ class ByBatch(TinyTrial):
         return DataLoader(samples(9), batch_size=4)
 
     @override
+    def before_batch(self, batch_idx: int) -> None:
+        assert self.model.training
+        assert torch.is_grad_enabled()
+
+    @override
     def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
         self.seen.append((batch_idx, self.model.training, torch.is_grad_enabled(), len(batch[0])))
         return {"number": torch.tensor(float(batch_idx))}
 
 
 def test_a_validation_by_batch(tmp_path: Path) -> None:
-    """In eval mode, without gradients, batches counted from 0 in each; callbacks get the outputs as arrays."""
-    trial = fit(ByBatch, tmp_path, max_length=Batch(2), validation_period=Batch(1))
-    assert trial.seen == [(0, False, False, 4), (1, False, False, 4), (2, False, False, 1)] * 2
-    assert trial.heard.validation == [{"number": 1.0}] * 2
+    """In eval mode, without gradients, batches counted from 0 in each; callbacks get the outputs as arrays.
+
+    The next workload puts models back to train; after the last validation they stay as they are.
+    """
+    trial = fit(ByBatch, tmp_path, max_length=Batch(2), validation_period=Batch(1), step_zero_validation=True)
+    assert trial.seen == [(0, False, False, 4), (1, False, False, 4), (2, False, False, 1)] * 3
+    assert not trial.model.training
+    assert trial.heard.validation == [{"number": 1.0}] * 3
     for outputs in trial.heard.outputs:
         assert [output["number"] for output in outputs] == [0, 1, 2]
         assert all(isinstance(output["number"], np.ndarray) for output in outputs)
 
 
-class NotesModes(TinyTrial):
-    """Notes down the mode of the model in each batch."""
-
-    @override
-    def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        assert self.model.training
-        assert torch.is_grad_enabled()
-        return super().train_batch(batch, epoch_idx, batch_idx)
+def with_evaluate_batch(function: Any) -> type[TinyTrial]:
+    """A trial with an ``evaluate_batch`` of its own."""
+    return variant(TinyTrial, evaluate_batch=function)
 
 
-def test_models_train_again_after_a_validation(tmp_path: Path) -> None:
-    """The next workload puts them back to train; after the last validation they stay as they are."""
-    trial = fit(NotesModes, tmp_path, max_length=Batch(3), validation_period=Batch(1), step_zero_validation=True)
-    assert not trial.model.training
+def with_evaluate_full_dataset(function: Any) -> type[TinyTrial]:
+    """A trial that validates on the whole dataset."""
+    return variant(TinyTrial, evaluate_full_dataset=function, evaluate_batch=INHERITED)
 
 
-class WithoutIndex(TinyTrial):
-    """As several old examples have it."""
-
-    @override
-    def evaluate_batch(self, batch: list[Tensor]) -> dict[str, Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # what is accepted
-        return super().evaluate_batch(batch, 0)
+def called_as_its_base(_self: TinyTrial, batch: Any, batch_idx: int) -> dict[str, Any]:
+    """An override, which is told by the function and not by the name of its class."""
+    return {"own": 1}
 
 
-class AnyArguments(TinyTrial):
-    """Hands on whatever it is called with."""
-
-    @override
-    def evaluate_batch(self, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # what is accepted
-        assert set(kwargs) == {"batch", "batch_idx"}
-        return super().evaluate_batch(**kwargs)
+called_as_its_base.__qualname__ = "PyTorchTrial.evaluate_batch"
 
 
-@pytest.mark.parametrize("trial_class", [WithoutIndex, AnyArguments])
-def test_evaluate_batch_with_other_arguments(trial_class: type[TinyTrial], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "evaluate_batch", [lambda _, batch: {"a": len(batch)}, lambda _, **kwargs: dict.fromkeys(kwargs, 1)]
+)
+def test_evaluate_batch_with_other_arguments(evaluate_batch: Any, tmp_path: Path) -> None:
     """The index is passed where it is wanted; all arguments by name."""
-    assert fit(trial_class, tmp_path, max_length=Batch(1)).notes.events == ["W1", "V1", "C1"]
+    (metrics,) = fit(with_evaluate_batch(evaluate_batch), tmp_path, max_length=Batch(1)).heard.validation
+    assert metrics.keys() in ({"a"}, {"batch", "batch_idx"})
 
 
-class ByDataset(TinyTrial):
-    """Validates on everything at once."""
-
-    evaluate_batch = pa_trial.PyTorchTrial.evaluate_batch
-
-    def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
-        super().__init__(context)
-
-    @override
-    def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> dict[str, Any]:
-        assert not torch.is_grad_enabled()
-        assert not self.model.training
-        return {"records": torch.tensor(sum(len(batch[0]) for batch in data_loader))}
-
-
-class Neither(TinyTrial):
-    """Assigns back what it inherits, which is no override."""
-
-    evaluate_batch = pa_trial.PyTorchTrial.evaluate_batch
-
-
-class Both(TinyTrial):
-    """Overrides both."""
-
-    @override
-    def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> dict[str, Any]:
-        return {}
-
-
-@pytest.mark.parametrize("trial_class", [Neither, Both])
+@pytest.mark.parametrize(
+    "trial_class",
+    [
+        with_evaluate_batch(INHERITED),
+        variant(TinyTrial, evaluate_full_dataset=lambda *_, **__: {}),
+    ],
+    ids=["neither: what is inherited is assigned back", "both"],
+)
 def test_exactly_one_way_to_validate(trial_class: type[TinyTrial], tmp_path: Path) -> None:
     """It is refused when fit starts."""
-    with pytest.raises(InvalidExperimentException, match="exactly one way"):
-        fit(trial_class, tmp_path, max_length=Batch(1))
+    fit_and_fail(trial_class, tmp_path, InvalidExperimentException, "exactly one way", max_length=Batch(1))
     assert issubclass(InvalidExperimentException, Exception)
 
 
 def test_a_class_named_as_its_base_overrides_too(tmp_path: Path) -> None:
     """Functions are compared, not the names of classes."""
-
-    class PyTorchTrial(TinyTrial):
-        @override
-        def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
-            return {"own": 1}
-
-    PyTorchTrial.evaluate_batch.__qualname__ = "PyTorchTrial.evaluate_batch"
-    assert fit(PyTorchTrial, tmp_path, max_length=Batch(1)).notes.events == ["W1", "V1", "C1"]
-
-
-class OtherKeys(TinyTrial):
-    """Another metric in each batch."""
-
-    @override
-    def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
-        return {f"metric {batch_idx}": 1}
-
-
-class NoDictionary(TinyTrial):
-    """A tensor, as train_batch may return."""
-
-    @override
-    def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> Any:
-        return torch.tensor(1.0)
-
-
-class NoMetrics(TinyTrial):
-    """Forgets to return."""
-
-    @override
-    def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> Any:
-        return None
-
-
-class DatasetWithoutMetrics(ByDataset):
-    """A list."""
-
-    @override
-    def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> Any:
-        return [1.0]
-
-
-class NotJson(ByDataset):
-    """A module, which is no metric."""
-
-    @override
-    def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> Any:
-        return {"model": self.model}
+    trial = fit(with_evaluate_batch(called_as_its_base), tmp_path, max_length=Batch(1))
+    assert trial.notes.events == ["W1", "V1", "C1"]
 
 
 @pytest.mark.parametrize(
     ("trial_class", "error", "text"),
     [
-        (OtherKeys, ValueError, "metric 1"),
-        (NoDictionary, NoMetricsError, "evaluate_batch"),
-        (NoMetrics, NoMetricsError, "None"),
-        (DatasetWithoutMetrics, TypeError, "evaluate_full_dataset"),
-        (NotJson, TypeError, "model"),
+        (with_evaluate_batch(lambda _, batch, batch_idx: {f"metric {batch_idx}": 1}), ValueError, "metric 1"),
+        (with_evaluate_batch(lambda _, batch, batch_idx: torch.tensor(1.0)), NoMetricsError, "evaluate_batch"),
+        (with_evaluate_batch(lambda _, batch, batch_idx: None), NoMetricsError, "None"),
+        (with_evaluate_full_dataset(lambda _, data_loader: [1.0]), TypeError, "evaluate_full_dataset"),
+        (with_evaluate_full_dataset(lambda trial, data_loader: {"model": trial.model}), TypeError, "model"),
     ],
 )
 def test_what_a_validation_must_return(
     trial_class: type[TinyTrial], error: type[Exception], text: str, tmp_path: Path
 ) -> None:
     """Metrics of the same names for all batches."""
-    with pytest.raises(error, match=text):
-        fit(trial_class, tmp_path, max_length=Batch(1))
+    fit_and_fail(trial_class, tmp_path, error, text, max_length=Batch(1))
 
 
 def test_counts_are_added_to_the_metrics_of_a_validation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

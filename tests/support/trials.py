@@ -6,19 +6,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 import pa_trial
+from pa_core.distributed import num_processes
 from pa_trial import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 
-__all__ = ["EventNotes", "Heard", "TinyTrial", "callback", "fit", "raising", "samples", "without_policy"]
+__all__ = ["EventNotes", "Heard", "TinyTrial", "callback", "fit", "fit_and_fail", "raising", "samples", "variant"]
 
 BATCH_SIZE = 4
 
 TrialT = TypeVar("TrialT", bound="TinyTrial")
+ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 def samples(number: int = 4 * BATCH_SIZE) -> TensorDataset:
@@ -96,9 +99,10 @@ class EventNotes(PyTorchCallback):
 
 
 class TinyTrial(PyTorchTrial[list[Tensor]]):
-    """A linear layer, trained on batches of four; an epoch has four of them on one process.
+    """A linear layer, trained on batches of four; an epoch has four of them on each process.
 
     Attributes:
+        num_samples: How many samples a process trains on.
         trained: The index of each batch, with that of its epoch.
         notes: Notes down events.
         heard: Keeps what callbacks are told of metrics and checkpoints.
@@ -122,14 +126,18 @@ class TinyTrial(PyTorchTrial[list[Tensor]]):
 
     @override
     def build_training_data_loader(self) -> DataLoader:
-        return DataLoader(samples(self.num_samples), batch_size=BATCH_SIZE)
+        return DataLoader(samples(self.num_samples * num_processes()), batch_size=BATCH_SIZE)
 
     @override
     def build_validation_data_loader(self) -> DataLoader:
         return DataLoader(samples(8), batch_size=BATCH_SIZE)
 
+    def before_batch(self, batch_idx: int) -> None:
+        """Do what comes before a batch: nothing."""
+
     @override
     def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.before_batch(batch_idx)
         self.trained.append((epoch_idx, batch_idx))
         inputs, targets = batch
         loss = nn.functional.mse_loss(self.model(inputs), targets)
@@ -143,17 +151,52 @@ class TinyTrial(PyTorchTrial[list[Tensor]]):
         return {"val_loss": nn.functional.mse_loss(self.model(inputs), targets)}
 
 
-def without_policy(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of fit by which no validation is followed by a checkpoint, unless they ask for it."""
-    return {"checkpoint_policy": "none", **asked}
+def variant(trial_class: type[TrialT], **attributes: Any) -> type[TrialT]:
+    """Return a subclass that has other attributes: functions with a ``self``, or values."""
+    made: type[TrialT] = type(trial_class.__name__, (trial_class,), attributes)
+    return made
 
 
 def fit(
-    trial_class: type[TrialT], folder: Path, callbacks: Mapping[str, PyTorchCallback] | None = None, **asked: Any
+    trial_class: Callable[[PyTorchTrialContext], TrialT],
+    folder: Path,
+    callbacks: Mapping[str, PyTorchCallback] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **asked: Any,
 ) -> TrialT:
-    """Train a trial of a class and return it; no validation is followed by a checkpoint unless asked for."""
-    with pa_trial.init(checkpoint_dir=folder, seed=0) as context:
+    """Train a trial of a class and return it; no validation is followed by a checkpoint unless asked for.
+
+    Args:
+        trial_class: Called with the context.
+        folder: Where checkpoints are.
+        callbacks: Callbacks by name, beside those of the trial.
+        settings: Further arguments of ``init``.
+        asked: Arguments of ``fit``.
+
+    Returns:
+        The trial, with its context.
+    """
+    with pa_trial.init(**{"checkpoint_dir": folder, "seed": 0, **(settings or {})}) as context:
         trial = trial_class(context)
         trial.callbacks.update(callbacks or {})
-        pa_trial.Trainer(trial, context).fit(**without_policy(asked))
+        pa_trial.Trainer(trial, context).fit(**{"checkpoint_policy": "none", **asked})
         return trial
+
+
+def fit_and_fail(
+    trial_class: Callable[[PyTorchTrialContext], TrialT],
+    folder: Path,
+    error: type[ErrorT],
+    text: str | None = None,
+    **asked: Any,
+) -> tuple[TrialT, ErrorT]:
+    """Call ``fit`` for an error with a text that fits the pattern; return the trial and the error."""
+    trials: list[TrialT] = []
+
+    def make(context: PyTorchTrialContext) -> TrialT:
+        trials.append(trial_class(context))
+        return trials[0]
+
+    with pytest.raises(error, match=text) as raised:
+        fit(make, folder, **asked)
+    return trials[0], raised.value
