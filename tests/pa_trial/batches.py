@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from typing_extensions import override
 
 from pa_core.distributed import num_processes, rank
 from pa_trial.progress import TrialProgress
@@ -89,6 +90,7 @@ class OneWeight(Batches):
     model: nn.Linear = field(init=False)
     optimizer: SGD = field(init=False)
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         self.prepare()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
@@ -10,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
-from typing_extensions import override
 
 import pa_trial
 from pa_core import CheckpointError
@@ -26,10 +26,11 @@ from pa_trial import (
     Trainer,
 )
 from pa_trial.saved_trial import read_metadata
-from tests.support.trials import TinyTrial, callback, fit, raising
+from tests.support.models import weights_of
+from tests.support.trials import ErrorT, TinyTrial, callback, fit, fit_and_fail, raising, variant
 
 
-def saved(trial_class: type[TinyTrial], folder: Path, length: int = 3, **asked: Any) -> Path:
+def saved(trial_class: Any, folder: Path, length: int = 3, **asked: Any) -> Path:
     """Train, and return the folder of the checkpoint."""
     fit(trial_class, folder, max_length=Batch(length), **asked)
     (checkpoint,) = folder.iterdir()
@@ -44,12 +45,31 @@ class Scheduled(TinyTrial):
         self.context.wrap_lr_scheduler(StepLR(self.optimizer, 2), LRScheduler.StepMode.STEP_EVERY_BATCH)
 
 
-class Scaled(TinyTrial):
+def scaled(*, enabled: bool) -> Callable[[PyTorchTrialContext], TinyTrial]:
     """A tiny trial with a gradient scaler."""
 
-    def __init__(self, context: PyTorchTrialContext) -> None:
-        context.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False))
-        super().__init__(context)
+    def make(context: PyTorchTrialContext) -> TinyTrial:
+        context.wrap_scaler(torch.amp.GradScaler("cpu", init_scale=4.0, enabled=enabled))
+        return TinyTrial(context)
+
+    return make
+
+
+def refused(
+    make: Any, checkpoint: Path, error: type[ErrorT], *, callbacks: dict[str, PyTorchCallback] | None = None
+) -> ErrorT:
+    """Resume from a checkpoint, which fails and changes no weight of the trial."""
+    before: list[Tensor] = []
+
+    def make_and_keep(context: PyTorchTrialContext) -> TinyTrial:
+        trial: TinyTrial = make(context)
+        before.extend(map(weights_of, context.models))
+        return trial
+
+    asked: dict[str, Any] = {"max_length": Batch(4), "latest_checkpoint": checkpoint.name, "callbacks": callbacks}
+    trial, raised = fit_and_fail(make_and_keep, checkpoint.parent, error, **asked)
+    assert all(map(torch.equal, before, map(weights_of, trial.context.models)))
+    return raised
 
 
 # The files
@@ -58,16 +78,10 @@ class Scaled(TinyTrial):
 def test_the_files_of_a_checkpoint(tmp_path: Path) -> None:
     """They have the names that Determined gave them, and nothing needs to be unpickled to read them."""
     hparams = {"lr": 0.1, "layers": [1, 2]}
-    with pa_trial.init(checkpoint_dir=tmp_path, hparams=hparams) as context:
-        Trainer(Scheduled(context), context).fit(max_length=Batch(3), checkpoint_policy="none")
-    (checkpoint,) = tmp_path.iterdir()
+    checkpoint = saved(Scheduled, tmp_path, settings={"hparams": hparams})
 
-    assert {path.name for path in checkpoint.iterdir()} == {
-        "state_dict.pth",
-        "trial_state.json",
-        "load_data.json",
-        "metadata.json",
-    }
+    files = {"state_dict.pth", "trial_state.json", "load_data.json"}
+    assert {path.name for path in checkpoint.iterdir()} == {*files, "metadata.json"}
     state = torch.load(checkpoint / "state_dict.pth", weights_only=True)
     assert {"models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict", "callbacks"} <= state.keys()
     assert {"cpu_rng_state", "np_rng_state", "random_rng_state"} <= state["rng_state"].keys()
@@ -82,19 +96,16 @@ def test_the_files_of_a_checkpoint(tmp_path: Path) -> None:
         "is_trainer": True,
     }
     metadata = json.loads((checkpoint / "metadata.json").read_text())
-    assert metadata["steps_completed"] == 3
-    assert metadata["format"] == "pickle"
+    assert (metadata["steps_completed"], metadata["format"]) == (3, "pickle")
     assert metadata["framework"] == f"torch-{torch.__version__}"
-    assert metadata["files"].keys() == {"state_dict.pth", "trial_state.json", "load_data.json"}
+    assert metadata["files"].keys() == files
 
 
 def test_hyperparameters_that_json_has_no_form_for_are_left_out(tmp_path: Path) -> None:
     """With one warning that names them, however many checkpoints are saved."""
-    hparams = {"lr": 0.1, "activation": nn.ReLU}
-    with pa_trial.init(checkpoint_dir=tmp_path, hparams=hparams) as context:
-        trainer = Trainer(TinyTrial(context), context)
-        with pytest.warns(UserWarning, match=r"hparams\['activation'\] cannot be written as JSON") as warnings:
-            trainer.fit(max_length=Batch(3), checkpoint_period=Batch(1), checkpoint_policy="none")
+    settings = {"hparams": {"lr": 0.1, "activation": nn.ReLU}}
+    with pytest.warns(UserWarning, match=r"hparams\['activation'\] cannot be written as JSON") as warnings:
+        fit(TinyTrial, tmp_path, settings=settings, max_length=Batch(3), checkpoint_period=Batch(1))
     assert len(warnings) == 1
     for checkpoint in tmp_path.iterdir():
         assert json.loads((checkpoint / "load_data.json").read_text())["hparams"] == {"lr": 0.1}
@@ -113,19 +124,6 @@ def test_a_callback_without_a_saved_state_begins_anew_with_a_warning(tmp_path: P
     assert len(warnings) == 1
 
 
-@pytest.mark.parametrize(
-    ("state", "named"),
-    [({"when": [nn.ReLU()]}, "'when'"), ({"when": object}, "'when'")],
-    ids=["an object", "a class"],
-)
-def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path, state: dict[str, Any], named: str) -> None:
-    """The error names the entry, and nothing is left of the checkpoint."""
-    with pytest.raises(CheckpointError) as error:
-        fit(TinyTrial, tmp_path, {"holding": callback(state_dict=lambda: state)}, max_length=Batch(1))
-    assert f"['callbacks']['holding'][{named}]" in error.value.given
-    assert list(tmp_path.iterdir()) == []
-
-
 # Finding one
 
 
@@ -134,91 +132,69 @@ def test_a_checkpoint_is_named_by_its_uuid_or_its_path(tmp_path: Path, monkeypat
     checkpoint = saved(TinyTrial, tmp_path / "checkpoints")
     monkeypatch.chdir(tmp_path)
     for name in (checkpoint.name, str(checkpoint), checkpoint, Path("checkpoints") / checkpoint.name):
-        trial = fit(TinyTrial, tmp_path / "elsewhere" if name != checkpoint.name else tmp_path / "checkpoints",
-                    max_length=Batch(4), latest_checkpoint=name)  # fmt: skip
-        assert trial.trained == [(0, 3)]
+        folder = tmp_path / ("checkpoints" if name == checkpoint.name else "elsewhere")
+        assert fit(TinyTrial, folder, max_length=Batch(4), latest_checkpoint=name).trained == [(0, 3)]
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
-    """It is told where it was looked for."""
-    with pytest.raises(CheckpointNotFound, match="no-such-checkpoint") as error:
-        fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint="no-such-checkpoint")
-    assert isinstance(error.value, FileNotFoundError)
-    assert str(tmp_path) in str(error.value)
-
-
-def test_the_folder_of_all_checkpoints_is_none_itself(tmp_path: Path) -> None:
-    """A likely mistake is told from damage."""
+    """It is told where it was looked for; the folder of all checkpoints, a likely mistake, is told from damage."""
     saved(TinyTrial, tmp_path)
-    with pytest.raises(CheckpointNotFound, match="but is not one"):
-        fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint=tmp_path)
+    for name, text in (("no-such-checkpoint", "no-such-checkpoint"), (tmp_path, "but is not one")):
+        _, error = fit_and_fail(
+            TinyTrial, tmp_path, CheckpointNotFound, text, max_length=Batch(4), latest_checkpoint=name
+        )
+        assert isinstance(error, FileNotFoundError)
+        assert str(tmp_path) in str(error)
 
 
 # What does not fit
 
 
-class Wider(TinyTrial):
-    """A tiny trial with a model of another shape."""
+def changed(change: Callable[[PyTorchTrialContext], object], trial_class: type[TinyTrial] = TinyTrial) -> Any:
+    """Make a trial, and change what it has wrapped."""
 
-    def __init__(self, context: PyTorchTrialContext) -> None:
-        super().__init__(context)
-        context.models.clear()
-        context.optimizers.clear()
-        self.model = context.wrap_model(nn.Linear(2, 3))
-        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
+    def make(context: PyTorchTrialContext) -> TinyTrial:
+        trial = trial_class(context)
+        change(context)
+        return trial
 
-
-class TwoModels(TinyTrial):
-    """A tiny trial with one more model."""
-
-    def __init__(self, context: PyTorchTrialContext) -> None:
-        super().__init__(context)
-        context.wrap_model(nn.Linear(1, 1))
+    return make
 
 
-class OtherOptimizer(TinyTrial):
-    """A tiny trial with another optimizer."""
-
-    def __init__(self, context: PyTorchTrialContext) -> None:
-        super().__init__(context)
-        context.optimizers.clear()
-        context.wrap_optimizer(torch.optim.Adam(self.model.parameters()))
+def add_adam(context: PyTorchTrialContext) -> None:
+    """Wrap one more optimizer."""
+    context.wrap_optimizer(torch.optim.Adam(context.models[0].parameters()))
 
 
-class TwoOptimizers(TinyTrial):
-    """A tiny trial with one more optimizer."""
+def take_adam(context: PyTorchTrialContext) -> None:
+    """Wrap another optimizer instead."""
+    context.optimizers.clear()
+    add_adam(context)
 
-    def __init__(self, context: PyTorchTrialContext) -> None:
-        super().__init__(context)
-        context.wrap_optimizer(torch.optim.Adam(self.model.parameters()))
+
+def widen(context: PyTorchTrialContext) -> None:
+    """Wrap a model of another shape instead."""
+    context.models.clear()
+    context.wrap_model(nn.Linear(2, 3))
+    take_adam(context)
 
 
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        (Wider, "Linear with weight: (1, 2) in the checkpoint, (3, 2) in the model"),
-        (TwoModels, "models_state_dict of 1 objects"),
-        (OtherOptimizer, "optimizer 0: "),
-        (TwoOptimizers, "optimizers_state_dict of 1 objects"),
+        (changed(widen), "Linear with weight: (1, 2) in the checkpoint, (3, 2) in the model"),
+        (changed(lambda context: context.wrap_model(nn.Linear(1, 1))), "models_state_dict of 1 objects"),
+        (changed(take_adam), "optimizer 0: "),
+        (changed(add_adam), "optimizers_state_dict of 1 objects"),
         (Scheduled, "lr_schedulers_state_dict of 0 objects"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_changes(
-    other: type[TinyTrial], named: str, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_refused_before_anything_changes(other: Any, named: str, tmp_path: Path) -> None:
     """The error is a RuntimeError, as torch's for wrong shapes, and names what is different."""
     checkpoint = saved(TinyTrial, tmp_path)
-    with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        trial = other(context)
-        before = [weight.clone() for model in context.models for weight in model.parameters()]
-        with pytest.raises(InvalidCheckpointException) as error:
-            Trainer(trial, context).fit(
-                max_length=Batch(4), latest_checkpoint=checkpoint.name, checkpoint_policy="none"
-            )
-        assert isinstance(error.value, RuntimeError)
-        assert named in error.value.given
-        weights = [weight for model in context.models for weight in model.parameters()]
-    assert all(map(torch.equal, before, weights))
+    error = refused(other, checkpoint, InvalidCheckpointException)
+    assert isinstance(error, RuntimeError)
+    assert named in error.given
 
 
 def test_a_callback_saves_objects_of_any_kind_if_pickle_is_trusted(tmp_path: Path) -> None:
@@ -226,8 +202,10 @@ def test_a_callback_saves_objects_of_any_kind_if_pickle_is_trusted(tmp_path: Pat
     state = {"path": Path("somewhere")}
     loaded: list[object] = []
     holds = {"holds": callback(state_dict=lambda: state, load_state_dict=loaded.append)}
-    with pytest.raises(CheckpointError, match="not safely loaded again"):
+    with pytest.raises(CheckpointError, match="not safely loaded again") as error:
         fit(TinyTrial, tmp_path / "refused", holds, max_length=Batch(2))
+    assert "['callbacks']['holds']['path']" in error.value.given
+    assert list((tmp_path / "refused").iterdir()) == []
     name = saved(TinyTrial, tmp_path / "saved", callbacks=holds, trust_pickle=True)
     with pytest.raises(InvalidCheckpointException, match="trust_pickle=True"):
         fit(TinyTrial, tmp_path, holds, max_length=Batch(4), latest_checkpoint=name)
@@ -239,42 +217,23 @@ def test_a_callback_that_refuses_its_state_leaves_everything_as_it_was(tmp_path:
     """It is the last to be asked; models and optimizers are brought back."""
     refuses = callback(state_dict=lambda: {"number": 3}, load_state_dict=raising(LookupError("not mine")))
     checkpoint = saved(TinyTrial, tmp_path, callbacks={"refuses": refuses})
-    with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        trial = TinyTrial(context)
-        trial.callbacks["refuses"] = refuses
-        before = [weight.clone() for weight in trial.model.parameters()]
-        with pytest.raises(LookupError, match="not mine"):
-            Trainer(trial, context).fit(
-                max_length=Batch(4), latest_checkpoint=checkpoint.name, checkpoint_policy="none"
-            )
-        assert all(map(torch.equal, before, trial.model.parameters()))
+    refused(TinyTrial, checkpoint, LookupError, callbacks={"refuses": refuses})
 
 
 @pytest.mark.parametrize(
     ("before", "after", "warning"),
-    [(TinyTrial, Scaled, "no state of a gradient scaler"), (Scaled, TinyTrial, "has no scaler to load it into")],
+    [
+        (TinyTrial, scaled(enabled=False), "no state of a gradient scaler"),
+        (scaled(enabled=False), scaled(enabled=True), "no state of a gradient scaler"),
+        (scaled(enabled=True), TinyTrial, "has no scaler to load it into"),
+    ],
 )
-def test_a_scaler_on_one_side_only_is_warned_of(
-    before: type[TinyTrial], after: type[TinyTrial], warning: str, tmp_path: Path
-) -> None:
-    """Training goes on."""
+def test_a_scaler_on_one_side_only_is_warned_of(before: Any, after: Any, warning: str, tmp_path: Path) -> None:
+    """Training goes on, also where it began on a CPU, where scalers are disabled, and they are not now."""
     checkpoint = saved(before, tmp_path)
     with pytest.warns(UserWarning, match=warning):
         trial = fit(after, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
     assert trial.trained == [(0, 3)]
-
-
-def test_the_scaler_of_a_training_without_one_that_was_enabled(tmp_path: Path) -> None:
-    """A training that began on a CPU, where scalers are disabled, goes on where they are not."""
-
-    class Enabled(TinyTrial):
-        def __init__(self, context: PyTorchTrialContext) -> None:
-            context.wrap_scaler(torch.amp.GradScaler("cpu", init_scale=4.0))
-            super().__init__(context)
-
-    checkpoint = saved(Scaled, tmp_path)
-    with pytest.warns(UserWarning, match="no state of a gradient scaler"):
-        fit(Enabled, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
 
 
 def test_a_checkpoint_without_rng_states_is_warned_of(tmp_path: Path) -> None:
@@ -288,13 +247,9 @@ def test_a_checkpoint_without_rng_states_is_warned_of(tmp_path: Path) -> None:
 
 def test_epochs_of_another_length_are_warned_of(tmp_path: Path) -> None:
     """The same number of batches is another place in other data."""
-
-    class MoreData(TinyTrial):
-        num_samples = 24
-
     checkpoint = saved(TinyTrial, tmp_path)
     with pytest.warns(UserWarning, match="An epoch has 6 batches, and had 4"):
-        fit(MoreData, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
+        fit(variant(TinyTrial, num_samples=24), tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
 
 
 def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
@@ -318,14 +273,9 @@ def test_a_warm_start_takes_the_weights_alone(tmp_path: Path) -> None:
     checkpoint = saved(Scheduled, tmp_path)
     weights = torch.load(checkpoint / "state_dict.pth", weights_only=True)["models_state_dict"][0]
 
-    class Stands(OtherOptimizer):
-        @override
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            self.trained.append((epoch_idx, batch_idx))
-            return {"loss": 0.0}
-
-    trial = fit(Stands, tmp_path, max_length=Batch(1), warm_start=checkpoint)
-    assert trial.trained == [(0, 0)]
+    still = variant(TinyTrial, train_batch=lambda *_, **__: {"loss": 0.0})
+    trial = fit(changed(take_adam, still), tmp_path, max_length=Batch(1), warm_start=checkpoint)
+    assert trial.context.current_train_batch() == 0
     assert all(torch.equal(weights[name], value) for name, value in trial.model.state_dict().items())
     assert trial.context.optimizers[0].state == {}
 
@@ -335,11 +285,9 @@ def test_the_newest_checkpoint_is_the_newest_intact_one(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes.txt").touch()
     (tmp_path / ".staging.0123456789ab.cd").mkdir()
-    with pa_trial.init(checkpoint_dir=tmp_path, seed=0) as context:
-        assert context.get_latest_checkpoint() is None
-        trial = TinyTrial(context)
-        Trainer(trial, context).fit(max_length=Batch(3), checkpoint_period=Batch(1), checkpoint_policy="none")
-        names = [Path(folder).name for folder in trial.heard.folders]
+    names = [Path(folder).name for folder in fit(TinyTrial, tmp_path, max_length=Batch(2)).heard.folders]
+    names += [Path(folder).name for folder in fit(TinyTrial, tmp_path, max_length=Batch(2)).heard.folders]
+    with pa_trial.init(checkpoint_dir=tmp_path) as context:
         assert context.get_latest_checkpoint() == names[-1]
         (tmp_path / names[-1] / "state_dict.pth").write_bytes(b"")
         with pytest.warns(UserWarning, match=f"{names[-1]} is skipped"):

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 import pa_trial
 from pa_trial import Batch, DistributedContext, LRScheduler, PyTorchTrialContext, Trainer
 from tests.event_files import read_curves
-from tests.support.trials import TinyTrial
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.models import weights_of
+from tests.support.trials import TinyTrial, fit, variant
 
 
 def test_what_is_wrapped_is_listed_in_order() -> None:
@@ -40,23 +39,15 @@ def test_what_is_wrapped_is_listed_in_order() -> None:
         assert context.distributed.get_size() == 1
 
 
-BEFORE_TRAINING: dict[str, Callable[[PyTorchTrialContext], Any]] = {
-    "current_train_batch": lambda context: context.current_train_batch(),
-    "current_train_epoch": lambda context: context.current_train_epoch(),
-    "is_epoch_start": lambda context: context.is_epoch_start(),
-    "is_epoch_end": lambda context: context.is_epoch_end(),
-}
-
-
-@pytest.mark.parametrize("name", BEFORE_TRAINING)
+@pytest.mark.parametrize("name", ["current_train_batch", "current_train_epoch", "is_epoch_start", "is_epoch_end"])
 def test_there_is_no_batch_before_training(name: str) -> None:
     """Asking for the current batch or epoch before training is an InternalException that names the call."""
     with pa_trial.init() as context, pytest.raises(pa_trial.InternalException, match=name):
-        BEFORE_TRAINING[name](context)
+        getattr(context, name)()
 
 
 class AskingTrial(TinyTrial):
-    """Asks its context in each batch where it is."""
+    """Asks its context where it is: in each batch, and when it builds its loader."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
@@ -69,35 +60,19 @@ class AskingTrial(TinyTrial):
         return super().build_training_data_loader()
 
     @override
-    def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        context = self.context
-        self.answers.append(
-            (
-                context.current_train_batch(),
-                context.current_train_epoch(),
-                context.is_epoch_start(),
-                context.is_epoch_end(),
-            )
-        )
-        return super().train_batch(batch, epoch_idx, batch_idx)
+    def before_batch(self, batch_idx: int) -> None:
+        batch, epoch = self.context.current_train_batch(), self.context.current_train_epoch()
+        self.answers.append((batch, epoch, self.context.is_epoch_start(), self.context.is_epoch_end()))
 
 
 def test_where_a_training_is(tmp_path: Path) -> None:
     """In ``train_batch``, the context tells batch, epoch, and whether one begins or ends; also when resumed."""
     in_order = [(n, n // 4, n % 4 == 0, n % 4 == 3) for n in range(9)]
-    with pa_trial.init(checkpoint_dir=tmp_path, seed=0) as context:
-        trial = AskingTrial(context)
-        Trainer(trial, context).fit(max_length=Batch(6), checkpoint_policy="none")
-        assert trial.answers == in_order[:6]
-        assert trial.initial == [0]
-    with pa_trial.init(checkpoint_dir=tmp_path, seed=0) as context:
-        trial = AskingTrial(context)
-        latest = context.get_latest_checkpoint()
-        assert latest is not None
-        Trainer(trial, context).fit(max_length=Batch(9), latest_checkpoint=latest, checkpoint_policy="none")
-        assert trial.answers == in_order[6:]
-        assert trial.initial == [6]
-        assert context.get_initial_batch() == 6
+    trial = fit(AskingTrial, tmp_path, max_length=Batch(6))
+    assert (trial.answers, trial.initial) == (in_order[:6], [0])
+    (checkpoint,) = tmp_path.iterdir()
+    trial = fit(AskingTrial, tmp_path, max_length=Batch(9), latest_checkpoint=checkpoint)
+    assert (trial.answers, trial.initial, trial.context.get_initial_batch()) == (in_order[6:], [6], 6)
 
 
 def test_ids() -> None:
@@ -166,46 +141,50 @@ def test_tensorboard_with_a_path(tmp_path: Path) -> None:
     assert read_curves(tmp_path) == {"mine": [(1, 2.0)]}
 
 
-@pytest.mark.parametrize("by_init", [True, False])
-def test_metrics_need_not_go_to_tensorboard(by_init: bool, tmp_path: Path) -> None:
-    """Logging for TensorBoard can be turned off in ``init`` and by the context."""
-    tensorboard = tmp_path / "tensorboard"
-    with pa_trial.init(
-        checkpoint_dir=tmp_path, tensorboard_path=tensorboard, enable_tensorboard_logging=not by_init
-    ) as context:
-        assert context.get_enable_tensorboard_logging() is not by_init
-        context.set_enable_tensorboard_logging(False)
-        assert context.get_enable_tensorboard_logging() is False
-        Trainer(TinyTrial(context), context).fit(max_length=Batch(1), checkpoint_policy="none")
+def test_curves_can_be_turned_off(tmp_path: Path) -> None:
+    """In ``init`` and by the context, from the next report on."""
+    board = tmp_path / "tensorboard"
+    trial = fit(
+        TinyTrial,
+        tmp_path / "off",
+        settings={"tensorboard_path": board, "enable_tensorboard_logging": False},
+        max_length=Batch(1),
+    )
+    assert trial.context.get_enable_tensorboard_logging() is False
+    assert not board.exists()
+
+    def before_batch(trial: TinyTrial, batch_idx: int) -> None:
         with pytest.raises(AssertionError, match="True or False"):
-            context.set_enable_tensorboard_logging("no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    assert not tensorboard.exists()
+            trial.context.set_enable_tensorboard_logging("no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # that is the test
+        trial.context.set_enable_tensorboard_logging(batch_idx < 2)
+
+    asked: dict[str, Any] = {"max_length": Batch(4), "reporting_period": Batch(1)}
+    fit(variant(TinyTrial, before_batch=before_batch), tmp_path, settings={"tensorboard_path": board}, **asked)
+    assert [step for step, _ in read_curves(board)["Determined/batches"]] == [1, 2]
 
 
-class Deciding(TinyTrial):
-    """Turns its curves off after the second batch."""
-
-    @override
-    def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        if batch_idx == 2:
-            self.context.set_enable_tensorboard_logging(False)
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-
-def test_curves_can_be_turned_off_in_the_course_of_training(tmp_path: Path) -> None:
-    """What was asked for counts from the next report on."""
-    with pa_trial.init(checkpoint_dir=tmp_path, tensorboard_path=tmp_path / "curves") as context:
-        options: dict[str, Any] = {"reporting_period": Batch(1), "checkpoint_policy": "none"}
-        Trainer(Deciding(context), context).fit(max_length=Batch(4), **options)
-    assert [step for step, _ in read_curves(tmp_path / "curves")["Determined/batches"]] == [1, 2]
+USES: dict[str, Callable[[PyTorchTrialContext], Any]] = {
+    "wrap_model": lambda context: context.wrap_model(nn.Linear(1, 1)),
+    "backward": lambda context: context.backward(torch.ones((), requires_grad=True)),
+    "to_device": lambda context: context.to_device(torch.ones(1)),
+    "set_stop_requested": lambda context: context.set_stop_requested(True),
+    "get_latest_checkpoint": lambda context: context.get_latest_checkpoint(),
+    "get_tensorboard_writer": lambda context: context.get_tensorboard_writer(),
+    "configure_apex_amp": lambda context: context.configure_apex_amp(context.models, context.optimizers, enabled=False),
+    "use_amp": lambda context: context.experimental.use_amp(),
+    "collective": lambda context: context.distributed.allgather(1),
+    "wrap_reducer": lambda context: context.wrap_reducer(sum, "total"),
+}
 
 
 def test_what_needs_no_process_can_be_asked_after_the_block(tmp_path: Path) -> None:
-    """A script prints where its training ended, and its settings, once the block of ``init`` is left."""
-    settings: dict[str, Any] = {"hparams": {"global_batch_size": 4, "lr": 0.1}, "exp_conf": {"data": {"rows": 3}}}
-    with pa_trial.init(checkpoint_dir=tmp_path, tensorboard_path=tmp_path, seed=3, **settings) as context:
-        Trainer(TinyTrial(context), context).fit(max_length=Batch(4), checkpoint_policy="none")
-        context.set_stop_requested(True)
+    """A script prints where its training ended, and its settings; who acts is told to move the line into the block."""
+    given: dict[str, Any] = {"hparams": {"global_batch_size": 4, "lr": 0.1}, "exp_conf": {"data": {"rows": 3}}}
+    settings = {"tensorboard_path": tmp_path, "seed": 3, **given}
+    stops = variant(TinyTrial, before_batch=lambda trial, _: trial.context.set_stop_requested(True))
+    trial = fit(stops, tmp_path, settings=settings, max_length=Batch(4))
+    context = trial.context
+    assert (context.models, context.optimizers, context.lr_schedulers) == ([trial.model], [trial.optimizer], [])
     assert (context.current_train_batch(), context.current_train_epoch(), context.get_initial_batch()) == (3, 0, 0)
     assert (context.is_epoch_start(), context.is_epoch_end()) == (False, True)
     assert (context.get_hparam("lr"), context.get_per_slot_batch_size(), context.get_trial_seed()) == (0.1, 4, 3)
@@ -214,20 +193,20 @@ def test_what_needs_no_process_can_be_asked_after_the_block(tmp_path: Path) -> N
     assert context.get_stop_requested()
     assert context.get_enable_tensorboard_logging()
     assert context.profiler is None
-    for acts in (context.get_latest_checkpoint, context.get_tensorboard_writer, context.wrap_model):
-        with pytest.raises(pa_trial.InternalException, match="with block"):
-            acts(*([nn.Linear(1, 1)] if acts == context.wrap_model else []))
+    for use in USES.values():
+        with pytest.raises(pa_trial.InternalException, match="block"):
+            use(context)
 
 
-class ProfiledTrial(TinyTrial):
-    """Profiles its batches, as it was told."""
+def profiled(**settings: Any) -> Callable[[PyTorchTrialContext], TinyTrial]:
+    """A trial that profiles its batches."""
 
-    settings: dict[str, Any]
-
-    def __init__(self, context: PyTorchTrialContext) -> None:
-        super().__init__(context)
+    def make(context: PyTorchTrialContext) -> TinyTrial:
         assert context.profiler is None
-        context.set_profiler(activities=[torch.profiler.ProfilerActivity.CPU], **self.settings)
+        context.set_profiler(activities=[torch.profiler.ProfilerActivity.CPU], **settings)
+        return TinyTrial(context)
+
+    return make
 
 
 @pytest.mark.parametrize(("asked", "folder"), [({"tensorboard_path": Path("board")}, "board"), ({}, "runs")])
@@ -236,11 +215,10 @@ def test_a_profiler_writes_traces_for_tensorboard(
 ) -> None:
     """``set_profiler`` makes a step after each batch, and its traces are in the folder of TensorBoard."""
     monkeypatch.chdir(tmp_path)
-    ProfiledTrial.settings = {"schedule": torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)}
-    with pa_trial.init(checkpoint_dir=tmp_path / "checkpoints", **asked) as context:
-        Trainer(ProfiledTrial(context), context).fit(max_length=Batch(3), checkpoint_policy="none")
-        assert isinstance(context.profiler, torch.profiler.profile)
-        assert context.profiler.step_num == 3
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    trial = fit(profiled(schedule=schedule), tmp_path / "checkpoints", settings=asked, max_length=Batch(3))
+    assert isinstance(trial.context.profiler, torch.profiler.profile)
+    assert trial.context.profiler.step_num == 3
     traces = list((tmp_path / folder).glob("*.pt.trace.json"))
     assert traces
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", folder}
@@ -252,27 +230,10 @@ def test_a_profiler_can_hand_its_traces_to_the_user(tmp_path: Path, monkeypatch:
     """With an ``on_trace_ready`` of the user's, nothing is written, not even to a folder named None."""
     monkeypatch.chdir(tmp_path)
     steps: list[int] = []
-
-    def note(profiler: torch.profiler.profile) -> None:
-        steps.append(profiler.step_num)
-
-    ProfiledTrial.settings = {"on_trace_ready": note}
-    with pa_trial.init(checkpoint_dir=tmp_path / "checkpoints", enable_tensorboard_logging=False) as context:
-        Trainer(ProfiledTrial(context), context).fit(max_length=Batch(2), checkpoint_policy="none")
+    make = profiled(on_trace_ready=lambda profiler: steps.append(profiler.step_num))
+    fit(make, tmp_path / "checkpoints", settings={"enable_tensorboard_logging": False}, max_length=Batch(2))
     assert steps == [2]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
-
-
-def test_experimental_settings() -> None:
-    """What is experimental is off by default, and can be asked for; ``wrap_reducer`` is that of the context."""
-    with pa_trial.init() as context:
-        experimental = context.experimental
-        assert isinstance(experimental, pa_trial.PyTorchExperimentalContext)
-        total = experimental.wrap_reducer(sum, name="total")
-        total.update(3)
-        assert total.per_slot_reduce() == [3]
-        with pytest.raises(AssertionError):
-            context.wrap_reducer(total)
 
 
 @dataclass(frozen=True)
@@ -301,11 +262,10 @@ def test_a_context_made_by_hand(tmp_path: Path) -> None:
     assert context.device == torch.device("cpu")
     by_position = PyTorchTrialContext(None, None, None, 1, 0, None, 2, 0, True, False)
     trial = TinyTrial(by_position)
-    before = trial.model.weight.clone()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path))
         Trainer(trial, by_position).fit(max_length=Batch(2), checkpoint_policy="none")
-    assert not torch.equal(before, trial.model.weight)
+    assert not torch.equal(weights_of(trial.model), trial.first)
     distributed = DistributedContext()
     of_core = PyTorchTrialContext(Core(distributed), None, None, 1, 0, None, 1, 0, True, False)
     assert of_core.distributed is distributed

@@ -6,13 +6,14 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-import pa_trial
-from pa_trial import Batch, InvalidCheckpointException, Trainer, load_trial_from_checkpoint_path
-from tests.support.trials import TinyTrial, fit
+from pa_trial import Batch, InvalidCheckpointException, load_trial_from_checkpoint_path
+from tests.support.models import weights_of
+from tests.support.trials import TinyTrial, fit, fit_and_fail
 
 FILES = ["state_dict.pth", "trial_state.json", "load_data.json", "metadata.json"]
 
@@ -28,16 +29,11 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def refuse(checkpoint: Path) -> InvalidCheckpointException:
     """Return the error of resuming from a checkpoint, which has to leave the trial as it was."""
-    with pa_trial.init(checkpoint_dir=checkpoint.parent) as context:
-        trial = TinyTrial(context)
-        before = [weight.clone() for weight in trial.model.parameters()]
-        with pytest.raises(InvalidCheckpointException, match="damaged") as error:
-            Trainer(trial, context).fit(
-                max_length=Batch(4), latest_checkpoint=checkpoint.name, checkpoint_policy="none"
-            )
-        assert trial.trained == []
-        assert all(map(torch.equal, before, trial.model.parameters()))
-    return error.value
+    asked: dict[str, Any] = {"max_length": Batch(4), "latest_checkpoint": checkpoint.name}
+    trial, error = fit_and_fail(TinyTrial, checkpoint.parent, InvalidCheckpointException, "damaged", **asked)
+    assert trial.trained == []
+    assert torch.equal(weights_of(trial.model), trial.first)
+    return error
 
 
 def damage(path: Path, how: str) -> None:

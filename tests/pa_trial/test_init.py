@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import random
 import socket
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,29 +14,11 @@ import torch
 import torch.distributed as dist
 
 import pa_trial
+from pa_core.distributed import num_processes
+from tests.pa_trial.loaded import seed_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pa_trial import PyTorchTrialContext
     from tests.launching import Launch
-
-
-def test_arguments_are_passed_by_name() -> None:
-    """A positional argument is a TypeError; names and defaults are those that are documented."""
-    with pytest.raises(TypeError):
-        pa_trial.init({"lr": 1})  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # that is the test
-    parameters = inspect.signature(pa_trial.init).parameters
-    documented = {"hparams": None, "exp_conf": None, "distributed": None, "aggregation_frequency": 1}
-    assert {name: parameters[name].default for name in documented} == documented
-    assert parameters["enable_tensorboard_logging"].default is True
-
-
-def test_nothing_happens_before_the_block() -> None:
-    """A block that is never entered seeds nothing and connects nothing."""
-    before = random.getstate()
-    pa_trial.init(seed=3)
-    assert random.getstate() == before
 
 
 def draws() -> tuple[float, float, float]:
@@ -45,11 +26,13 @@ def draws() -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), torch.rand(()).item()
 
 
+@pytest.mark.runs_on("one_process", "two_ranks")
 def test_a_seed_seeds_all_generators() -> None:
-    """With a seed, Python, NumPy and torch draw the same numbers again, and ``get_trial_seed`` tells it."""
+    """With a seed, Python, NumPy and torch draw the same numbers again on each process, and the context tells it."""
     with pa_trial.init(seed=7) as context:
         first = draws()
         assert context.get_trial_seed() == 7
+        assert context.distributed.allgather(first) == [first] * num_processes()
     with pa_trial.init(seed=7):
         assert draws() == first
     with pa_trial.init(seed=8):
@@ -57,14 +40,11 @@ def test_a_seed_seeds_all_generators() -> None:
 
 
 def test_without_a_seed_nothing_is_seeded() -> None:
-    """Without a seed, generators are left alone, and asking for it is an InternalException."""
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
+    """Nor before a block that is not entered; asking for the seed is an InternalException."""
+    seed_all(1)
     expected = draws()
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
+    seed_all(1)
+    pa_trial.init(seed=3)
     with pa_trial.init() as context:
         assert draws() == expected
         with pytest.raises(pa_trial.InternalException, match=r"init\(seed=0\)"):
@@ -73,20 +53,13 @@ def test_without_a_seed_nothing_is_seeded() -> None:
 
 def test_invalid_hyperparameters_end_the_program_in_order(caplog: pytest.LogCaptureFixture) -> None:
     """An InvalidHP that leaves the block becomes an exit with status 0; the reason is logged."""
-    contexts: list[PyTorchTrialContext] = []
-
-    def program() -> None:
-        with pa_trial.init(hparams={"layers": 9}) as context:
-            contexts.append(context)
-            message = f"{context.get_hparam('layers')} layers are too many"
-            raise pa_trial.InvalidHP(message)
-
-    with pytest.raises(SystemExit) as caught:
-        program()
+    reason = pa_trial.InvalidHP("9 layers are too many")
+    with pytest.raises(SystemExit) as caught, pa_trial.init() as context:
+        raise reason
     assert caught.value.code == 0
     assert "9 layers are too many" in caplog.text
     with pytest.raises(pa_trial.InternalException):
-        contexts[0].set_stop_requested(True)
+        context.set_stop_requested(True)
 
 
 def test_other_errors_leave_the_block_as_they_are() -> None:
@@ -97,38 +70,6 @@ def test_other_errors_leave_the_block_as_they_are() -> None:
     assert caught.value is error
     with pytest.raises(pa_trial.InternalException):
         context.set_stop_requested(True)
-
-
-USES: dict[str, Callable[[PyTorchTrialContext], Any]] = {
-    "wrap_model": lambda context: context.wrap_model(torch.nn.Linear(1, 1)),
-    "backward": lambda context: context.backward(torch.ones((), requires_grad=True)),
-    "to_device": lambda context: context.to_device(torch.ones(1)),
-    "set_stop_requested": lambda context: context.set_stop_requested(True),
-    "get_tensorboard_writer": lambda context: context.get_tensorboard_writer(),
-    "configure_apex_amp": lambda context: context.configure_apex_amp(context.models, context.optimizers, enabled=False),
-    "use_amp": lambda context: context.experimental.use_amp(),
-    "collective": lambda context: context.distributed.allgather(1),
-    "wrap_reducer": lambda context: context.wrap_reducer(sum, "total"),
-}
-
-
-@pytest.mark.parametrize("name", USES)
-def test_the_context_ends_with_the_block(name: str) -> None:
-    """Whoever acts on a context after its block is told to move the line into it."""
-    with pa_trial.init() as context:
-        pass
-    with pytest.raises(pa_trial.InternalException, match="block"):
-        USES[name](context)
-
-
-def test_models_can_be_read_after_the_block() -> None:
-    """What was trained is still there when the block has ended."""
-    with pa_trial.init() as context:
-        model = context.wrap_model(torch.nn.Linear(1, 1))
-        optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters()))
-    assert context.models == [model]
-    assert context.optimizers == [optimizer]
-    assert context.lr_schedulers == []
 
 
 def test_blocks_follow_and_enclose_each_other() -> None:
@@ -245,11 +186,3 @@ def test_machines_are_told_apart_without_the_variables_of_torchrun(monkeypatch: 
     with pa_trial.init() as context:
         assert (context.distributed.get_local_rank(), context.distributed.get_num_agents()) == (0, 2)
         assert context.distributed.allgather_local(rank) == [rank]
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_all_ranks_are_seeded_alike() -> None:
-    """With a seed, the generators of all ranks draw the same numbers."""
-    with pa_trial.init(seed=5) as context:
-        first, second = context.distributed.allgather(draws())
-        assert first == second

@@ -16,7 +16,6 @@ from tests.support.models import weights_of
 from tests.support.trials import TinyTrial, TrialT, fit
 
 pytestmark = pytest.mark.runs_on("bf16", "two_ranks")
-LAUNCHED_IN = "ACCELERATE_MIXED_PRECISION"
 
 
 class NotesPrecision(TinyTrial):
@@ -43,49 +42,42 @@ class OwnAutocast(NotesPrecision):
 def launched_in_bf16(trial_class: type[TrialT], folder: Path, **asked: Any) -> TrialT:
     """Train a trial after `accelerate launch --mixed_precision bf16`, which it warns of."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(LAUNCHED_IN, "bf16")
+        patch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
         with pytest.warns(UserWarning, match=r"mixed_precision=bf16 of accelerate launch has no effect on a trial"):
-            return fit(trial_class, folder, **asked)
+            return fit(trial_class, folder, **{"max_length": Batch(4), **asked})
 
 
-def launched_in_fp32(trial_class: type[TrialT], folder: Path, **asked: Any) -> TrialT:
-    """Train a trial after `accelerate launch --mixed_precision no`."""
+def in_full_precision(folder: Path) -> NotesPrecision:
+    """The same trial after `accelerate launch --mixed_precision no`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(LAUNCHED_IN, "no")
-        return fit(trial_class, folder, **asked)
+        patch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+        return fit(NotesPrecision, folder, max_length=Batch(4))
 
 
-def test_a_trial_launched_in_bf16_warns_and_trains_in_full_precision(folder: Path) -> None:
+def test_a_trial_launched_in_bf16_warns_and_trains_in_full_precision(shared_tmp_path: Path) -> None:
     """Its model computes in fp32, and it ends with the bits that it has when it was launched without."""
-    bf16 = launched_in_bf16(NotesPrecision, folder / "bf16", max_length=Batch(4))
-    fp32 = launched_in_fp32(NotesPrecision, folder / "fp32", max_length=Batch(4))
+    bf16 = launched_in_bf16(NotesPrecision, shared_tmp_path / "bf16")
     assert bf16.seen == {torch.float32}
-    assert torch.equal(weights_of(bf16.model), weights_of(fp32.model))
+    assert torch.equal(weights_of(bf16.model), weights_of(in_full_precision(shared_tmp_path / "fp32").model))
 
 
-def test_autocast_of_a_trial_computes_in_bf16_and_keeps_weights_in_fp32(folder: Path) -> None:
-    """Gradients and weights are fp32, and all processes have the same weights, near those of full precision."""
-    trial = launched_in_bf16(OwnAutocast, folder / "own", max_length=Batch(4))
-    plain = launched_in_fp32(NotesPrecision, folder / "plain", max_length=Batch(4))
-    weights = weights_of(trial.model)
-    assert torch.bfloat16 in trial.seen
-    assert [parameter.dtype for parameter in trial.model.parameters()] == [torch.float32] * 2
-    assert not torch.equal(weights, weights_of(plain.model))
-    assert torch.allclose(weights, weights_of(plain.model), atol=0.02)
+def test_autocast_of_a_trial_computes_in_bf16_and_keeps_weights_in_fp32(shared_tmp_path: Path) -> None:
+    """Gradients, weights and the validation are fp32; all processes have the same weights, near those without."""
+    trial = launched_in_bf16(OwnAutocast, shared_tmp_path / "own")
+    weights, plain = weights_of(trial.model), weights_of(in_full_precision(shared_tmp_path / "plain").model)
+    assert trial.seen == {torch.bfloat16, torch.float32}
+    assert weights.dtype is torch.float32
+    assert not torch.equal(weights, plain)
+    assert torch.allclose(weights, plain, atol=0.02)
     (first, *others) = gather_objects(weights.tolist())
     assert all(other == first for other in others)
 
 
-def test_a_trial_with_autocast_is_resumed_with_the_same_bits(folder: Path) -> None:
+def test_a_trial_with_autocast_is_resumed_with_the_same_bits(shared_tmp_path: Path) -> None:
     """Stopped after two batches and continued to four, it has the weights of one that went through."""
-    whole = launched_in_bf16(OwnAutocast, folder / "whole", max_length=Batch(4))
-    launched_in_bf16(OwnAutocast, folder / "parts", max_length=Batch(2), checkpoint_period=Batch(2))
-    (checkpoint,) = (path.name for path in (folder / "parts").iterdir() if path.is_dir())
-    resumed = launched_in_bf16(OwnAutocast, folder / "parts", max_length=Batch(4), latest_checkpoint=checkpoint)
+    whole = launched_in_bf16(OwnAutocast, shared_tmp_path / "whole")
+    parts = shared_tmp_path / "parts"
+    launched_in_bf16(OwnAutocast, parts, max_length=Batch(2))
+    (checkpoint,) = parts.iterdir()
+    resumed = launched_in_bf16(OwnAutocast, parts, latest_checkpoint=checkpoint)
     assert torch.equal(weights_of(resumed.model), weights_of(whole.model))
-
-
-def test_the_evaluation_of_a_trial_launched_in_bf16_is_in_full_precision(folder: Path) -> None:
-    """Only what the trial itself puts under autocast is; its validation is not."""
-    trial = launched_in_bf16(OwnAutocast, folder, max_length=Batch(2), validation_period=Batch(2))
-    assert trial.seen == {torch.bfloat16, torch.float32}

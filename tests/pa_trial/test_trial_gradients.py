@@ -290,7 +290,7 @@ def test_gradients_of_passes_that_the_trial_runs_itself_are_exchanged_before_the
     trained = OneWeight()
 
     def train_batch(_: int) -> None:
-        trained.loss().backward()
+        torch.autograd.backward(trained.loss())
         trained.parts.step_optimizer(trained.optimizer)
 
     for _ in range(2):
@@ -613,7 +613,7 @@ def test_models_can_be_copied_and_saved_in_the_course_of_training_and_are_what_t
         if name.endswith("_hooks")
     )
     # A step of the user's own is no affair of ours any more.
-    trained.loss().backward()
+    torch.autograd.backward(trained.loss())
     trained.optimizer.step()
 
 

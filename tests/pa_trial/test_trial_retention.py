@@ -10,8 +10,8 @@ from typing import Any
 from typing_extensions import override
 
 import pa_trial
-from pa_trial import Batch, PyTorchTrialContext, Trainer
-from tests.support.trials import TinyTrial
+from pa_trial import Batch, Trainer
+from tests.support.trials import TinyTrial, fit
 
 
 class Scored(TinyTrial):
@@ -19,38 +19,30 @@ class Scored(TinyTrial):
 
     @override
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        return {"error": abs(4 - len(self.all_trained))}
-
-    @property
-    def all_trained(self) -> range:
-        """All batches, also those before a resume."""
-        return range(self.context.get_initial_batch() + len(self.trained))
+        return {"error": abs(4 - self.context.get_initial_batch() - len(self.trained))}
 
 
-def train(
-    folder: Path,
-    length: int,
-    latest: str | None = None,
-    *,
-    keep: int | None = 2,
-    policy: str = "none",
-    validation_period: Batch | None = None,
-) -> None:
+def train(folder: Path, length: int, latest: str | None = None, *, keep: int | None = 2, **asked: Any) -> None:
     """Train with a checkpoint after each batch."""
-    with pa_trial.init(checkpoint_dir=folder, seed=0, max_checkpoints=keep, metric="error") as context:
-        Trainer(Scored(context), context).fit(
-            max_length=Batch(length),
-            checkpoint_period=Batch(1),
-            latest_checkpoint=latest,
-            checkpoint_policy=policy,
-            validation_period=validation_period,
-        )
+    settings = {"max_checkpoints": keep, "metric": "error"}
+    asked = {"max_length": Batch(length), "checkpoint_period": Batch(1), "latest_checkpoint": latest, **asked}
+    fit(Scored, folder, settings=settings, **asked)
+
+
+def saved_after(path: Path) -> int:
+    """After how many batches a checkpoint was saved."""
+    number: int = json.loads((path / "metadata.json").read_text())["steps_completed"]
+    return number
 
 
 def kept(folder: Path) -> dict[int, str]:
     """The names of the checkpoints in a folder, by the batch that they were saved after."""
-    found = {path.name: json.loads((path / "metadata.json").read_text()) for path in folder.iterdir()}
-    return {metadata["steps_completed"]: name for name, metadata in found.items()}
+    return {saved_after(path): path.name for path in folder.iterdir()}
+
+
+def names(folder: Path) -> set[str]:
+    """The names of all that is in a folder."""
+    return {path.name for path in folder.iterdir()}
 
 
 def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -63,7 +55,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 
 def test_the_best_checkpoint_is_kept_beside_them(tmp_path: Path) -> None:
     """That is the one that was saved after the best validation."""
-    train(tmp_path, 8, validation_period=Batch(2), policy="best")
+    train(tmp_path, 8, validation_period=Batch(2), checkpoint_policy="best")
     assert sorted(kept(tmp_path)) == [4, 7, 8]
 
 
@@ -79,29 +71,25 @@ def test_a_resumed_training_deletes_what_it_continues(tmp_path: Path) -> None:
 def test_checkpoints_of_other_trainings_stay(tmp_path: Path) -> None:
     """Of one that was there before, of one that began at the same checkpoint, and of what cannot be read."""
     train(tmp_path, 3, keep=None)
-    others = set(kept(tmp_path).values())
+    others = names(tmp_path)
     train(tmp_path, 4)
-    assert len({path.name for path in tmp_path.iterdir()} - others) == 2
+    assert len(names(tmp_path) - others) == 2
 
-    shared = next(path for path in tmp_path.iterdir() if path.name not in others and kept_after(path) == 4)
-    train(tmp_path, 6, shared.name, keep=1)
-    of_first = {path.name for path in tmp_path.iterdir()} - others
-    train(tmp_path, 8, shared.name, keep=1)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert others <= names
-    assert of_first <= names
-    assert shared.name in names
-    assert len(names - others - of_first) == 1
+    shared = next(name for name in names(tmp_path) - others if saved_after(tmp_path / name) == 4)
+    train(tmp_path, 6, shared, keep=1)
+    of_first = names(tmp_path)
+    train(tmp_path, 8, shared, keep=1)
+    assert {*others, *of_first, shared} <= names(tmp_path)
+    assert len(names(tmp_path) - others - of_first) == 1
 
 
 def test_a_training_that_goes_on_from_an_earlier_checkpoint_leaves_the_later_ones(tmp_path: Path) -> None:
     """They belong to the training that went on to them."""
     train(tmp_path, 5, keep=None)
-    names = kept(tmp_path)
-    train(tmp_path, 4, names[3], keep=1)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left - set(names.values())  # its own
-    assert left & set(names.values()) == {names[3], names[4], names[5]}
+    before = kept(tmp_path)
+    train(tmp_path, 4, before[3], keep=1)
+    assert names(tmp_path) - {*before.values()}  # its own
+    assert names(tmp_path) & {*before.values()} == {before[3], before[4], before[5]}
 
 
 def test_what_is_not_a_checkpoint_stays(tmp_path: Path) -> None:
@@ -114,23 +102,13 @@ def test_what_is_not_a_checkpoint_stays(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "link").symlink_to(tmp_path / name, target_is_directory=True)
     train(tmp_path, 5, name, keep=1)
-    assert {"damaged", "notes", "notes.txt", "link", name} <= {path.name for path in tmp_path.iterdir()}
-
-
-def kept_after(path: Path) -> int:
-    """After how many batches a checkpoint was saved."""
-    number: int = json.loads((path / "metadata.json").read_text())["steps_completed"]
-    return number
+    assert {"damaged", "notes", "notes.txt", "link", name} <= names(tmp_path)
 
 
 def test_the_checkpoint_that_a_second_call_of_fit_saves_is_not_of_the_first(tmp_path: Path) -> None:
     """Each call begins a training of its own, unless it is told to continue."""
     with pa_trial.init(checkpoint_dir=tmp_path, seed=0, max_checkpoints=1) as context:
-        trainer = Trainer(_plain(context), context)
+        trainer = Trainer(TinyTrial(context), context)
         for _ in range(2):
             trainer.fit(max_length=Batch(3), checkpoint_period=Batch(1), checkpoint_policy="none")
-    assert [kept_after(path) for path in tmp_path.iterdir()] == [3, 3]
-
-
-def _plain(context: PyTorchTrialContext) -> TinyTrial:
-    return TinyTrial(context)
+    assert [saved_after(path) for path in tmp_path.iterdir()] == [3, 3]

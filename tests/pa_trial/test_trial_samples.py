@@ -116,18 +116,18 @@ def assert_same_weights(model: nn.Module, expected: nn.Module) -> None:
     torch.testing.assert_close(model.state_dict(), expected.state_dict())
 
 
-def test_the_shortest_program_trains_as_a_loop_by_hand(folder: Path) -> None:
+def test_the_shortest_program_trains_as_a_loop_by_hand(shared_tmp_path: Path) -> None:
     """Two epochs, with indices that count over the whole training."""
-    trial = fit(Plane, folder, pytorch.Epoch(2))
+    trial = fit(Plane, shared_tmp_path, pytorch.Epoch(2))
 
     assert trial.trained == [(index // 4, index) for index in range(8)]
     assert trial.evaluated == [0, 1, 2, 3]
     assert_same_weights(trial.model, by_hand(8))
 
 
-def test_gradients_are_aggregated_over_batches(folder: Path) -> None:
+def test_gradients_are_aggregated_over_batches(shared_tmp_path: Path) -> None:
     """Of two batches, their mean; an unfinished group is not stepped."""
-    trial = fit(Plane, folder, pytorch.Batch(7), aggregation_frequency=2)
+    trial = fit(Plane, shared_tmp_path, pytorch.Batch(7), aggregation_frequency=2)
 
     assert_same_weights(trial.model, by_hand(7, aggregation=2))
 
@@ -208,12 +208,12 @@ class MovesItself(Plane):
 
 
 @pytest.mark.parametrize("trial_class", [TwoLosses, SeveralPasses, VectorOfLosses, Scaled, MovesItself])
-def test_other_ways_to_train_on_a_batch_train_the_same(trial_class: type[Plane], folder: Path) -> None:
+def test_other_ways_to_train_on_a_batch_train_the_same(trial_class: type[Plane], shared_tmp_path: Path) -> None:
     """The gradients add up, over all processes."""
-    assert_same_weights(fit(trial_class, folder).model, by_hand(4))
+    assert_same_weights(fit(trial_class, shared_tmp_path).model, by_hand(4))
 
 
-def test_gradients_of_gradients(folder: Path) -> None:
+def test_gradients_of_gradients(shared_tmp_path: Path) -> None:
     """A penalty on them is trained through the graph of the first."""
 
     def penalty_of(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def test_gradients_of_gradients(folder: Path) -> None:
         optimizer.zero_grad()
         torch.autograd.backward(penalty_of(model, inputs))
         optimizer.step()
-    assert_same_weights(fit(Penalty, folder).model, model)
+    assert_same_weights(fit(Penalty, shared_tmp_path).model, model)
 
 
 class TwoModels(Plane):
@@ -274,9 +274,9 @@ class TwoModels(Plane):
         return {"error": (self.a(batch[0]) - self.b(batch[0])).abs().mean()}
 
 
-def test_the_sample_with_two_models_trains_as_by_hand(folder: Path) -> None:
+def test_the_sample_with_two_models_trains_as_by_hand(shared_tmp_path: Path) -> None:
     """Apex that is not enabled passes through; one gradient is clipped; each schedule has its own pace."""
-    trial = fit(TwoModels, folder, pytorch.Epoch(2))
+    trial = fit(TwoModels, shared_tmp_path, pytorch.Epoch(2))
     assert isinstance(trial, TwoModels)
 
     a, b = small_model(0), small_model(1)
@@ -305,7 +305,7 @@ class Sentence:
         self.words = words
 
 
-def test_batches_of_a_kind_of_their_own(folder: Path) -> None:
+def test_batches_of_a_kind_of_their_own(shared_tmp_path: Path) -> None:
     """A `collate_fn` makes them, `get_batch_length` counts them; they are passed on as they are, with one warning."""
     words: Any = ["word" * number for number in range(1, 17)]
 
@@ -326,11 +326,11 @@ def test_batches_of_a_kind_of_their_own(folder: Path) -> None:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(Sentences, folder)
+        fit(Sentences, shared_tmp_path)
     assert len([one for one in caught if "Sentence" in str(one.message)]) == 1
 
 
-def test_loaders_of_torch_need_leave(folder: Path) -> None:
+def test_loaders_of_torch_need_leave(shared_tmp_path: Path) -> None:
     """The error names the method that gives it; then they are used as they are, epoch after epoch."""
 
     class OwnLoaders(Plane):
@@ -350,8 +350,8 @@ def test_loaders_of_torch_need_leave(folder: Path) -> None:
             return TorchDataLoader(samples(), batch_size=4)
 
     with pytest.raises(RuntimeError, match="you can disable this check by calling"):
-        fit(OwnLoaders, folder)
+        fit(OwnLoaders, shared_tmp_path)
     OwnLoaders.allowed = True
-    trial = fit(OwnLoaders, folder, pytorch.Epoch(2))
+    trial = fit(OwnLoaders, shared_tmp_path, pytorch.Epoch(2))
     assert trial.trained[-1] == (1, 7)
     assert_same_weights(trial.model, by_hand(8))

@@ -15,10 +15,10 @@ from torch import Tensor
 from typing_extensions import override
 
 import pa_trial
-from pa_trial import Batch, DataLoader, InvalidExperimentException
+from pa_trial import Batch, InvalidExperimentException
 from pa_trial.progress import TrialProgress
 from pa_trial.watched_metric import WatchedMetric, choose_watched_metric
-from tests.support.trials import TinyTrial, samples
+from tests.support.trials import TinyTrial, fit
 
 
 @given(st.lists(st.floats(allow_nan=True)), st.booleans())
@@ -57,22 +57,21 @@ class Scores(TinyTrial):
     def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
         super().__init__(context)
         self.scores = iter([3.0, 1.0, math.nan, 2.0, 0.5])
+        self.score = math.nan
 
     @override
-    def build_validation_data_loader(self) -> DataLoader:
-        return DataLoader(samples(4), batch_size=4)
+    def before_batch(self, batch_idx: int) -> None:
+        self.score = next(self.scores)
 
     @override
     def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
-        return {"score": next(self.scores)}
+        return {"score": self.score}
 
 
-def events(folder: Path, max_length: int = 5, **asked: Any) -> list[str]:
-    """The checkpoints of a training that resumes if it can, and validates after each batch, by the default policy."""
-    with pa_trial.init(checkpoint_dir=folder, **asked) as context:
-        trial, latest = Scores(context), context.get_latest_checkpoint()
-        trainer = pa_trial.Trainer(trial, context)
-        trainer.fit(max_length=Batch(max_length), validation_period=Batch(1), latest_checkpoint=latest)
+def events(folder: Path, max_length: int = 5, latest: Path | None = None, **settings: Any) -> list[str]:
+    """The checkpoints of a training that validates after each batch, by the default policy."""
+    asked: dict[str, Any] = {"validation_period": Batch(1), "checkpoint_policy": "best", "latest_checkpoint": latest}
+    trial = fit(Scores, folder, settings=settings, max_length=Batch(max_length), **asked)
     return [event for event in trial.notes.events if event.startswith("C")]
 
 
@@ -86,7 +85,8 @@ def test_a_checkpoint_follows_each_validation_that_is_better(tmp_path: Path) -> 
 def test_the_best_validation_is_known_to_a_training_that_resumes(tmp_path: Path) -> None:
     """No later validation is better than one before the interruption, so that only the last batch is saved."""
     assert events(tmp_path, 2, metric="score") == ["C1", "C2"]
-    assert events(tmp_path, 5, metric="score") == ["C5"]
+    newest = max(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert events(tmp_path, 5, newest, metric="score") == ["C5"]
 
 
 def test_a_metric_that_no_validation_has(tmp_path: Path) -> None:

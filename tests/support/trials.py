@@ -15,8 +15,20 @@ from typing_extensions import override
 import pa_trial
 from pa_core.distributed import num_processes
 from pa_trial import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
+from tests.support.models import weights_of
 
-__all__ = ["EventNotes", "Heard", "TinyTrial", "callback", "fit", "fit_and_fail", "raising", "samples", "variant"]
+__all__ = [
+    "ErrorT",
+    "EventNotes",
+    "Heard",
+    "TinyTrial",
+    "callback",
+    "fit",
+    "fit_and_fail",
+    "raising",
+    "samples",
+    "variant",
+]
 
 BATCH_SIZE = 4
 
@@ -103,6 +115,7 @@ class TinyTrial(PyTorchTrial[list[Tensor]]):
 
     Attributes:
         num_samples: How many samples a process trains on.
+        first: The weights that it begins with.
         trained: The index of each batch, with that of its epoch.
         notes: Notes down events.
         heard: Keeps what callbacks are told of metrics and checkpoints.
@@ -114,6 +127,7 @@ class TinyTrial(PyTorchTrial[list[Tensor]]):
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
         self.model = context.wrap_model(nn.Linear(2, 1))
+        self.first = weights_of(self.model)
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
         self.trained: list[tuple[int, int]] = []
         self.notes = EventNotes(context)
