@@ -27,7 +27,7 @@ from pa_trial import (
 )
 from pa_trial.saved_trial import read_metadata
 from tests.support.models import weights_of
-from tests.support.trials import ErrorT, TinyTrial, callback, fit, fit_and_fail, raising, variant
+from tests.support.trials import ErrorT, TinyTrial, callback, fit, fit_and_fail, raising, returning, variant
 
 
 def saved(trial_class: Any, folder: Path, length: int = 3, **asked: Any) -> Path:
@@ -273,7 +273,7 @@ def test_a_warm_start_takes_the_weights_alone(tmp_path: Path) -> None:
     checkpoint = saved(Scheduled, tmp_path)
     weights = torch.load(checkpoint / "state_dict.pth", weights_only=True)["models_state_dict"][0]
 
-    still = variant(TinyTrial, train_batch=lambda *_, **__: {"loss": 0.0})
+    still = variant(TinyTrial, train_batch=returning({"loss": 0.0}))
     trial = fit(changed(take_adam, still), tmp_path, max_length=Batch(1), warm_start=checkpoint)
     assert trial.context.current_train_batch() == 0
     assert all(torch.equal(weights[name], value) for name, value in trial.model.state_dict().items())

@@ -180,10 +180,11 @@ USES: dict[str, Callable[[PyTorchTrialContext], Any]] = {
 def test_what_needs_no_process_can_be_asked_after_the_block(tmp_path: Path) -> None:
     """A script prints where its training ended, and its settings; who acts is told to move the line into the block."""
     given: dict[str, Any] = {"hparams": {"global_batch_size": 4, "lr": 0.1}, "exp_conf": {"data": {"rows": 3}}}
-    settings = {"tensorboard_path": tmp_path, "seed": 3, **given}
-    stops = variant(TinyTrial, before_batch=lambda trial, _: trial.context.set_stop_requested(True))
-    trial = fit(stops, tmp_path, settings=settings, max_length=Batch(4))
-    context = trial.context
+    settings: dict[str, Any] = {"tensorboard_path": tmp_path, "seed": 3, **given}
+    with pa_trial.init(checkpoint_dir=tmp_path, **settings) as context:
+        trial = TinyTrial(context)
+        Trainer(trial, context).fit(max_length=Batch(4), checkpoint_policy="none")
+        context.set_stop_requested(True)
     assert (context.models, context.optimizers, context.lr_schedulers) == ([trial.model], [trial.optimizer], [])
     assert (context.current_train_batch(), context.current_train_epoch(), context.get_initial_batch()) == (3, 0, 0)
     assert (context.is_epoch_start(), context.is_epoch_end()) == (False, True)
@@ -230,7 +231,11 @@ def test_a_profiler_can_hand_its_traces_to_the_user(tmp_path: Path, monkeypatch:
     """With an ``on_trace_ready`` of the user's, nothing is written, not even to a folder named None."""
     monkeypatch.chdir(tmp_path)
     steps: list[int] = []
-    make = profiled(on_trace_ready=lambda profiler: steps.append(profiler.step_num))
+
+    def note(profiler: torch.profiler.profile) -> None:
+        steps.append(profiler.step_num)
+
+    make = profiled(on_trace_ready=note)
     fit(make, tmp_path / "checkpoints", settings={"enable_tensorboard_logging": False}, max_length=Batch(2))
     assert steps == [2]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]

@@ -8,7 +8,7 @@ import pytest
 from typing_extensions import override
 
 from pa_trial import Batch, DataLoader, Epoch
-from tests.support.trials import TinyTrial, fit, fit_and_fail, samples, variant
+from tests.support.trials import TinyTrial, fit, fit_and_fail, returning, samples, variant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,7 @@ def test_epochs_without_a_length_never_end(shared_tmp_path: Path) -> None:
 @pytest.mark.parametrize("returned", [None, [1.0], 0.5, "loss"])
 def test_what_a_batch_must_return(returned: Any, shared_tmp_path: Path) -> None:
     """Metrics by name, or one tensor: the rest is refused."""
-    returns = variant(TinyTrial, train_batch=lambda *_args, **_kwargs: returned)
+    returns = variant(TinyTrial, train_batch=returning(returned))
     _, error = fit_and_fail(
         returns,
         shared_tmp_path,

@@ -41,10 +41,11 @@ class OwnAutocast(NotesPrecision):
 
 def launched_in_bf16(trial_class: type[TrialT], folder: Path, **asked: Any) -> TrialT:
     """Train a trial after `accelerate launch --mixed_precision bf16`, which it warns of."""
+    asked = {"max_length": Batch(4), **asked}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
         with pytest.warns(UserWarning, match=r"mixed_precision=bf16 of accelerate launch has no effect on a trial"):
-            return fit(trial_class, folder, **{"max_length": Batch(4), **asked})
+            return fit(trial_class, folder, **asked)
 
 
 def in_full_precision(folder: Path) -> NotesPrecision:

@@ -2,57 +2,60 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from typing_extensions import override
 
 from pa_trial import Batch, Epoch, PyTorchCallback, PyTorchTrialContext
-from tests.support.trials import TinyTrial, callback, fit, fit_and_fail, raising, variant
+from tests.support.trials import TinyTrial, callback, fit, fit_and_fail, raising, returning, variant
 
 if TYPE_CHECKING:
     from pa_trial import DataLoader
 
-TOLD: dict[str, Callable[..., str]] = {
-    "state_dict": lambda: "state_dict",
-    "load_state_dict": lambda state_dict: f"load_state_dict {state_dict}",
-    "on_trial_startup": lambda first_batch_idx, checkpoint_uuid: f"startup {first_batch_idx} {checkpoint_uuid}",
-    "on_trial_shutdown": lambda: "shutdown",
-    "on_training_start": lambda: "training start",
-    "on_training_epoch_start": lambda epoch_idx: f"epoch {epoch_idx} starts",
-    "on_training_epoch_end": lambda epoch_idx: f"epoch {epoch_idx} ends",
-    "on_training_workload_end": lambda avg_metrics, batch_metrics: (
-        f"workload of {len(batch_metrics)} ends at {avg_metrics['batches']}"
-    ),
-    "on_validation_start": lambda: "validation start",
-    "on_validation_epoch_start": lambda: "validation epoch start",
-    "on_validation_epoch_end": lambda outputs: f"validation epoch end {len(outputs)}",
-    "on_validation_end": lambda metrics: "validation end",
-    "on_checkpoint_save_start": lambda checkpoint: f"save start {checkpoint.setdefault('added', 7)}",
-    "on_checkpoint_load_start": lambda checkpoint: f"load start {checkpoint['added']}",
-    "on_checkpoint_write_end": lambda checkpoint_dir: (
-        f"write end, complete: {(Path(checkpoint_dir) / 'metadata.json').exists()}"
-    ),
-    "on_checkpoint_upload_end": lambda uuid: f"upload end {uuid}",
+NOTED = {
+    "state_dict": "state_dict",
+    "load_state_dict": "load_state_dict {}",
+    "on_trial_startup": "startup {} {}",
+    "on_trial_shutdown": "shutdown",
+    "on_training_start": "training start",
+    "on_training_epoch_start": "epoch {} starts",
+    "on_training_epoch_end": "epoch {} ends",
+    "on_training_workload_end": "workload at {0[batches]} ends with {1}",
+    "on_validation_start": "validation start",
+    "on_validation_epoch_start": "validation epoch start",
+    "on_validation_epoch_end": "validation epoch end {}",
+    "on_validation_end": "validation end",
+    "on_checkpoint_save_start": "save start",
+    "on_checkpoint_load_start": "load start {0[added]}",
+    "on_checkpoint_write_end": "write end, complete: {}",
+    "on_checkpoint_upload_end": "upload end {}",
 }
+
+
+def in_short(value: Any) -> Any:
+    """The length of a list, whether a folder is a complete checkpoint; other arguments as they are."""
+    if isinstance(value, str) and Path(value).is_dir():
+        return (Path(value) / "metadata.json").exists()
+    return len(cast("list[object]", value)) if isinstance(value, list) else value
 
 
 def listener(notes: list[str], name: str = "") -> PyTorchCallback:
     """A callback that notes down each call, with what tells one from another."""
 
-    def noting(told: Callable[..., str]) -> Callable[..., Any]:
-        @functools.wraps(told)
-        def note(*args: Any, **kwargs: Any) -> dict[str, str]:
-            notes.append(f"{name}{told(*args, **kwargs)}")
+    def noting(method: str) -> Callable[..., Any]:
+        def note(*args: Any, **by_name: Any) -> dict[str, str]:
+            notes.append(name + NOTED[method].format(*map(in_short, [*args, *by_name.values()])))
+            if method == "on_checkpoint_save_start":
+                args[0]["added"] = 7
             return {"name": name}  # the state
 
         return note
 
-    return callback(**{method: noting(told) for method, told in TOLD.items()})
+    return callback(**{method: noting(method) for method in NOTED})
 
 
 class Noting(TinyTrial):
@@ -92,7 +95,7 @@ VALIDATION = [
     *("validation start", "validation epoch start", "evaluate 0", "evaluate 1"),
     *("validation epoch end 2", "validation end"),
 ]
-CHECKPOINT = ["state_dict", "save start 7", "write end, complete: True"]
+CHECKPOINT = ["state_dict", "save start", "write end, complete: True"]
 
 
 def test_the_order_inside_fit(tmp_path: Path) -> None:
@@ -109,10 +112,10 @@ def test_the_order_inside_fit(tmp_path: Path) -> None:
         "epoch 0 starts",
         "train 0 0",
         "train 0 1",
-        "workload of 2 ends at 2",
+        "workload at 2 ends with 2",
         *VALIDATION,
         "train 0 2",
-        "workload of 1 ends at 3",
+        "workload at 3 ends with 1",
         *VALIDATION,
         *CHECKPOINT,
         f"upload end {uuid}",
@@ -131,7 +134,7 @@ def test_the_order_inside_fit(tmp_path: Path) -> None:
         "epoch 0 ends",
         "epoch 1 starts",
         "train 1 4",
-        "workload of 2 ends at 5",
+        "workload at 5 ends with 2",
         *VALIDATION,
         *CHECKPOINT,
         f"upload end {next(path.name for path in tmp_path.iterdir() if path.name != uuid)}",
@@ -169,7 +172,7 @@ def test_callbacks_end_in_reverse_order(tmp_path: Path) -> None:
     ("before_batch", "failing", "ended"),
     [
         (raising(OSError("no data")), {}, ["cshutdown", "bshutdown", "ashutdown"]),
-        (lambda *_: None, {"b": callback(on_trial_startup=raising(OSError("no data")))}, ["ashutdown"]),
+        (returning(None), {"b": callback(on_trial_startup=raising(OSError("no data")))}, ["ashutdown"]),
         (
             raising(OSError("no data")),
             {"c": callback(on_trial_shutdown=raising(ValueError("no end")))},
@@ -220,7 +223,7 @@ def test_the_deprecated_event_of_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("returned", [[PyTorchCallback()], {"a": PyTorchCallback}, {1: PyTorchCallback()}, None])
 def test_what_is_not_a_dictionary_of_callbacks(returned: Any, tmp_path: Path) -> None:
     """It is refused."""
-    wrong = variant(TinyTrial, build_callbacks=lambda _: returned)
+    wrong = variant(TinyTrial, build_callbacks=returning(returned))
     fit_and_fail(wrong, tmp_path, TypeError, "build_callbacks", max_length=Batch(1))
 
 

@@ -65,7 +65,8 @@ STOPS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_request_of_one_rank_stops_both(name: str, shared_tmp_path: Path) -> None:
     """It does not cut a workload short: training ends at the next boundary, saved and without a last validation."""
     asked, expected = STOPS[name]
-    trial = fit(Asks, shared_tmp_path, **{"max_length": Batch(100), **asked})
+    asked.setdefault("max_length", Batch(100))
+    trial = fit(Asks, shared_tmp_path, **asked)
     assert trial.context.get_stop_requested()
     assert " ".join(trial.notes.events) == expected
 
@@ -87,8 +88,11 @@ def test_a_request_of_a_callback(method: str, expected: str, shared_tmp_path: Pa
     """It is seen at the boundary whose work the callback is called in, also if only the chief's asks."""
 
     def make(context: PyTorchTrialContext) -> TinyTrial:
+        def ask(*_args: object, **_kwargs: object) -> None:
+            context.set_stop_requested(rank() == 0)
+
         trial = TinyTrial(context)
-        trial.callbacks["asks"] = callback(**{method: lambda *_, **__: context.set_stop_requested(rank() == 0)})
+        trial.callbacks["asks"] = callback(**{method: ask})
         return trial
 
     trial = fit(

@@ -59,6 +59,15 @@ def raising(error: BaseException) -> Callable[..., NoReturn]:
     return method
 
 
+def returning(value: object) -> Callable[..., Any]:
+    """Return a method that returns a value, whatever it is called with."""
+
+    def method(*_args: object, **_kwargs: object) -> object:
+        return value
+
+    return method
+
+
 class Heard(PyTorchCallback):
     """Keeps what it is told of metrics, and the folders of checkpoints that it is told of."""
 
@@ -167,8 +176,9 @@ class TinyTrial(PyTorchTrial[list[Tensor]]):
 
 def variant(trial_class: type[TrialT], **attributes: Any) -> type[TrialT]:
     """Return a subclass that has other attributes: functions with a ``self``, or values."""
-    made: type[TrialT] = type(trial_class.__name__, (trial_class,), attributes)
-    return made
+    made: Any = type(trial_class.__name__, (trial_class,), attributes)
+    variant_class: type[TrialT] = made
+    return variant_class
 
 
 def fit(
@@ -190,10 +200,12 @@ def fit(
     Returns:
         The trial, with its context.
     """
-    with pa_trial.init(**{"checkpoint_dir": folder, "seed": 0, **(settings or {})}) as context:
+    of_init: dict[str, Any] = {"checkpoint_dir": folder, "seed": 0, **(settings or {})}
+    asked = {"checkpoint_policy": "none", **asked}
+    with pa_trial.init(**of_init) as context:
         trial = trial_class(context)
         trial.callbacks.update(callbacks or {})
-        pa_trial.Trainer(trial, context).fit(**{"checkpoint_policy": "none", **asked})
+        pa_trial.Trainer(trial, context).fit(**asked)
         return trial
 
 
