@@ -213,7 +213,6 @@ BESIDE_OTHERS = (
     "pa_core/training_states/test_accelerate_states.py",
     "pa_core/training_states/test_object_stores.py",
     "pa_finetuning/in_trainer",
-    "pa_finetuning/test_freezing_with_accelerate.py",
     "pa_schedulers/test_in_trainer.py",
     "pa_schedulers/test_rate_finder.py",
     "pa_schedulers/test_schedule_plot.py",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pa_callbacks_extra import ModelEma, ModelEmaCallback
+from pa_callbacks_extra import ModelEmaCallback
 from pa_core import (
     AnyTrainer,
     CheckpointError,
@@ -297,22 +296,6 @@ def test_the_average_can_be_saved_in_other_ways(tmp_path: Path) -> None:
     train(trainer)
 
     require_equal(load_file(tmp_path / "exported" / "model.safetensors"), values(callback.ema.module))
-
-
-def test_a_decay_may_warm_up(tmp_path: Path) -> None:
-    """What makes the average is called with the model and the decay, so that its options can be set."""
-    callback = ModelEmaCallback(0.999, False, tmp_path / "ema.pt", model_ema=partial(ModelEma, warm_up=True))
-    plain = ModelEmaCallback(0.999, False, tmp_path / "ema.pt")
-
-    trainers = [make_trainer(callback), make_trainer(plain)]
-    for trainer in trainers:
-        train(trainer)
-
-    weight, warmed_up, slow = (
-        values(module)["layers.0.weight"] for module in (trainers[0].model, callback.ema.module, plain.ema.module)
-    )
-    assert callback.ema.warm_up
-    assert (warmed_up - weight).norm() < 0.5 * (slow - weight).norm()
 
 
 @pytest.mark.runs_on(*EVERYWHERE)

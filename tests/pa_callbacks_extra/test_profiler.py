@@ -17,13 +17,7 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from pa_callbacks_extra import ProfilerCallback
-from pa_core import (
-    AnyTrainer,
-    ConfigurationError,
-    SaveTrainingStateCallback,
-    Trainer,
-    TrainerCallback,
-)
+from pa_core import AnyTrainer, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import make_regression
 
 

@@ -142,17 +142,6 @@ def test_a_sharded_model_trains_as_one_process(last_batch: int) -> None:
 
 
 @pytest.mark.runs_on("two_ranks")
-def test_an_epoch_may_have_fewer_samples_than_a_batch() -> None:
-    """Where the first step of a run is one that does not reach the second rank, none waits."""
-    data = make_data(2)
-    trainer = make_trainer()
-
-    train(trainer, data)
-
-    require_trained_as(trainer, train_on_one_process(data, accumulation=1))
-
-
-@pytest.mark.runs_on("two_ranks")
 def test_evaluation_in_the_middle_of_an_epoch_changes_nothing() -> None:
     """Evaluations use the common statistics, each rank by itself, and the training goes on as before."""
     data = make_data(3 * GLOBAL_BATCH + 2)
@@ -330,34 +319,3 @@ def test_three_ranks_train_as_one_process(launch: Launch) -> None:
     launched = launch(f"import sys; sys.path.insert(0, {root!r})\n{THREE_RANKS}", ranks=3)
     assert launched.status == 0
     assert "all sizes of the last batch on 3 ranks" in launched.output
-
-
-BF16 = """
-import torch
-from torch import nn
-from pa_callbacks_extra import ConvertSyncBatchNormCallback
-from pa_core import Trainer
-from pa_core.model_tensors import whole_tensor
-from pa_core.testing import TinyClassifier, make_classification
-
-dtypes = set()
-torch.manual_seed(0)
-model = TinyClassifier(batch_norm=True)
-model.layers[1].register_forward_hook(lambda layer, inputs, output: dtypes.add((inputs[0].dtype, output.dtype)))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[ConvertSyncBatchNormCallback])
-trainer.train(make_classification(26), 4, per_device_batch_size=4)
-state = torch.cat([value.double().flatten() for value in model.parameters()])
-assert dtypes == {(torch.bfloat16, torch.bfloat16)}, dtypes
-assert model.layers[1].running_mean.dtype == torch.float32
-assert torch.equal(*trainer.gather(state[None]))
-assert trainer.run_history.get_latest_metric("train_loss_epoch") < 1
-trainer.print("trained on", trainer.run_config.num_processes, "ranks in", trainer.run_config.mixed_precision)
-"""
-
-
-def test_two_ranks_train_in_mixed_precision(launch: Launch) -> None:
-    """Activations in bfloat16 are normalised over two ranks, with statistics and weights in float32."""
-    launched = launch(BF16, ranks=2, env={"ACCELERATE_MIXED_PRECISION": "bf16"})
-    assert launched.status == 0
-    assert "trained on 2 ranks in bf16" in launched.output

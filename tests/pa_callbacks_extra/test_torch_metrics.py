@@ -11,12 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.aggregation import MeanMetric, SumMetric
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassAUROC,
-    MulticlassConfusionMatrix,
-    MulticlassRecall,
-)
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassConfusionMatrix, MulticlassRecall
 from typing_extensions import override
 
 from pa_callbacks_extra import ModelEmaCallback, TorchMetricsCallback
@@ -106,21 +101,6 @@ def test_each_sample_of_an_epoch_counts_once(num_samples: int) -> None:
     for name, values in recorded.items():
         assert values == pytest.approx(observer.expected[name]), name
     assert gather_objects(recorded) == [recorded] * trainer.run_config.num_processes
-
-
-@pytest.mark.runs_on("one_process", "two_ranks", "bf16")
-def test_evaluate_has_a_name_of_its_own_and_starts_anew() -> None:
-    """What ``evaluate()`` records is of its dataset alone, beside what the training recorded."""
-    observer = Observer()
-    trainer = make_trainer(TorchMetricsCallback(collection()), observer)
-    dataset = make_classification(21)
-    trainer.train(dataset, num_epochs=1, eval_dataset=dataset)
-    for seed in (1, 2):
-        trainer.evaluate(make_classification(11, seed=seed), reset_run_history=False)
-    history = trainer.run_history
-    assert history.get_metric_values("eval_accuracy") == pytest.approx(observer.expected["eval_accuracy"][:1])
-    assert history.get_metric_values("evaluation_accuracy") == pytest.approx(observer.expected["eval_accuracy"][1:])
-    assert history.get_metric_values("evaluation_auroc") == pytest.approx(observer.expected["eval_auroc"][1:])
 
 
 class EvaluateInside(TrainerCallback):
@@ -280,18 +260,6 @@ def test_a_state_of_other_metrics_is_told_and_left_out() -> None:
     )
 
 
-def test_a_state_between_epochs_is_nobody_s_concern() -> None:
-    """A state without samples, or with metrics of a training that is not measured any more, changes nothing."""
-    callback = in_training()
-    expected = train_in_order(callback)
-    between = callback.state_dict()
-    other = TorchMetricsCallback(accuracy())
-    assert other.state_dict() == {"processes": [], "earlier": []}
-    other.load_state_dict(between)
-    callback = in_training()
-    assert train_in_order(callback, Keep(callback, state=between)) == expected
-
-
 class StopAfter(TrainerCallback):
     """Stops the first run after one update."""
 
@@ -317,22 +285,6 @@ def test_a_run_that_was_stopped_leaves_nothing_to_the_next() -> None:
         trainer.train(dataset, num_epochs=1, eval_dataset=dataset)
     history = trainer.run_history
     assert [history.get_metric_values(f"{phase}_samples") for phase in ("train", "eval")] == [[30], [30]]
-
-
-def test_metrics_that_keep_what_they_are_given_keep_no_graph() -> None:
-    """The memory of each batch is free after its step: what a metric collects has no gradients."""
-    callback = in_training()
-    kept: list[Tensor] = []
-
-    class Look(TrainerCallback):
-        @override
-        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            metrics: Any = callback.train_metrics
-            kept.extend(metrics["auroc"].preds)
-
-    make_trainer(Look(), callback).train(make_classification(30), num_epochs=1)
-    assert kept
-    assert not any(tensor.requires_grad for tensor in kept)
 
 
 def test_a_sanity_evaluation_finds_a_metric_that_does_not_fit_and_counts_for_nothing(tmp_path: Path) -> None:
@@ -419,22 +371,14 @@ def never(_batch: Any, _output: Any) -> Any:
     ("make", "told"),
     [
         (lambda: TorchMetricsCallback(cast("Any", {"a": accuracy()})), "metrics must be a metric"),
-        (lambda: TorchMetricsCallback(MetricCollection({})), "metrics must be a metric"),
         (lambda: TorchMetricsCallback(accuracy(), in_evaluation=False), "never be computed"),
         (
             lambda: TorchMetricsCallback(accuracy(), predictions=cast("Any", "logits")),
             "predictions must .* 'logits'",
         ),
-        (lambda: TorchMetricsCallback(accuracy(), predictions=cast("Any", None)), "predictions must be .* got None"),
         (lambda: TorchMetricsCallback(accuracy(), targets=cast("Any", 1)), "targets must be .* got 1"),
         (lambda: TorchMetricsCallback(MetricCollection({"loss_epoch": accuracy()})), "eval_loss_epoch"),
         (lambda: TorchMetricsCallback(MetricCollection({"loss": accuracy()})), "evaluation_loss"),
-        (
-            lambda: TorchMetricsCallback(
-                MetricCollection({"loss_epoch": accuracy()}), in_training=True, in_evaluation=False
-            ),
-            "train_loss_epoch",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(make: Callable[[], TrainerCallback], told: str) -> None:

@@ -5,9 +5,7 @@ The functions that are called here are in ``scripts/reference_samples.py`` and i
 
 from __future__ import annotations
 
-import math
 import sysconfig
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from accelerate.utils import write_basic_config
 from torch.utils.data import DataLoader
 
 from pa_core import AnyTrainer
-from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.launching import run_command
 from tests.pa_compat.script_runs import SCRIPTS, names_of
 
@@ -182,75 +179,3 @@ def test_sample_placeholders_of_one_cycle(samples: dict[str, Any]) -> None:
     assert len(rates) == 8 * updates_per_epoch
     assert max(rates) == pytest.approx(0.2, rel=0.01)
     assert rates[-1] == pytest.approx(0.2 / 25 / 1e4)
-
-
-@everywhere
-def test_sample_an_overridden_create_scheduler(samples: dict[str, Any]) -> None:
-    """A trainer that creates its own scheduler knows the length of the run, and makes the same cycle of it."""
-    assert samples["overridden_create_scheduler"]() == samples["one_cycle"]()
-
-
-@everywhere
-def test_sample_a_scheduler_of_this_library(samples: dict[str, Any]) -> None:
-    """The cosine schedule learns the length of the run from the trainer, and warms up for five epochs."""
-    rates, updates_per_epoch = samples["cosine_with_warmup"]()
-
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    schedule = CosineLrScheduler(optimizer, 8, updates_per_epoch, num_warmup_epochs=5)
-    steps = [0, *range(len(rates) - 1)]  # the first step computes the value for no previous update
-    assert rates == pytest.approx([schedule.get_updated_values(step)[0] for step in steps])
-    assert rates.index(max(rates)) == 5 * updates_per_epoch + 1
-
-
-@everywhere
-def test_sample_timm_schedules() -> None:
-    """Schedules that are told of epochs, or of updates, follow the run; so does a stateless one, stepped by hand."""
-    result = names_of("timm_schedules.py")["main"]()
-
-    per_epoch = len(result["rates_by_epoch"]) // 4
-    cosine = [0.5 * (1 + math.cos(math.pi * epoch / 4)) for epoch in range(4)]
-    assert result["rates_by_epoch"] == pytest.approx([0.4 * factor for factor in cosine for _ in range(per_epoch)])
-    assert result["metrics_of_scheduler"] == result["losses"]
-    warmup = result["rates_by_update"][:per_epoch]
-    assert warmup == pytest.approx([0.4 * (update + 1) / (per_epoch + 1) for update in range(per_epoch)])
-    assert result["rates_by_update"][2 * per_epoch] == pytest.approx(0.2)
-    assert result["rates_by_hand"] == [0.4 * 0.5 ** (update // 10) for update in range(4 * per_epoch)]
-
-
-@everywhere
-def test_sample_a_milestone_scheduler(samples: dict[str, Any]) -> None:
-    """A schedule of one's own halves the rate when its epochs begin, and otherwise leaves it alone."""
-    rates, per_epoch = samples["lower_at_epochs"]()
-
-    assert rates[0] == 0.1
-    halved_before = [update for update in range(1, len(rates)) if rates[update] != rates[update - 1]]
-    assert halved_before == [epoch * per_epoch + 1 for epoch in (2, 4, 5)]
-    assert rates[-1] == pytest.approx(0.1 / 8)
-
-
-def test_sample_scheduling_weight_decay(samples: dict[str, Any]) -> None:
-    """In a loop without a trainer, a schedule grows another field than the learning rate."""
-    values = samples["plain_loop"](partial(samples["GrowWeightDecay"], every=4), "weight_decay")
-
-    assert values == pytest.approx([0.01 * 1.1 ** ((update - 1) // 4) for update in range(1, 17)])
-
-
-def test_sample_a_stateless_scheduler_in_a_loop_of_ones_own(samples: dict[str, Any]) -> None:
-    """A schedule that is told the number of updates gives the value of that number."""
-    values = samples["plain_loop"](samples["PolynomialLr"], "lr")
-
-    assert values == pytest.approx([0.1 * (1 - update / 20) ** 2 for update in range(1, 17)])
-
-
-def test_sample_layer_groups(samples: dict[str, Any]) -> None:
-    """Layer groups are the modules that are attributes of the model; layers are the modules without modules."""
-    model, freezer = samples["layer_groups"]()
-
-    assert [group.module for group in freezer.get_layer_groups()] == [model.entry, model.body, model.exit]
-    kinds = [type(layer.module).__name__ for layer in freezer.get_layers()]
-    assert kinds == ["Linear", "Linear", "BatchNorm1d", "Linear", "BatchNorm1d", "ReLU", "Linear"]
-    freezer.freeze()
-    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    batch_norms = {f"body.{name}.{kind}" for name in ("1", "2.1") for kind in ("weight", "bias")}
-    assert trainable == {"exit.weight", "exit.bias"} | batch_norms
-    assert set(freezer.unfreeze()) == {0, 1}

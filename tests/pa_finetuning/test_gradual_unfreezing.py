@@ -188,15 +188,6 @@ def test_an_optimizer_that_lacks_what_is_unfrozen_is_an_error() -> None:
         GradualUnfreezing(freezer, stages={2: 1}).on_training_run_start(trainer)
 
 
-def test_rates_for_an_optimizer_that_holds_all_are_an_error() -> None:
-    """Learning rates that would be ignored are refused when the run is prepared."""
-    freezer = make_freezer()
-    trainer = make_trainer(SGD(freezer.model.parameters(), lr=0.1))
-
-    with pytest.raises(ValueError, match=r"SGD that already holds.*groups \[0, 1, 2\]"):
-        GradualUnfreezing(freezer, learning_rates=0.01).on_prepare_start(trainer)
-
-
 def test_a_scheduler_that_was_made_too_early_is_an_error() -> None:
     """A scheduler that knows nothing of the added groups would fail after the first update."""
     freezer = make_freezer()

@@ -61,27 +61,6 @@ def entries(model: nn.Module, prefix: str, *, batch_norm_layers: bool | None = N
     return below & of_batch_norms if batch_norm_layers else below - of_batch_norms
 
 
-def test_layer_groups_are_the_direct_children() -> None:
-    """Layer groups come in the order in which they were assigned to the model."""
-    model = ConvNet()
-
-    groups = ModelFreezer(model).get_layer_groups()
-
-    assert [group.module for group in groups] == [model.stem, model.body, model.head]
-    assert [group.layer_group_idx for group in groups] == [(0, -3), (1, -2), (2, -1)]
-
-
-def test_layers_are_flattened() -> None:
-    """Layers come from all depths, in order, without the containers around them."""
-    names = [type(layer.module).__name__ for layer in ModelFreezer(ConvNet()).get_layers()]
-
-    assert names == [
-        *("Conv2d", "BatchNorm2d", "ReLU", "Dropout"),
-        *("Conv2d", "BatchNorm2d", "ReLU", "AdaptiveAvgPool2d", "Flatten"),
-        "Linear",
-    ]
-
-
 def test_making_a_freezer_makes_everything_trainable() -> None:
     """A second freezer starts from a model on which nothing is frozen, eval mode included."""
     model = ConvNet()
@@ -300,18 +279,6 @@ def test_unfreezing_may_leave_modules_in_eval_mode() -> None:
 
     assert trainable(model) == {name for name, _ in model.named_parameters()}
     assert not any(modes(model.train().stem).values())
-
-
-def test_parameters_on_the_model_itself_belong_to_the_first_group() -> None:
-    """A class token is frozen and unfrozen with the first layer group, not lost."""
-    model = WithTokens()
-    freezer = ModelFreezer(model)
-
-    freezer.freeze(1, 1)
-    assert "class_token" in trainable(model)
-    freezer.freeze(0, 0)
-    assert "class_token" not in trainable(model)
-    assert freezer.unfreeze(0, 0)[0]["params"][0] is model.class_token
 
 
 def test_a_shared_parameter_follows_the_last_call_and_is_returned_once() -> None:

@@ -15,7 +15,7 @@ from typing_extensions import override
 from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.distributed import num_processes
 from pa_core.testing import make_regression
-from pa_schedulers import CosineLrScheduler, StatefulSchedulerBase, WSDLrScheduler
+from pa_schedulers import CosineLrScheduler, WSDLrScheduler
 
 
 class KeepRates(TrainerCallback):
@@ -31,74 +31,6 @@ class KeepRates(TrainerCallback):
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         self.rates.append(trainer.optimizer.param_groups[0]["lr"])
-
-
-@pytest.mark.runs_on("one_process", "two_ranks", "bf16")
-def test_a_run_follows_the_schedule_that_its_length_gives() -> None:
-    """The trainer fills in epochs and updates, and steps once an update, on any number of processes."""
-    model = nn.Linear(4, 1)
-    keep = KeepRates()
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[keep])
-    create_scheduler = CosineLrScheduler.create_scheduler_fn(
-        num_warmup_epochs=1, warmup_starting_lr_ratio=0.1, num_cooldown_epochs=1, lr_min=0.001
-    )
-
-    trainer.train(
-        make_regression(50),
-        num_epochs=5,
-        per_device_batch_size=4,
-        gradient_accumulation_steps=2,
-        create_scheduler_fn=create_scheduler,
-    )
-
-    updates = 7 if trainer.run_config.num_processes == 1 else 4
-    other_optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    schedule = CosineLrScheduler(
-        other_optimizer,
-        5,
-        updates,
-        num_warmup_epochs=1,
-        warmup_starting_lr_ratio=0.1,
-        num_cooldown_epochs=1,
-        lr_min=0.001,
-    )
-    (first, *later) = keep.rates
-    assert first == pytest.approx(0.01)
-    assert later == [schedule.get_updated_values(n)[0] for n in range(5 * updates)]
-
-
-@pytest.mark.parametrize("num_stages", [1, 3])
-def test_each_run_starts_its_schedule_anew(num_stages: int) -> None:
-    """Several runs of one trainer, with one factory, all begin at the rate that the optimizer was made with."""
-    model = nn.Linear(4, 1)
-    keep = KeepRates()
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[keep])
-
-    for _ in range(num_stages):
-        trainer.train(make_regression(8), num_epochs=2, create_scheduler_fn=CosineLrScheduler.create_scheduler_fn())
-
-    assert keep.rates == pytest.approx([0.1, 0.1, 0.05] * num_stages, abs=1e-5)
-
-
-def test_a_schedule_of_another_field_in_a_run() -> None:
-    """A scheduler of weight decay is stepped by the trainer like one of the learning rate."""
-
-    class GrowWeightDecay(StatefulSchedulerBase):
-        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-            super().__init__(optimizer, param_group_field="weight_decay")
-
-        @override
-        def get_updated_values(self, num_updates: int) -> float:
-            return 0.5 * num_updates
-
-    model = nn.Linear(4, 1)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    trainer: Trainer[nn.Linear] = Trainer(model, nn.MSELoss(), optimizer, callbacks=[])
-
-    trainer.train(make_regression(32), num_epochs=1, create_scheduler_fn=GrowWeightDecay)
-
-    assert optimizer.param_groups[0]["weight_decay"] == 1.5
-    assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 class AddBias(TrainerCallback):

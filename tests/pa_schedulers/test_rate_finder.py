@@ -17,14 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from typing_extensions import TypeVar, override
 
-from pa_core import (
-    ArgumentTypeError,
-    ConfigurationError,
-    SaveBestModelCallback,
-    SaveTrainingStateCallback,
-    Trainer,
-    UnsupportedConfigurationError,
-)
+from pa_core import ArgumentTypeError, ConfigurationError, Trainer, UnsupportedConfigurationError
 from pa_core.testing import RecordingCallback
 from pa_core.tracking import InMemoryRunHistory
 from pa_schedulers import LearningRateCurve, LearningRateLoss, find_learning_rate
@@ -183,14 +176,6 @@ def test_a_trainer_tells_of_its_run_and_not_of_a_search(tmp_path: Path) -> None:
     whole = make_trainer()
     whole.train(samples(), 2, samples(), per_device_batch_size=16)
     assert all(torch.equal(first, second) for first, second in zip(contents(resumed), contents(whole), strict=True))
-
-
-def test_a_search_saves_nothing(tmp_path: Path) -> None:
-    """Neither a training state nor a best model, by callbacks that would save both."""
-    states = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=1)
-    trainer = make_trainer(Trainer, states, SaveBestModelCallback(tmp_path / "best.pt"))
-    find_learning_rate(trainer, samples(), num_updates=3)
-    assert list(tmp_path.rglob("*")) == []
 
 
 def test_rates_grow_by_the_same_factor_and_groups_keep_their_ratio() -> None:

@@ -205,16 +205,6 @@ def test_a_dark_picture_has_a_dark_ground_and_light_text(tmp_path: Path) -> None
     assert "#000000" not in drawn
 
 
-def test_the_picture_of_a_single_group_needs_no_legend(tmp_path: Path) -> None:
-    """There is nothing to tell apart, also in a run of one update."""
-    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-
-    plot_schedule(partial(StepLR, step_size=1), optimizer, 1, 1, tmp_path / "schedule.svg")
-
-    assert _curves(tmp_path / "schedule.svg") == 1
-    assert "group 0" not in _texts(tmp_path / "schedule.svg")
-
-
 SCRIPT = """
 import sys
 import torch

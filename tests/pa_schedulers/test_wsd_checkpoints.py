@@ -207,17 +207,6 @@ def test_a_continuation_that_was_interrupted_is_resumed(shared_tmp_path: Path) -
     assert resumed.trainer.num_updates_completed == 20
 
 
-def test_the_decay_of_a_run_is_done_again(tmp_path: Path) -> None:
-    """Resumed from the state before its last decay, a run with three checkpoints ends with the same weights."""
-    whole = Run(WSDCheckpointCallback(tmp_path)).train(8)
-    (tmp_path / "checkpoint_40_wsd_post_decay.pt").unlink()
-
-    again = Run(WSDCheckpointCallback(tmp_path)).train(8, resume_from=tmp_path / "checkpoint_34_wsd_pre_decay")
-
-    assert torch.equal(again.model.weight, whole.model.weight)
-    assert names(tmp_path) == NAMES_OF_THREE
-
-
 def test_a_run_that_ends_early_has_what_it_got_to(tmp_path: Path) -> None:
     """Nothing is saved for checkpoints that the run does not reach."""
     create_scheduler = partial(WSDLrScheduler, total_steps=40, num_checkpoints=3, decay_phase_ratio=0.3)

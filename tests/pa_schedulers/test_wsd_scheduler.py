@@ -151,20 +151,6 @@ def test_a_period_that_is_too_short_for_a_decay_has_none() -> None:
     assert [scheduler.get_phase_info(step)["phase"] for step in range(11)] == ["stable"] * 10 + ["finished"]
 
 
-@pytest.mark.parametrize("use_inverse_sqrt_decay", [True, False])
-def test_there_is_no_jump_but_the_one_behind_a_checkpoint(use_inverse_sqrt_decay: bool) -> None:
-    """With many steps, neighbouring rates are close at each seam; only a checkpoint goes straight back up."""
-    fine = Schedule(4_000_000, 10_000, 0.3, 0.01, 0.001, use_inverse_sqrt_decay, num_checkpoints=3)
-    scheduler = fine.scheduler(1.0)
-
-    for info in scheduler.get_decay_info():
-        for seam in (fine.num_warmup_steps, info["pre_decay_step"], info["period_end"] - 3):
-            around = [scheduler.get_updated_values(step)[0] for step in range(seam - 3, seam + 4)]
-            assert all(abs(later - earlier) < 3e-3 for earlier, later in pairwise(around))
-        behind = scheduler.get_updated_values(info["period_end"] + 1)
-        assert behind == ([0.01] if info["period_end"] == 4_000_000 else [1.0])
-
-
 @given(schedules(), rates, rates)
 def test_groups_are_independent(schedule: Schedule, one: float, other: float) -> None:
     """Each group follows the schedule that it would follow alone."""
@@ -263,24 +249,6 @@ def test_the_queries_describe_the_schedule() -> None:
         assert scheduler.get_current_step() == step
         assert scheduler.get_current_phase_info() == phases[step]
         scheduler.step()
-
-
-@given(schedules(), rates)
-def test_the_phases_say_what_the_rate_does(schedule: Schedule, rate: float) -> None:
-    """Stable is where the rate is that of the group; below it are warm-up, decay and the end alone."""
-    scheduler = schedule.scheduler(rate)
-
-    for step in range(schedule.total_steps + 5):
-        (value,) = scheduler.get_updated_values(step)
-        info = scheduler.get_phase_info(step)
-        if info["phase"] == "stable":
-            assert value == rate
-        if info["phase"] == "warmup":
-            assert step < schedule.num_warmup_steps
-        if info["phase"] == "decay":
-            assert info["pre_decay_step"] <= step <= info["period_end"]
-        if info["phase"] == "finished":
-            assert step > scheduler.get_checkpoint_steps()[-1]
 
 
 def test_the_length_is_given_in_steps_or_in_epochs() -> None:
@@ -459,28 +427,20 @@ def test_a_placeholder_without_a_trainer_is_an_error_that_says_so() -> None:
     [
         ({"total_steps": None}, "num_epochs=None, num_update_steps_per_epoch=None, total_steps=None"),
         ({"num_epochs": 2, "num_update_steps_per_epoch": 5}, "num_epochs=2, num_update_steps_per_epoch=5, total_"),
-        ({"num_epochs": 2}, "num_epochs=2, num_update_steps_per_epoch=None, total_steps=100"),
         ({"total_steps": None, "num_epochs": 2}, "num_epochs=2, num_update_steps_per_epoch=None"),
         ({"total_steps": None, "num_update_steps_per_epoch": 2}, "num_epochs=None, num_update_steps_per_epoch=2"),
         ({"total_steps": 0}, "total_steps must be .* got 0"),
-        ({"total_steps": -5}, "total_steps must be .* got -5"),
         ({"total_steps": 7.5}, "total_steps must be .* got 7.5"),
-        ({"total_steps": math.inf}, "total_steps must be .* got inf"),
         ({"total_steps": None, "num_epochs": 0, "num_update_steps_per_epoch": 5}, "num_epochs must .* got 0"),
-        ({"total_steps": None, "num_epochs": -2, "num_update_steps_per_epoch": -5}, "num_epochs must .* got -2"),
-        ({"num_warmup_steps": -1}, "num_warmup_steps must be .* got -1"),
         ({"num_warmup_steps": 1.5}, "num_warmup_steps must be .* got 1.5"),
         ({"num_warmup_steps": 91}, "num_warmup_steps=91 before a decay of 10 steps"),
         ({"num_warmup_steps": 24, "num_checkpoints": 3}, "num_warmup_steps=24 before a decay of 2 steps"),
-        ({"decay_phase_ratio": -0.1}, "decay_phase_ratio must be .* got -0.1"),
         ({"decay_phase_ratio": 1.1}, "decay_phase_ratio must be .* got 1.1"),
         ({"decay_phase_ratio": math.nan}, "decay_phase_ratio must be .* got nan"),
         ({"decay_phase_ratio": 0.34, "num_checkpoints": 2}, "at most 1/3 with num_checkpoints=2, got 0.34"),
         ({"num_checkpoints": 0}, "num_checkpoints must be .* got 0"),
-        ({"num_checkpoints": 1.5}, "num_checkpoints must be .* got 1.5"),
         ({"num_checkpoints": 8}, "num_checkpoints=8 in 100 steps"),
         ({"lr_min": -1e-9}, "lr_min must be .* got -1e-09"),
-        ({"lr_min": math.nan}, "lr_min must be .* got nan"),
         ({"lr_min": 1.5}, "lr_min must be .* got 1.5"),
         ({"lr_min": 0.0, "use_inverse_sqrt_decay": False}, "lr_min must be above 0 with use_inverse_sqrt_decay=False"),
         (

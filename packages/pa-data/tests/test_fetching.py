@@ -18,20 +18,6 @@ from pa_data import KeyedDataLoader, is_in_memory
 from pa_data._fetching import can_fetch_batch, fetch_batch
 from pa_data.errors import ConfigurationError
 
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-]
-
 
 def tensors(num_samples: int = 12) -> TensorDataset:
     """Return inputs of two dimensions a sample, and labels."""
@@ -123,7 +109,7 @@ def test_a_whole_batch_is_the_collated_one(name: str, indices: list[int]) -> Non
     assert_same(fetch_batch(dataset, torch.tensor(indices)), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.complex64])
 def test_every_dtype_is_fetched_whole(dtype: torch.dtype) -> None:
     """The dtype of a batch is that of the dataset."""
     dataset = TensorDataset(torch.tensor([[0, 1], [1, 0], [1, 1]]).to(dtype))

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pa_data import KeyedDataLoader
 from pa_data.rng import seed_rng
-from tests.support.drawing import Drawing, draw_after, preserved_streams, ranks_of, samples_by_index
+from tests.support.drawing import Drawing, draw_after, preserved_streams, samples_by_index
 
 
 class Failing(Drawing):
@@ -56,21 +56,6 @@ def test_every_sample_epoch_and_seed_has_draws_of_its_own() -> None:
 def test_draws_do_not_depend_on_how_samples_are_batched(options: dict[str, Any]) -> None:
     """Batch size, order and split decide where a sample comes, not what is drawn for it."""
     assert drawn(**options) == drawn()
-
-
-def test_draws_do_not_depend_on_where_the_iteration_began() -> None:
-    """A resumed epoch draws for each remaining sample what the uninterrupted one drew."""
-    whole, rest = drawn(epoch=3), drawn(epoch=3, position=8)
-    assert len(rest) == 12
-    assert rest == {index: whole[index] for index in rest}
-
-
-def test_draws_do_not_depend_on_the_number_of_processes() -> None:
-    """Three processes together draw what one draws."""
-    together: dict[int, tuple[float, ...]] = {}
-    for loader in ranks_of(Drawing(20), 3, batch_size=4, shuffle=True):
-        together |= samples_by_index(loader)
-    assert together == drawn()
 
 
 def test_evaluation_draws_the_same_for_the_same_epoch() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from pa_data import EvalSplit, KeyedDataLoader, TrainSplit
+from pa_data import KeyedDataLoader
 from pa_data.orders import epoch_order
 from tests.support.drawing import Indices, indices_of, numbers, ranks_of
 
@@ -21,14 +21,6 @@ def test_an_unshuffled_loader_is_a_plain_one() -> None:
     for batch, expected in zip(KeyedDataLoader(dataset, batch_size=4), DataLoader(dataset, batch_size=4), strict=True):
         assert type(batch) is type(expected)
         assert all(torch.equal(tensor, other) for tensor, other in zip(batch, expected, strict=True))
-
-
-def test_a_shuffled_epoch_follows_its_order() -> None:
-    """The samples come in the order that `epoch_order` gives for the seed and the epoch."""
-    loader = KeyedDataLoader(Indices(23), batch_size=4, shuffle=True, seed=11)
-    loader.start_epoch(3)
-    expected = numbers(epoch_order(23, seed=11, epoch=3).indices(0, 23))
-    assert [index for batch in indices_of(loader) for index in batch] == expected
 
 
 def test_each_epoch_has_an_order_of_its_own_and_repeats_until_another_is_chosen() -> None:
@@ -174,39 +166,15 @@ def test_a_hundred_million_samples_begin_anywhere() -> None:
     assert numbers(batch) == numbers(expected) == dataset.fetched
 
 
-def check_attributes(loader: Any, dataset: Indices, collate_fn: object) -> None:
-    """Check what people read of a DataLoader."""
-    assert loader.dataset is dataset
-    assert loader.batch_size == 4
-    assert loader.drop_last is True
-    assert loader.collate_fn is collate_fn
-    assert loader.num_workers == 0
-    assert loader.device == torch.device("cpu")
-    assert loader.batch_sampler is not None
-    assert list(loader.batch_sampler) == list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert len(loader) == len(loader.batch_sampler) == 2
-
-
 def test_it_is_a_data_loader_with_the_attributes_that_users_read() -> None:
     """What people read of a DataLoader is there and true, and the dataset is their own object."""
     dataset = Indices(10)
-
-    def collate(samples: list[int]) -> list[int]:
-        return samples
-
-    loader = KeyedDataLoader(dataset, batch_size=4, drop_last=True, collate_fn=collate, device="cpu")
+    loader = KeyedDataLoader(dataset, batch_size=4, drop_last=True, collate_fn=list, device="cpu")
     assert isinstance(loader, DataLoader)
-    check_attributes(loader, dataset, collate)
-
-
-def test_the_split_and_the_order_are_those_of_the_chosen_epoch() -> None:
-    """A trainer reads from the loader how large each step is and which samples it holds."""
-    loader = KeyedDataLoader(Indices(20), batch_size=3, shuffle=True, seed=4, rank=1, num_processes=2)
-    loader.start_epoch(6, position=12)
-    assert loader.epoch == 6
-    assert loader.split == TrainSplit(20, 3, 2, start=12)
-    assert numbers(loader.order.indices(0, 20)) == numbers(epoch_order(20, seed=4, epoch=6).indices(0, 20))
-    assert KeyedDataLoader(Indices(20), batch_size=3, split="eval").split == EvalSplit(20, 3, 1)
+    assert loader.dataset is dataset
+    assert (loader.batch_size, loader.drop_last, loader.collate_fn, loader.num_workers) == (4, True, list, 0)
+    assert loader.device == torch.device("cpu")
+    assert list(loader.batch_sampler or ()) == list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_a_live_iterator_keeps_its_own_epoch() -> None:

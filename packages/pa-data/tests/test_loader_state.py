@@ -11,46 +11,19 @@ import subprocess
 import sys
 import time
 import weakref
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pa_data import KeyedDataLoader
 from pa_data.errors import ConfigurationError
 from pa_data.orders import TokenBudget, Weighted
-from tests.support.drawing import Drawing, Indices, indices_of, ranks_of
+from tests.support.drawing import Drawing, Indices, indices_of
 
 README = Path(__file__).parents[1] / "README.md"
-
-
-@given(
-    num_samples=st.integers(1, 60),
-    batch_size=st.integers(1, 5),
-    before=st.integers(1, 4),
-    after=st.integers(1, 4),
-    taken=st.integers(0, 100),
-)
-def test_an_epoch_continues_on_any_number_of_processes(
-    num_samples: int, batch_size: int, before: int, after: int, taken: int
-) -> None:
-    """Before and after a resume together, each sample of the epoch comes once, and the order is that of the seed."""
-    first, *_ = ranks_of(Indices(num_samples), before, batch_size=batch_size, shuffle=True, seed=5)
-    taken = min(taken, first.num_steps(0) - 1)
-    iterator = iter(first)
-    list(islice(iterator, taken))
-    resumed = ranks_of(Indices(num_samples), after, batch_size=batch_size, shuffle=True, seed=5)
-    for loader in resumed:
-        loader.load_state_dict(first.state_dict())
-
-    rest = list(chain.from_iterable(chain.from_iterable(map(indices_of, resumed))))
-    order = first.order.indices(0, num_samples).tolist()
-    assert sorted(rest) == sorted(order[taken * batch_size * before :])
-    assert {loader.epoch for loader in resumed} == {0}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

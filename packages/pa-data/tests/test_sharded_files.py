@@ -38,21 +38,6 @@ def test_workers_change_nothing(tmp_path: Path, num_workers: int, num_processes:
     assert samples_in_order(data, num_processes=num_processes, batch_size=4, num_workers=num_workers) == alone
 
 
-@pytest.mark.whole_proof
-@pytest.mark.timeout(600)
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize("num_shards", range(1, 8))
-def test_every_number_of_files_processes_and_workers(tmp_path: Path, num_shards: int) -> None:
-    """One to seven files on one to four processes with none to three workers each: the same samples and draws."""
-    data = numbered(write_json_lines(tmp_path, COUNTS[:num_shards]), window=16, lanes=2, block=3)
-    one = samples_in_order(data, num_processes=1, batch_size=12)
-    for num_processes, num_workers in itertools.product((1, 2, 3, 4), (0, 1, 2, 3)):
-        loaded = samples_in_order(
-            data, num_processes=num_processes, batch_size=12 // num_processes, num_workers=num_workers
-        )
-        assert loaded == one
-
-
 def test_an_epoch_resumes_at_any_sample_on_any_number_of_processes(tmp_path: Path) -> None:
     """Forty runs that were stopped anywhere continue with the very samples and draws that were to come."""
     pattern = write_json_lines(tmp_path, COUNTS)

@@ -61,15 +61,6 @@ def test_the_size_of_a_step_is_that_of_its_pieces() -> None:
                 assert split.size(step) == sum(map(len, pieces(split, step))) > 0
 
 
-def test_training_steps_are_full_but_the_last() -> None:
-    """Every process takes a whole batch in every step but one smaller last step."""
-    for num_samples, batch_size, num_processes in GRID:
-        split = TrainSplit(num_samples, batch_size, num_processes)
-        assert len(split) == -(-num_samples // (batch_size * num_processes))
-        for step in range(len(split) - 1):
-            assert [len(piece) for piece in pieces(split, step)] == [batch_size] * num_processes
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_full_steps_come_first(drop_last: bool) -> None:
     """`num_full_steps` counts the steps in which each process takes a whole batch, all of which lie before the rest."""
@@ -129,15 +120,6 @@ def test_evaluation_steps_are_full_but_the_last_two() -> None:
                 assert split.size(step) == batch_size * num_processes
             if batch_size > 1:
                 assert len(split) == -(-num_samples // (batch_size * num_processes))
-
-
-def test_another_number_of_processes_goes_on_at_the_same_sample() -> None:
-    """What two processes have begun, three finish: together they take every sample once."""
-    begun = TrainSplit(103, 4, 2)
-    consumed = sum(begun.size(step) for step in range(5))
-    first = [position for step in range(5) for piece in pieces(begun, step) for position in piece]
-    rest = positions(TrainSplit(103, 4, 3, start=consumed))
-    assert first + rest == list(range(103))
 
 
 @given(num_samples=large, batch_size=batch_sizes, num_processes=processes, data=st.data())

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
-from typing_extensions import override
+from torch.utils.data import TensorDataset
 
 from pa_data import KeyedDataLoader
 from pa_data.errors import ConfigurationError, ExplainedError
 from pa_data.orders import Order, TokenBudget
+from tests.support.drawing import Indices
 
 GENERATOR = torch.Generator().manual_seed(0)
 LENGTHS = (torch.randn(1000, generator=GENERATOR).mul(0.8).add(3).exp().long() + 1).clamp(max=400)
@@ -128,57 +126,10 @@ def test_lengths_of_another_dataset_are_refused() -> None:
         KeyedDataLoader(TensorDataset(torch.arange(4)), order=TokenBudget([1, 2, 3], 8))
 
 
-class Drawing(Dataset[Tensor]):
-    """Samples that are their number, and a random one."""
-
-    def __len__(self) -> int:
-        return len(LENGTHS)
-
-    @override
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([float(index), float(torch.rand(()))], dtype=torch.float64)
-
-
-def loader(rank: int, processes: int, workers: int = 0) -> KeyedDataLoader[Tensor]:
-    """The loader of one process."""
-    order = TokenBudget(LENGTHS, max_tokens=1024)
-    return KeyedDataLoader(Drawing(), order=order, rank=rank, num_processes=processes, num_workers=workers, seed=5)
-
-
-def batches_of_all(processes: int, workers: int = 0, start: int = 0) -> Iterator[Tensor]:
-    """The batches in the order of the epoch, as several processes load them."""
-    shares = [loader(rank, processes, workers) for rank in range(processes)]
-    for share in shares:
-        share.start_epoch(1, start)
-    parts: list[list[Tensor]] = [list(share) for share in shares]
-    for step in range(len(shares[0].split)):
-        yield from (part[step] for part in parts if step < len(part))
-
-
-@pytest.mark.parametrize(("processes", "workers"), [(2, 0), (3, 0), (4, 0), (1, 2), (2, 2), (100, 0)])
-def test_batches_and_draws_are_the_same_on_any_number_of_processes(processes: int, workers: int) -> None:
-    """Processes take the batches of one process in turn, with the same random draws, with workers or without."""
-    alone = list(batches_of_all(1))
-    shared = list(batches_of_all(processes, workers))
-    assert len(alone) == len(shared) > 30
-    assert all(map(torch.equal, alone, shared))
-
-
-def test_an_epoch_begins_at_any_batch() -> None:
-    """After a number of samples that is where a batch ends, the rest of the epoch follows, on other processes too."""
-    whole = list(batches_of_all(1))
-    for done in (1, 7, len(whole) - 1, len(whole)):
-        position = sum(map(len, whole[:done]))
-        for processes in (1, 3):
-            rest = list(batches_of_all(processes, start=position))
-            assert len(rest) == len(whole) - done
-            assert all(map(torch.equal, rest, whole[done:]))
-
-
 def test_a_position_within_a_batch_is_refused() -> None:
     """Nothing is trained on twice or never because a position was counted in another order."""
     with pytest.raises(ConfigurationError, match="start=1, within batch 0 of"):
-        loader(0, 1).start_epoch(0, 1)
+        KeyedDataLoader(Indices(1000), order=TokenBudget(LENGTHS, max_tokens=1024)).start_epoch(0, 1)
 
 
 @pytest.mark.parametrize(

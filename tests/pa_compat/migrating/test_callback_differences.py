@@ -11,9 +11,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import (
-    TrainerCallback,
-)
+from pytorch_accelerated.callbacks import TrainerCallback
 from tests.pa_compat.test_documented_signatures import EVENTS
 from tests.small_runs import make_trainer, samples
 

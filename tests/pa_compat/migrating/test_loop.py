@@ -13,15 +13,9 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import (
-    AnyTrainer,
-    BatchMismatchError,
-    UnsupportedConfigurationError,
-)
+from pa_core import AnyTrainer, BatchMismatchError, UnsupportedConfigurationError
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import (
-    TrainerCallback,
-)
+from pytorch_accelerated.callbacks import TrainerCallback
 from tests.small_runs import make_trainer, samples
 
 PACKAGES = Path(__file__).parents[3] / "packages"

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pa_core import (
-    CheckpointError,
-)
+from pa_core import CheckpointError
 from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.small_runs import make_trainer, samples
 

@@ -4,7 +4,7 @@
 # mypy: ignore-errors
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false
-# ruff: noqa: D102, D103, RET503
+# ruff: noqa: D102, D103
 
 import os
 import re
@@ -21,9 +21,6 @@ from torchmetrics import Accuracy, MetricCollection, Precision, Recall
 
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues, notebook_launcher
 from pytorch_accelerated.callbacks import LogMetricsCallback, TrainerCallback
-from pytorch_accelerated.finetuning import ModelFreezer
-from pytorch_accelerated.schedulers import CosineLrScheduler, StatefulSchedulerBase
-from pytorch_accelerated.schedulers.scheduler_base import SchedulerBase
 
 
 def digits(first, last):
@@ -275,103 +272,6 @@ def one_cycle():
             steps_per_epoch=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
         )
     )
-
-
-class OneCycleTrainer(Trainer):
-    """Creates its scheduler itself, when the loaders and the run config are there."""
-
-    def create_scheduler(self):
-        return lr_scheduler.OneCycleLR(
-            self.optimizer,
-            max_lr=0.2,
-            epochs=self.run_config.num_epochs,
-            steps_per_epoch=len(self._train_dataloader),
-        )
-
-
-def overridden_create_scheduler():
-    return rates_of(None, trainer_class=OneCycleTrainer)
-
-
-def cosine_with_warmup():
-    return rates_of(CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=5))
-
-
-class LowerAtEpochs(StatefulSchedulerBase):
-    """Halves the rate of each group when certain epochs begin."""
-
-    def __init__(self, optimizer, epochs=(2, 4, 5), num_steps_per_epoch=100):
-        super().__init__(optimizer, param_group_field="lr")
-        self.updates = {num_steps_per_epoch * epoch for epoch in epochs}
-
-    def get_updated_values(self, num_updates: int):
-        if num_updates in self.updates:
-            return [group[self.param_group_field] / 2 for group in self.optimizer.param_groups]
-
-
-class GrowWeightDecay(StatefulSchedulerBase):
-    """Raises the weight decay by a tenth after every few updates."""
-
-    def __init__(self, optimizer, every=1000):
-        super().__init__(optimizer, param_group_field="weight_decay")
-        self.every = every
-
-    def get_updated_values(self, num_updates: int):
-        if num_updates > 0 and num_updates % self.every == 0:
-            return [group[self.param_group_field] * 1.1 for group in self.optimizer.param_groups]
-
-
-class PolynomialLr(SchedulerBase):
-    """Computes from the number of updates that it is given."""
-
-    def get_updated_values(self, num_updates: int):
-        return 0.1 * (1 - num_updates / 20) ** 2
-
-
-def lower_at_epochs():
-    return rates_of(partial(LowerAtEpochs, num_steps_per_epoch=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH))
-
-
-def plain_loop(create_scheduler_fn, field, num_epochs=2, num_update_steps_per_epoch=8):
-    """A loop without a trainer; the scheduler counts itself, or is told."""
-    model, loss_func = create_model(), nn.CrossEntropyLoss()
-    optimizer = optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01)
-    scheduler = create_scheduler_fn(optimizer)
-    values = []
-    for current_epoch in range(num_epochs):
-        num_updates = current_epoch * num_update_steps_per_epoch
-        for xb, yb in DataLoader(digits(0, 64), batch_size=8):
-            loss = loss_func(model(xb), yb)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            num_updates += 1
-            if isinstance(scheduler, StatefulSchedulerBase):
-                scheduler.step()
-            else:
-                scheduler.step_update(num_updates)
-            values.append(optimizer.param_groups[0][field])
-    return values
-
-
-class NestedModel(nn.Module):
-    """Three layer groups, the second with layers at two depths."""
-
-    def __init__(self):
-        super().__init__()
-        self.entry = nn.Linear(6, 5)
-        self.body = nn.Sequential(
-            nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU())
-        )
-        self.exit = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.exit(self.body(self.entry(x)))
-
-
-def layer_groups():
-    model = NestedModel()
-    return model, ModelFreezer(model)
 
 
 def calls_of_a_run():

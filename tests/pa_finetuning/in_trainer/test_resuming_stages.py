@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core.distributed import num_processes
 from pa_finetuning import ModelFreezer
 from tests.pa_finetuning.conv_net import modes, trainable
 from tests.pa_finetuning.in_trainer.fine_tuning import Unfreezing, make_frozen, make_images
@@ -116,11 +116,6 @@ def run(
         **options,
     )
     return fingerprint(trainer)
-
-
-def num_processes() -> int:
-    """The number of ranks that the tests run on."""
-    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def by_callback(freezer: ModelFreezer, *, adds_groups: bool) -> TrainerCallback:

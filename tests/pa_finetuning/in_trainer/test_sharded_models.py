@@ -8,15 +8,12 @@ from torch import nn
 from torch.optim import AdamW
 from torch.utils.data import TensorDataset
 
-from pa_core import Trainer, TrainerCallback
-from pa_finetuning import GradualUnfreezing, ModelFreezer
+from pa_core import Trainer
+from pa_finetuning import ModelFreezer
+from tests.pa_finetuning.in_trainer.fine_tuning import Unfreezing
 from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
 
 DATA = TensorDataset(*sentences(24))
-
-
-class Unfreezing(GradualUnfreezing, TrainerCallback):
-    """A callback, as the documentation makes one."""
 
 
 def trained(*, shard: bool) -> tuple[nn.Module, list[int]]:

@@ -34,7 +34,6 @@ from tests.pa_finetuning.in_trainer.fine_tuning import Unfreezing, make_frozen, 
 from tests.support.models import weights_of
 
 RATES = [0.001, 0.004, 0.01]
-ALL_CELLS = pytest.mark.runs_on("one_process", "two_ranks", "bf16")
 
 
 def train_by_hand(model: nn.Sequential, freezer: ModelFreezer, images: TensorDataset, run: AnyTrainer) -> None:
@@ -78,47 +77,6 @@ def test_unfrozen_weights_train_as_on_one_process(adds_groups: bool) -> None:
     assert changed(before, model) == {name for name in before if "running" not in name and "num_" not in name}
     weights = gather_objects(weights_of(model).tolist())
     assert all(of_rank == weights[0] for of_rank in weights)
-
-
-class TrackStages(TrainerCallback):
-    """Notes, for each epoch, which parameters are trainable, which weights it moved, and the modes of batch norm."""
-
-    def __init__(self) -> None:
-        self.trainable: list[set[str]] = []
-        self.moved: list[set[str]] = []
-        self.in_training_mode: list[list[bool]] = []
-
-    @override
-    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        model = trainer.get_model()
-        self._before = copy.deepcopy(model.state_dict())
-        self.trainable.append(trainable(model))
-        self.in_training_mode.append([m.training for m in model.modules() if isinstance(m, nn.BatchNorm2d)])
-
-    @override
-    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.moved.append(changed(self._before, trainer.get_model()))
-
-
-@ALL_CELLS
-def test_each_stage_trains_one_more_group() -> None:
-    """What is frozen stays bit-identical, statistics included, until its stage; evaluations change nothing."""
-    images = make_images(16)
-    model, freezer = make_frozen()
-    head, body, stem = (entries_below(model, prefix) for prefix in "210")
-    optimizer = Adam(freezer.get_parameter_groups(RATES, include_frozen=True), weight_decay=0.1)
-    track = TrackStages()
-    callbacks = [track, Unfreezing(freezer, epochs_per_stage=2)]
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks)
-
-    trainer.train(images, num_epochs=5, eval_dataset=images, per_device_batch_size=4)
-
-    parameters = set(dict(model.named_parameters()))
-    stages = [head, head, head | body, head | body, head | body | stem]
-    assert track.trainable == [stage & parameters for stage in stages]
-    assert track.moved == stages
-    assert track.in_training_mode == [[False, False]] * 2 + [[False, True]] * 2 + [[True, True]]
-    assert torch.equal(trainer.gather(weights_of(model)[None])[0], weights_of(model))
 
 
 def test_what_no_epoch_follows_stays_frozen() -> None:

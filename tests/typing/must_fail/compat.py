@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-from pytorch_accelerated import Trainer, TrainerPlaceholderValues, callbacks, notebook_launcher
-from pytorch_accelerated.run_config import TrainerRunConfig
+from pytorch_accelerated import Trainer, TrainerPlaceholderValues, notebook_launcher
 from pytorch_accelerated.tracking import RunHistory
-from tests.typing.vocabulary import Net, make_data
+from tests.typing.vocabulary import Net
 
-no_such: type = callbacks.NoSuchCallback  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pytorch_accelerated.callbacks: no such name
 Trainer(Net)  # type: ignore[call-arg, type-var]  # pyright: ignore[reportCallIssue]  # pytorch_accelerated.Trainer: an instance of the model, a loss, an optimizer
-Trainer(Net(), None, None).train(make_data(), epochs=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pytorch_accelerated.Trainer: no such argument
 rate: list[int] = TrainerPlaceholderValues.EVAL_DATALOADER_LEN  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pytorch_accelerated.TrainerPlaceholderValues: a number
 notebook_launcher("train.py")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]  # pytorch_accelerated.notebook_launcher: a function
-TrainerRunConfig()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pytorch_accelerated.run_config.TrainerRunConfig: the trainer makes it
 RunHistory()  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]  # pytorch_accelerated.tracking.RunHistory: it is abstract

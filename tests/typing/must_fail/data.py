@@ -11,14 +11,12 @@ from torch import Tensor
 from pa_core import (
     DataLoaderSlice,
     KeyedDataLoader,
-    LimitBatches,
     SizedIterable,
     gather_objects,
     local_process_zero_only,
     notebook_launcher,
-    world_process_zero_only,
 )
-from pa_core.data import EvalSplit, SupportsFetchBatch, epoch_order, move_to_device
+from pa_core.data import SupportsFetchBatch, move_to_device
 from tests.typing.vocabulary import Batch, make_data
 
 
@@ -44,19 +42,13 @@ class Squares:
 
 samples: KeyedDataLoader[int] = KeyedDataLoader(make_data())  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_core.KeyedDataLoader[_SampleT_co]: they are tensors
 KeyedDataLoader(make_data(), split="test")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.KeyedDataLoader: "train" or "eval"
-KeyedDataLoader(make_data(), 4, True, "train")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.KeyedDataLoader: a named argument
 KeyedDataLoader(make_data()).position = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.KeyedDataLoader.position: it is set by start_epoch()
-KeyedDataLoader(make_data()).start_epoch("next")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.KeyedDataLoader.start_epoch: a number
 slice_of_batches: DataLoaderSlice[Batch] = DataLoaderSlice([1, 2, 3], 2)  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]  # pa_core.DataLoaderSlice[_BatchT_co]: numbers
 DataLoaderSlice(iter([1, 2, 3]), 2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.DataLoaderSlice: an iterator has no length
 loader: SizedIterable[Batch] = [1, 2, 3]  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]  # pa_core.SizedIterable[_Item_co]: numbers are no batches
 endless: SizedIterable[int] = iter([1, 2, 3])  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.SizedIterable: an iterator has no length
 fetch: SupportsFetchBatch[Batch] = Squares()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.data.SupportsFetchBatch[_BatchT_co]: another batch
-LimitBatches("3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.LimitBatches: a number
-move_to_device(torch.ones(1), 1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.data.move_to_device: no device
 on_device: Batch = move_to_device(torch.ones(1), "cpu")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.data.move_to_device: a tensor stays one
-epoch_order(8, 0, 1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.data.epoch_order: named arguments
-EvalSplit(8, 4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.data.EvalSplit: how many processes?
 
 # Processes
 
@@ -66,4 +58,3 @@ notebook_launcher(main)  # type: ignore[arg-type]  # pyright: ignore[reportArgum
 notebook_launcher(main(3))  # type: ignore[call-overload, func-returns-value]  # pyright: ignore[reportArgumentType]  # pa_core.notebook_launcher: it was called
 double("2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.local_process_zero_only: a number
 four: int = double(2)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.local_process_zero_only: other processes have none
-world_process_zero_only(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.world_process_zero_only: a function

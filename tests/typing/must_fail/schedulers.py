@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
 from pa_core import (
@@ -29,7 +29,6 @@ from pa_schedulers import (
     SchedulerBase,
     ScheduleRow,
     StatefulSchedulerBase,
-    WSDCheckpointCallback,
     WSDLrScheduler,
     plot_schedule,
 )
@@ -45,9 +44,6 @@ wsd = WSDLrScheduler(optimizer, total_steps=20)
 # Placeholders
 
 epochs: str = TrainerPlaceholderValues.NUM_EPOCHS  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.TrainerPlaceholderValues: a number to a checker
-more: int = TrainerPlaceholderValues.NUM_EPOCHS + "1"  # type: ignore[arg-type]  # pyright: ignore[reportOperatorIssue]  # pa_core.TrainerPlaceholderValues: arithmetic with numbers
-steps: int = TrainerPlaceholderValues.NUM_STEPS  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.TrainerPlaceholderValues: no such number
-partial(OneCycleLR, max_lr=0.1, total_steps=f"{TrainerPlaceholderValues.NUM_EPOCHS}")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.TrainerPlaceholderValues.NUM_EPOCHS: text is no number
 
 # Factories
 
@@ -66,20 +62,13 @@ class WrongScheduler(Trainer[Net, Batch, BatchOutput, CosineLrScheduler]):
 
 # The schedulers of pa-schedulers
 
-CosineLrScheduler(optimizer)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_schedulers.CosineLrScheduler: how long?
-CosineLrScheduler(optimizer, 3, 4, lr_min="1e-6")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_schedulers.CosineLrScheduler: a number
 CosineLrScheduler.create_scheduler_fn(num_warmup_steps=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_schedulers.CosineLrScheduler.create_scheduler_fn: epochs
-WSDLrScheduler(net, total_steps=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_schedulers.WSDLrScheduler: a model is no optimizer
-wsd.get_phase_info("decay")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_schedulers.WSDLrScheduler.get_phase_info: a step
 name: str = wsd.get_phase_info(3)["name"]  # type: ignore[typeddict-item]  # pyright: ignore[reportGeneralTypeIssues]  # pa_schedulers.PhaseInfo: no such key
 if wsd.get_phase_info(3)["phase"] == "cooldown":  # type: ignore[comparison-overlap]  # pyright: ignore[reportUnnecessaryComparison]  # pa_schedulers.PhaseInfo: no such phase
     pass
 PhaseInfo(step=3, phase="decay")  # type: ignore[typeddict-item]  # pyright: ignore[reportCallIssue]  # pa_schedulers.PhaseInfo: its period is missing
 start: int = wsd.get_decay_info()["period_start"]  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]  # pa_schedulers.WSDLrScheduler.get_decay_info: a list
-WSDCheckpointCallback(initial_checkpoint=180)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_schedulers.WSDCheckpointCallback: a path
 plot_schedule(ReduceLROnPlateau, optimizer, 2, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_schedulers.plot_schedule: its step() needs a metric
-plot_schedule(CosineLrScheduler(optimizer, 2, 3), optimizer, 2, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_schedulers.plot_schedule: a scheduler is no factory
-ScheduleRow(1, 2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_schedulers.ScheduleRow: values are missing
 ScheduleRow(1, 1, (0.1,)).update = 2  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_schedulers.ScheduleRow: it cannot be changed
 
 # Schedulers of one's own

@@ -14,17 +14,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerRunConfig
-from tests.typing.vocabulary import (
-    Batch,
-    Net,
-    NetTrainer,
-    OtherNet,
-    Output,
-    PlateauTrainer,
-    make_data,
-    make_optimizer,
-)
+from pa_core import AnyTrainer, BatchOutput, Trainer
+from tests.typing.vocabulary import Batch, Net, NetTrainer, OtherNet, Output, PlateauTrainer, make_data, make_optimizer
 
 net = Net()
 optimizer = make_optimizer(net)
@@ -97,12 +88,8 @@ certainty: Tensor = net_trainer.calculate_train_batch_loss(Batch(torch.ones(1), 
 
 # The two entries
 
-trainer.train(data)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.Trainer.train: for how many epochs?
-trainer.train(data, num_epochs="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.train: a number of epochs
 trainer.train(data, 3, resume_missing="begin")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.train: "error" or "start"
 net_trainer.evaluate(data, collate_fn=pairs)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.evaluate: it collates to another batch
-trainer.evaluate(data, 8, None, None, False)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.Trainer.evaluate: named arguments
-trainer.evaluate([1, 2, 3])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.evaluate: a list is no dataset of torch
 
 
 class OtherLoaders(NetTrainer):
@@ -121,29 +108,19 @@ class OtherLoaders(NetTrainer):
 
 model: OtherNet = trainer.get_model()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.Trainer.get_model: it is of another class
 text: str = trainer.gather(torch.ones(1))  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.Trainer.gather: tensors come back
-trainer.log("kl", "high")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.log: text is no number
 trainer.gather(0.5)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.gather: a number is no tensor
 trainer.gather({1, 2})  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.gather: a set has no order
-trainer.save_checkpoint(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.save_checkpoint: where to?
-epoch: int = trainer.load_checkpoint("net.pt").epoch  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.load_checkpoint: a dictionary
 trainer.save_model("net", max_shard_size=1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.save_model: bytes, or text with a unit
-trainer.save_training_state("state", asynchronous="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.save_training_state: a truth value
-trainer.load_training_state()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.Trainer.load_training_state: from where?
-trainer.register_for_checkpointing(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.register_for_checkpointing: it has no state
-trainer.run_evaluation_epoch(True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.Trainer.run_evaluation_epoch: a named argument
 trainer.device = "cpu"  # type: ignore[assignment, misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.device: the launcher decides it
 trainer.optimizer = None  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.optimizer: it cannot be taken away
 Trainer(net, None, optimizer, mixed_precision="bfloat16")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.mixed_precision: it is called bf16
 trainer.num_processes = 2  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.num_processes: the launcher decides it
-trainer.add_module("critic", Net)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.add_module: an instance, not a class
 trainer.add_module("critic", net, optimizer, StepLR(optimizer, 1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.add_module: a function that makes the scheduler
 trainer.modules["critic"] = net  # type: ignore[index]  # pyright: ignore[reportIndexIssue]  # pa_core.Trainer.modules: add_module adds to it
 trainer.on_main_process(describe)(1, loss="low")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.on_main_process: the arguments are those of the function
 described: str = trainer.on_process(process_index=1)(describe)(1, loss=0.5)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.Trainer.on_process: other processes get None
 trainer.on_process(2)(describe)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.Trainer.on_process: a named argument
-Trainer(net, "mse", optimizer)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.loss_func: a function
 trainer.scheduler.step()  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]  # pa_core.Trainer.scheduler: there may be none
-misspelt: Net = trainer.modle  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.model: a typing error in a name
 
 # Trainers of any kind
 
@@ -153,6 +130,4 @@ needs_plain_trainer(net_trainer)  # type: ignore[arg-type]  # pyright: ignore[re
 # Settings
 
 trainer.run_config.num_epochs = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.TrainerRunConfig: it is frozen
-epochs: int = trainer.run_config.epochs  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.TrainerRunConfig: a setting that there is not
-TrainerRunConfig(num_epochs=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.TrainerRunConfig: most settings are missing
 trainer.run_config.train_dl_kwargs["shuffle"] = False  # type: ignore[index]  # pyright: ignore[reportIndexIssue]  # pa_core.TrainerRunConfig.train_dl_kwargs: a copy to read

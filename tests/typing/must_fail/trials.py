@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import SGD
-from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
 import pa_trial as pytorch
@@ -53,37 +52,14 @@ class Callback(pytorch.PyTorchCallback):
 pytorch.PyTorchTrial()  # type: ignore[abstract, call-arg]  # pyright: ignore[reportAbstractUsage, reportCallIssue]  # pa_trial.PyTorchTrial: it is abstract
 pytorch.MetricReducer()  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]  # pa_trial.MetricReducer: it is abstract
 
-with pytorch.init({"lr": 0.1}) as wrong_call:  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_trial.init: arguments have names
-    pass
-with pytorch.init(hparams=[1]) as wrong_hparams:  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_trial.init: hparams have names
-    pass
 with pytorch.init(seed=1) as context:
     net = context.wrap_model(Net())
     optimizer = context.wrap_optimizer(SGD(net.parameters(), lr=0.1))
     context.wrap_model(Net)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # pa_trial.PyTorchTrialContext.wrap_model: a model, not its class
     context.wrap_optimizer(net)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # pa_trial.PyTorchTrialContext.wrap_optimizer: an optimizer
-    context.wrap_lr_scheduler(StepLR(optimizer, 1), "epoch")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_trial.PyTorchTrialContext.wrap_lr_scheduler: a StepMode
-    context.backward(0.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_trial.PyTorchTrialContext.backward: a tensor
-    context.step_optimizer(net)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_trial.PyTorchTrialContext.step_optimizer: an optimizer
-    context.step_optimizer(optimizer, backward_passes_per_step=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_trial.PyTorchTrialContext.step_optimizer: that belongs to wrap_optimizer
-    context.set_stop_requested(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_trial.PyTorchTrialContext.set_stop_requested: a bool
-    context.distributed.no_such_method()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_trial.DistributedContext: no such method
-
-    def fit(trainer: pytorch.Trainer) -> None:
-        """Ask for what cannot be."""
-        trainer.fit(max_length=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_trial.Trainer.fit: a Batch or an Epoch
-        trainer.fit(max_length=pytorch.Epoch(1), checkpoint_period="1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_trial.Trainer.fit: a Batch or an Epoch too
-        trainer.fit(max_length=pytorch.Epoch(1), resume_from="best")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_trial.Trainer.fit: no such argument
 
 
-pytorch.Trainer(net, context)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_trial.Trainer: a trial
-pytorch.Batch(0.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_trial.Batch: a number or a container of numbers
-pytorch.DataLoader(make_data(), "2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_trial.DataLoader: a number
-pytorch.DataLoader(make_data(), batches=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_trial.DataLoader: no such argument
-pytorch.DistributedContext(0, 1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_trial.DistributedContext: arguments have names
-samplers.SkipSampler(torch.utils.data.SequentialSampler(make_data()))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_trial.samplers.SkipSampler: how many
 pytorch.load_trial_from_checkpoint_path("checkpoint", trial_class=Net)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]  # pa_trial.load_trial_from_checkpoint_path: the class of a trial
-rate: int = pytorch.LRScheduler.StepMode.MANUAL  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_trial.LRScheduler: no such mode
 other_samples: pytorch.DataLoader[int] = pytorch.DataLoader(make_data())  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_trial.DataLoader[_SampleT]: samples of the dataset
 indices = torch.utils.data.SequentialSampler(make_data())
 repeated: samplers.RepeatSampler[str] = samplers.RepeatSampler(indices)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_trial.samplers.RepeatSampler[_ItemT]: what the other sampler yields

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, assert_type
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from pa_core import (
@@ -134,12 +134,3 @@ def test_default_callbacks_are_for_any_trainer() -> None:
     trainer = NetTrainer(Net(), None, None, callbacks=[ForNetTrainer, *DEFAULT_CALLBACKS, *()])
     assert_type(trainer, NetTrainer)
     assert len(trainer.callback_handler.callbacks) == 1 + len(DEFAULT_CALLBACKS)
-
-
-def test_the_recording_callback_has_types() -> None:
-    """The callback for tests says what it noted."""
-    recorder = RecordingCallback()
-    model = nn.Linear(4, 2)
-    assert_type(recorder.events, list[str])
-    assert_type(recorder.arguments, list[dict[str, Any]])
-    assert model.bias is not None

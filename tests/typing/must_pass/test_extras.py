@@ -10,16 +10,8 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy
 
-from pa_callbacks_extra import (
-    ConvertSyncBatchNormCallback,
-    EarlyStoppingCallback,
-    ModelEma,
-    ModelEmaCallback,
-    ModelEmaFactory,
-    TorchMetricsCallback,
-    TrackerCallback,
-)
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_callbacks_extra import ModelEma, ModelEmaCallback, ModelEmaFactory, TorchMetricsCallback
+from pa_core import AnyTrainer, TrainerCallback
 from tests.typing.vocabulary import Batch, ForAnyTrainer, Net, NetTrainer, Output, collate, make_data, make_optimizer
 
 
@@ -93,16 +85,3 @@ def test_metrics_take_the_functions_of_their_batches() -> None:
     trainer.evaluate(make_data(), collate_fn=collate)
     assert_type(trainer, NetTrainer)
     assert 0 <= trainer.run_history.get_latest_metric("evaluation_MulticlassAccuracy") <= 1
-
-
-def test_callbacks_for_any_trainer_suit_every_trainer(tmp_path: Path) -> None:
-    """Early stopping, SyncBatchNorm and trackers ask for no class of trainers."""
-    stop = EarlyStoppingCallback(early_stopping_patience=2)
-    track = TrackerCallback("tensorboard", "net", logging_dir=tmp_path, init_kwargs={"tensorboard": {}})
-    trainer = Trainer(Net(), None, None, callbacks=[stop, ConvertSyncBatchNormCallback, track])
-
-    assert_type(trainer, Trainer[Net])
-    assert_type(stop.best.epoch, int | None)
-    assert_type(stop.epochs_without_improvement, int)
-    assert_type(track.tracker_names, tuple[str, ...])
-    assert track.tracker_names == ("tensorboard",)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from functools import partial
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, assert_type
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, LossTracker, SchedulerLike, SizedIterable, Trainer, TrainerRunConfig
-from pa_core.callbacks import CallbackHandler, TrainerCallback
+from pa_core import AnyTrainer, BatchOutput, SchedulerLike, SizedIterable, Trainer
+from pa_core.callbacks import CallbackHandler
 from tests.typing.vocabulary import (
     Batch,
     CheckPixels,
@@ -72,12 +70,6 @@ def test_every_trainer_is_any_trainer() -> None:
 
     def describe(trainer: AnyTrainer) -> str:
         assert_type(trainer.model, nn.Module)
-        assert_type(trainer.optimizer, Optimizer)
-        assert_type(trainer.run_config, TrainerRunConfig)
-        assert_type(trainer.device, torch.device)
-        assert_type(trainer.num_updates_completed, int)
-        assert_type(trainer.gradient_norm, Tensor | None)
-        assert_type(trainer.train_dataset, Dataset[Any])
         return type(trainer).__name__
 
     net = Net()
@@ -108,23 +100,8 @@ def test_a_function_for_one_process_keeps_its_signature() -> None:
         assert_type(load(Path("data")), str)
         with trainer.local_main_process_first(), trainer.autocast():
             assert load(Path("data")) == "data"
-        assert_type(trainer.is_main_process, bool)
-        assert_type(trainer.process_index, int)
-        assert_type(trainer.mixed_precision, str)
 
     run(Trainer(Net(), None, None, callbacks=[], mixed_precision="no", cpu=True))
-
-
-def test_modules_beside_the_model() -> None:
-    """They go by name, each with an optimizer and a factory of its scheduler, or with neither."""
-    net, critic = Net(), Net()
-    trainer = Trainer(net, None, make_optimizer(net), callbacks=[])
-    trainer.add_module("critic", critic, make_optimizer(critic), partial(StepLR, step_size=1))
-    trainer.add_module("teacher", Net().requires_grad_(False))
-
-    assert_type(trainer.modules, Mapping[str, nn.Module])
-    assert_type(trainer.named_optimizers(), dict[str, Optimizer])
-    assert list(trainer.modules) == ["critic", "teacher"]
 
 
 def test_a_subclass_declares_batch_and_output() -> None:
@@ -216,33 +193,6 @@ def test_what_is_gathered_keeps_its_type() -> None:
     gathered = trainer.gather({"logits": (ones, ones)}, padding_value=-1)
     assert_type(gathered, dict[str, tuple[Tensor, Tensor]])
     assert isinstance(gathered["logits"], tuple)
-
-
-def test_numbers_and_tensors_are_logged() -> None:
-    """What a step logs is a number or a tensor, and its means are trackers by name."""
-
-    class LogEachStep(TrainerCallback):
-        @override
-        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
-            trainer.log("confidence", torch.ones(()))
-            trainer.log("samples", batch_output["batch_size"])
-
-    net = Net()
-    trainer = Trainer(net, nn.CrossEntropyLoss(), make_optimizer(net), callbacks=[LogEachStep])
-    trainer.train(make_data(), num_epochs=1)
-    assert_type(dict(trainer.step_means), dict[str, LossTracker])
-    assert_type(trainer.step_means["samples"].average, float)
-
-
-def test_checkpoints_are_dictionaries(tmp_path: Path) -> None:
-    """What a checkpoint holds is the user's, under names."""
-    trainer = Trainer(Net(), None, None, callbacks=[])
-    trainer.save_checkpoint(tmp_path / "net.pt", {"fold": 3}, save_optimizer=False)
-
-    content = trainer.load_checkpoint(tmp_path / "net.pt", load_optimizer=False)
-
-    assert_type(content, dict[str, Any])
-    assert content["fold"] == 3
 
 
 def test_the_scheduler_is_that_of_the_trainer() -> None:
