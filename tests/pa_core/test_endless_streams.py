@@ -15,20 +15,19 @@ from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
     ConfigurationError,
     EmptyDatasetError,
     ProgressBarCallback,
     Run,
     SaveTrainingStateCallback,
     Trainer,
-    TrainerCallback,
 )
 from pa_core.callbacks import PrintProgressCallback
 from pa_core.data.loaders import default_num_workers
 from pa_core.distributed import num_processes, rank
 from pa_core.orders import Sequential
 from tests.small_runs import NoteBatches, linear, make_trainer, samples
+from tests.support.callbacks import KillAt, KilledError
 
 Sample = tuple[Tensor, ...]
 NO_WORKERS: dict[str, Any] = {"num_workers": 0}
@@ -111,10 +110,8 @@ def test_a_stream_trains_as_the_same_samples_in_a_list_do(accumulation_steps: in
 
     torch.testing.assert_close(weights(streamed), weights(listed), rtol=1e-12, atol=0)
     assert (streamed.num_updates_completed, streamed.num_epochs_completed) == (3 * updates, 3)
-    history: Any = streamed.run_history
-    before: Any = listed.run_history
-    losses = [record.value for record in history.records("train_loss_epoch")]
-    assert losses == pytest.approx([record.value for record in before.records("train_loss_epoch")], rel=1e-12)
+    losses = (trainer.run_history.get_metric_values("train_loss_epoch") for trainer in (streamed, listed))
+    assert next(losses) == pytest.approx(next(losses), rel=1e-12)
 
 
 def test_a_stream_without_an_end_is_trained_on_for_a_number_of_updates(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,21 +171,6 @@ def test_a_stream_that_is_used_up_ends_the_run_with_an_error() -> None:
     assert trainer.num_updates_completed == 2
 
 
-class Killed(Exception):
-    """Stands for whatever ends a process."""
-
-
-class KillAfter(TrainerCallback):
-    """Ends the run after an update, once its state is saved, or after the epoch of that update."""
-
-    def __init__(self, update: int, event: str) -> None:
-        def kill(trainer: AnyTrainer, **_: Any) -> None:
-            if trainer.num_updates_completed == update:
-                raise Killed
-
-        vars(self)[event] = kill
-
-
 @pytest.mark.parametrize("event", ["on_train_step_start", "on_eval_epoch_start"])
 @pytest.mark.parametrize("kind", [Stream, StreamWithState])
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
@@ -204,8 +186,8 @@ def test_a_run_on_a_stream_resumes_after_any_update(
         folder = tmp_path / str(update)
         saving = SaveTrainingStateCallback(folder, save_every_n_steps=1)
         before, after, stream = NoteBatches(), NoteBatches(), kind(44)
-        with pytest.raises(Killed):
-            train(make_trainer(Trainer, before, saving, KillAfter(update, event)), kind(44), 8, **options)
+        with pytest.raises(KilledError):
+            train(make_trainer(Trainer, before, saving, KillAt(update, event)), kind(44), 8, **options)
         resumed = train(make_trainer(Trainer, after), stream, 8, resume_from=folder, **options)
 
         assert before.trained + after.trained == note.trained

@@ -9,18 +9,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
     ProgressBarCallback,
-    Run,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
     Trainer,
-    TrainerCallback,
     TrainerPlaceholderValues,
 )
 from pa_core.callbacks import PrintProgressCallback
@@ -28,7 +24,10 @@ from pa_core.distributed import num_processes
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import EmptyDatasetError
 from pa_core.orders import EpochOrder, Order, epoch_order
-from tests.small_runs import NoteBatches, linear, make_trainer, samples
+from tests.pa_core.custom_loops.loops import make_line, step_through
+from tests.small_runs import NoteBatches, make_trainer, samples
+from tests.support.callbacks import KillAt, KilledError
+from tests.support.histories import updates_of
 
 SAMPLES = [16, 40, 24]
 UPDATES = [2, 5, 3]
@@ -53,12 +52,6 @@ def train(trainer: Trainer, num_epochs: int = 3, **options: Any) -> Trainer:
     settings: dict[str, Any] = {"per_device_batch_size": 8 // num_processes(), "order": Stages(SAMPLES)}
     trainer.train(samples(40), num_epochs, **{**settings, **options})
     return trainer
-
-
-def records(trainer: AnyTrainer, metric: str) -> list[int]:
-    """After which updates a metric was recorded."""
-    history: Any = trainer.run_history
-    return [record.update for record in history.records(metric)]
 
 
 @pytest.mark.parametrize("are_equal", [True, False])
@@ -108,22 +101,15 @@ def test_a_run_has_the_updates_of_all_its_epochs() -> None:
     assert trainer.scheduler.step_size == 12
     assert (trainer.num_updates_completed, trainer.num_epochs_completed) == (10, 3)
     assert [trainer.epoch_lengths.updates_of(epoch) for epoch in range(3)] == UPDATES
-    assert records(trainer, "train_loss_epoch") == [2, 7, 10]
-
-
-def test_a_number_of_updates_takes_as_many_epochs_as_it_needs() -> None:
-    """A run of eight updates ends within the third epoch."""
-    trainer = train(make_trainer(), num_epochs=1, max_num_train_steps=8)
-
-    assert (trainer.run_config.num_epochs, trainer.num_updates_completed, trainer.num_epochs_completed) == (3, 8, 3)
+    assert updates_of(trainer, "train_loss_epoch") == [2, 7, 10]
 
 
 def test_an_evaluation_of_steps_leaves_the_end_of_each_epoch_to_the_epoch() -> None:
     """After every update but those that end an epoch there is an intermediate evaluation."""
     trainer = train(make_trainer(Trainer, StepBasedEvaluationCallback(1)), eval_dataset=samples(8))
 
-    assert records(trainer, "intermediate_eval_loss_epoch") == [1, 3, 4, 5, 6, 8, 9]
-    assert records(trainer, "eval_loss_epoch") == [2, 7, 10]
+    assert updates_of(trainer, "intermediate_eval_loss_epoch") == [1, 3, 4, 5, 6, 8, 9]
+    assert updates_of(trainer, "eval_loss_epoch") == [2, 7, 10]
 
 
 def test_a_schedule_of_epochs_is_not_stepped_for_the_epoch_that_was_cut_short() -> None:
@@ -163,27 +149,12 @@ def test_displays_show_the_length_of_each_epoch(capsys: pytest.CaptureFixture[st
     assert "Training starts: 2 epochs of 4 updates, at most 5 updates" in cut
     assert "Epoch 2: 3/3 batches" in cut
 
-    with pytest.raises(Killed):
-        train(make_trainer(Trainer, SaveTrainingStateCallback(tmp_path, save_every_n_steps=1), KillAfter(4)))
+    saving = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)
+    with pytest.raises(KilledError):
+        train(make_trainer(Trainer, saving, KillAt(4, "on_train_step_start")))
     resumed = make_trainer(Trainer, ProgressBarCallback())
     train(resumed, num_epochs=1, max_num_train_steps=6, resume_from=tmp_path)
     assert "Epoch 2: 4/4 batches" in capsys.readouterr().out
-
-
-class Killed(Exception):
-    """Stands for whatever ends a process."""
-
-
-class KillAfter(TrainerCallback):
-    """Ends the run after an update, once its state is saved."""
-
-    def __init__(self, update: int) -> None:
-        self.update = update
-
-    @override
-    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        if trainer.num_updates_completed == self.update:
-            raise Killed
 
 
 def test_a_run_resumes_after_any_update_of_any_epoch(tmp_path: Path) -> None:
@@ -194,13 +165,13 @@ def test_a_run_resumes_after_any_update_of_any_epoch(tmp_path: Path) -> None:
         folder = tmp_path / str(update)
         saving = SaveTrainingStateCallback(folder, save_every_n_steps=1)
         before, after = NoteBatches(), NoteBatches()
-        with pytest.raises(Killed):
-            train(make_trainer(Trainer, before, saving, KillAfter(update)))
+        with pytest.raises(KilledError):
+            train(make_trainer(Trainer, before, saving, KillAt(update, "on_train_step_start")))
         resumed = train(make_trainer(Trainer, after), resume_from=folder)
 
         assert before.trained + after.trained == note.trained
         torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
-        assert records(resumed, "train_loss_epoch") == [2, 7, 10]
+        assert updates_of(resumed, "train_loss_epoch") == [2, 7, 10]
 
 
 @pytest.mark.parametrize("order", [None, Stages(SAMPLES)])
@@ -223,28 +194,11 @@ def test_a_run_that_is_made_longer_again_and_again_trains_all_of_each_epoch(
 
 def test_a_loop_of_ones_own_has_such_epochs_too() -> None:
     """`Run` plans and trains the same updates."""
-    torch.manual_seed(1)
-    model = linear()
-    run = Run(
-        model,
-        torch.optim.SGD(model.parameters(), lr=1e-4),
-        samples(40),
-        num_epochs=3,
-        per_device_batch_size=8,
-        order=Stages(SAMPLES),
-        callbacks=[],
-    )
-    updates: list[int] = []
-    with run:
+    with make_line(number=40, num_epochs=3, per_device_batch_size=8, order=Stages(SAMPLES), lr=1e-4) as run:
         assert (run.run_config.max_num_train_steps, run.run_config.num_update_steps_per_epoch) == (10, 4)
         for _ in run.epochs():
-            before = run.num_updates_completed
-            for inputs, targets in run.batches():
-                run.backward(nn.functional.mse_loss(run.model(inputs), targets))
-                run.step()
-            updates.append(run.num_updates_completed - before)
-
-    assert updates == UPDATES
+            step_through(run)
+    assert updates_of(run, "train_loss_epoch") == [2, 7, 10]
 
 
 def test_an_epoch_without_samples_is_refused_before_the_first_step() -> None:

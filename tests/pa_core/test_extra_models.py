@@ -21,19 +21,19 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
     ArgumentTypeError,
     CheckpointError,
     ConfigurationError,
+    SaveTrainingStateCallback,
     StopTrainingError,
     Trainer,
-    TrainerCallback,
     TrainerPlaceholderValues,
     UnsupportedConfigurationError,
     gather_objects,
 )
 from pa_core.distributed import num_processes, rank
 from tests.launching import Launch
+from tests.support.callbacks import CallAt, KillAt, KilledError
 from tests.support.loops import updates_of
 
 everywhere = pytest.mark.runs_on("one_process", "two_ranks")
@@ -407,15 +407,9 @@ def test_what_cannot_be_added(case: str) -> None:
 
 def test_nothing_is_added_while_a_run_is_under_way() -> None:
     """A callback or a step is told where to do it."""
-
-    class Adds(TrainerCallback):
-        @override
-        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            assert isinstance(trainer, Trainer)
-            trainer.add_module("late", tower(2).eval())
-
+    adds = CallAt("on_train_epoch_start", lambda trainer: trainer.add_module("late", tower(2).eval()))
     with pytest.raises(ConfigurationError, match=r"add_module\('late', \.\.\.\) in a callback"):
-        two_towers(Adds).train(pairs(4), 1)
+        two_towers(adds).train(pairs(4), 1)
 
 
 def test_what_a_script_changed_since_is_looked_at_when_a_run_starts() -> None:
@@ -520,20 +514,6 @@ def test_a_checkpoint_without_the_module(tmp_path: Path) -> None:
     assert weights_of(fresh) == before
 
 
-class Leave(TrainerCallback):
-    """Saves a training state after some updates, and ends the process there, as it were."""
-
-    def __init__(self, path: Path, update: int) -> None:
-        self.path, self.update = path, update
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == self.update:
-            trainer.save_training_state(self.path)
-        if update == self.update + 1:
-            raise LookupError
-
-
 @everywhere
 @pytest.mark.parametrize("update", [2, 4])
 def test_a_resumed_run_goes_on_bit_for_bit(update: int, shared_tmp_path: Path) -> None:
@@ -552,9 +532,10 @@ def test_a_resumed_run_goes_on_bit_for_bit(update: int, shared_tmp_path: Path) -
         return trainer
 
     whole = train(two_towers(drops=0.2))
-    with pytest.raises(LookupError):
-        train(two_towers(Leave(shared_tmp_path / "state", update), drops=0.2))
-    resumed = train(two_towers(drops=0.2), resume_from=shared_tmp_path / "state")
+    save = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=update)
+    with pytest.raises(KilledError):
+        train(two_towers(save, KillAt(update + 1), drops=0.2))
+    resumed = train(two_towers(drops=0.2), resume_from=shared_tmp_path)
     assert weights_of(resumed) == weights_of(whole)
     assert [one.state_dict() for one in resumed.named_schedulers().values()] == [
         one.state_dict() for one in whole.named_schedulers().values()

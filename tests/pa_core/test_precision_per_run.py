@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from pa_core import (
     UnsupportedConfigurationError,
 )
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.callbacks import CallAt
 from tests.support.models import weights_of
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
@@ -51,16 +53,9 @@ class InFp16(Trainer[nn.Module]):
         return accelerator
 
 
-class Calls(TrainerCallback):
-    """Calls a function after the first step of a run."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        if kwargs["step"] == 1:
-            self.function()
+def calls(function: Callable[[], object]) -> CallAt:
+    """Calls a function in the first step of a run."""
+    return CallAt("on_train_step_end", lambda _: function(), update=0)
 
 
 def trainer_in(kind: type[Trainer[nn.Module]], model: nn.Module, *callbacks: TrainerCallback) -> Trainer[nn.Module]:
@@ -97,7 +92,7 @@ def test_no_trace_of_a_run_that_was_stopped() -> None:
         during.append(computes_in(model))
         raise StopTrainingError("enough")
 
-    trainer = trainer_in(InBf16, model, Calls(look_and_stop))
+    trainer = trainer_in(InBf16, model, calls(look_and_stop))
     trainer.train(make_classification(16), 1, per_device_batch_size=2)
     assert during == [torch.bfloat16]
     assert is_untouched(model)
@@ -107,7 +102,7 @@ def test_no_trace_of_a_run_that_failed() -> None:
     """A run that an exception ends in mid-epoch, in training or evaluation, leaves a model that computes in fp32."""
     model = TinyClassifier()
     with pytest.raises(LookupError):
-        trainer_in(InBf16, model, Calls(fail)).train(make_classification(16), 1)
+        trainer_in(InBf16, model, calls(fail)).train(make_classification(16), 1)
     assert is_untouched(model)
 
     class FailsInEvaluation(TrainerCallback):
@@ -147,7 +142,7 @@ def test_no_trace_in_another_model() -> None:
     """Evaluating another model in the middle of a run changes neither: both are their own when the run is over."""
     model, other = TinyClassifier(), TinyClassifier()
     evaluating = trainer_in(InBf16, other)
-    trainer = trainer_in(InBf16, model, Calls(lambda: evaluating.evaluate(make_classification(8))))
+    trainer = trainer_in(InBf16, model, calls(lambda: evaluating.evaluate(make_classification(8))))
     trainer.train(make_classification(16), 2, make_classification(8), per_device_batch_size=4)
     assert is_untouched(model)
     assert is_untouched(other)
@@ -163,7 +158,7 @@ def test_a_model_of_two_trainers() -> None:
         evaluating.evaluate(make_classification(8))
         during.append(computes_in(model))
 
-    trainer_in(InBf16, model, Calls(evaluate)).train(make_classification(16), 2, per_device_batch_size=4)
+    trainer_in(InBf16, model, calls(evaluate)).train(make_classification(16), 2, per_device_batch_size=4)
     assert during == [torch.bfloat16] * 2
     assert is_untouched(model)
     evaluating.train(make_classification(16), 1, per_device_batch_size=4)
@@ -179,7 +174,7 @@ def test_fp16_that_would_be_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught[0].filename == __file__
     assert trainer.describe_run().endswith("precision fp32")
     during: list[torch.dtype] = []
-    trainer.callback_handler.add_callback(Calls(lambda: during.append(computes_in(model))))
+    trainer.callback_handler.add_callback(calls(lambda: during.append(computes_in(model))))
     trainer.train(make_classification(8), 1)
     assert during == [torch.float32]
     assert trainer.run_config.mixed_precision == "no"
@@ -192,7 +187,7 @@ def test_fp16_where_it_works() -> None:
         model,
         nn.CrossEntropyLoss(),
         SGD(model.parameters(), lr=1.0),
-        [Calls(lambda: during.append(computes_in(model)))],
+        [calls(lambda: during.append(computes_in(model)))],
     )
     before = weights_of(model)
     trainer.train(
@@ -266,7 +261,7 @@ def test_trainers_that_accumulate_differently(kind: type[Trainer[nn.Module]]) ->
         alone.append(weights_of(model))
 
     often, updates_often = of(1)
-    rarely, updates_rarely = of(4, Calls(lambda: train(updates_often, 1)))
+    rarely, updates_rarely = of(4, calls(lambda: train(updates_often, 1)))
     for _ in range(2):
         train(updates_rarely, 4)
     assert torch.equal(weights_of(rarely), alone[0])
@@ -299,7 +294,7 @@ def precision_of(kind: Any = Trainer, **arguments: Any) -> tuple[str, torch.dtyp
         model,
         nn.CrossEntropyLoss(),
         SGD(model.parameters(), lr=0.1),
-        [Calls(lambda: during.append(computes_in(model)))],
+        [calls(lambda: during.append(computes_in(model)))],
         **arguments,
     )
     trainer.train(make_classification(8), 1, per_device_batch_size=2)

@@ -14,18 +14,9 @@ from typing_extensions import override
 from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
 from tests.launching import Launch
+from tests.support.callbacks import CallAt
 
 DATA, EVAL_DATA = make_classification(12), make_classification(8, seed=1)
-
-
-class CallAt(TrainerCallback[Trainer[Any]]):
-    """Calls something at an event of a run."""
-
-    def __init__(self, event: str, call: Callable[[Trainer[Any]], object]) -> None:
-        def call_with_trainer(trainer: Trainer[Any], **_: Any) -> None:
-            call(trainer)
-
-        vars(self)[event] = call_with_trainer
 
 
 def evaluate_other(trainer: Trainer[Any]) -> None:

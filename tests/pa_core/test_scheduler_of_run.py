@@ -18,12 +18,13 @@ from pa_core import (
     AnyTrainer,
     CheckpointError,
     ConfigurationError,
+    SaveTrainingStateCallback,
     SchedulerLike,
     StopTrainingError,
     Trainer,
     TrainerCallback,
 )
-from tests.support.callbacks import RatesUsed
+from tests.support.callbacks import CallAt, KillAt, KilledError, RatesUsed
 from tests.support.models import weights_of
 
 HALVING = partial(ExponentialLR, gamma=0.5)
@@ -176,72 +177,39 @@ def test_a_schedule_that_is_too_short_is_refused_before_the_first_update() -> No
     assert trainer.run_history.current_epoch == epoch
 
 
-class StopAfter(TrainerCallback):
-    """Saves a training state after some updates, and ends the run."""
-
-    def __init__(self, updates: int, folder: Path) -> None:
-        self.updates, self.folder = updates, folder
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == self.updates:
-            trainer.save_training_state(self.folder)
-        if update == self.updates + 1:
-            raise Interrupted
-
-
-class Interrupted(Exception):
-    """Ends a run as a crash does."""
-
-
+@pytest.mark.parametrize("is_new", [True, False])
 @pytest.mark.parametrize("create", [HALVING, partial(LambdaLR, lr_lambda=lambda step: 1 / (1 + step))])
-def test_an_assigned_scheduler_is_saved_and_resumed(tmp_path: Path, create: Any) -> None:
-    """A script that assigns its scheduler resumes with the rates of the uninterrupted run."""
+def test_an_assigned_scheduler_is_saved_and_resumed(tmp_path: Path, create: Any, is_new: bool) -> None:
+    """With the rates of the uninterrupted run, in a script that assigns it again and in the same trainer."""
 
     def start(*callbacks: TrainerCallback) -> Trainer:
         trainer = make_trainer(*callbacks)
         trainer.scheduler = create(trainer.optimizer)
         return trainer
 
-    uninterrupted = RatesUsed()
+    uninterrupted, resumed = RatesUsed(), RatesUsed()
     train(start(uninterrupted), 6)
-    with pytest.raises(Interrupted):
-        train(start(StopAfter(2, tmp_path / "state")), 6)
-
-    resumed = RatesUsed()
-    train(start(resumed), 6, resume_from=tmp_path / "state")
+    save, kill = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2), KillAt(3)
+    trainer = start(save, kill)
+    with pytest.raises(KilledError):
+        train(trainer, 6)
+    for callback in (save, kill):
+        trainer.callback_handler.remove_callback(callback)
+    trainer = start() if is_new else trainer
+    trainer.callback_handler.add_callback(resumed)
+    train(trainer, 6, resume_from=tmp_path)
     assert len(set(uninterrupted.rates)) == 6
     assert resumed.rates == uninterrupted.rates[2:]
-
-
-def test_an_assigned_scheduler_is_resumed_in_the_same_trainer(tmp_path: Path) -> None:
-    """As in a notebook: the scheduler that is still there goes on from the state, not from where it was left."""
-    uninterrupted, used = RatesUsed(), RatesUsed()
-    whole = make_trainer(uninterrupted)
-    whole.scheduler = LambdaLR(whole.optimizer, lambda step: 1 / (2 + step))
-    train(whole, 6)
-
-    stop = StopAfter(2, tmp_path / "state")
-    trainer = make_trainer(stop)
-    trainer.scheduler = LambdaLR(trainer.optimizer, lambda step: 1 / (2 + step))
-    with pytest.raises(Interrupted):
-        train(trainer, 6)
-    trainer.callback_handler.remove_callback(stop)
-    trainer.callback_handler.add_callback(used)
-    train(trainer, 6, resume_from=tmp_path / "state")
-    assert used.rates == uninterrupted.rates[2:]
 
 
 def test_stopping_by_intent_leaves_the_scheduler_for_the_next_run() -> None:
     """A run that a callback stops keeps its scheduler like any other."""
 
-    class StopAtOnce(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            raise StopTrainingError("enough")
+    def stop(_: AnyTrainer) -> None:
+        raise StopTrainingError("enough")
 
     used = RatesUsed()
-    trainer = make_trainer(used, StopAtOnce())
+    trainer = make_trainer(used, CallAt("on_optimizer_step_end", stop))
     train(trainer, create_scheduler_fn=HALVING)
     train(trainer)
     train(trainer)

@@ -26,13 +26,10 @@ from pa_core.callbacks import progress_bar
 from pa_core.distributed import rank
 from pa_core.testing import RecordingCallback
 from tests.pa_core.test_what_a_step_waits_for import Reads
+from tests.support.callbacks import KillAt, KilledError
 
 NUM_SAMPLES, BATCH_SIZE = 22, 4
 VALUES = torch.arange(NUM_SAMPLES, dtype=torch.float64) / 7
-
-
-class Interrupted(Exception):
-    """Stands for whatever ends a process."""
 
 
 class LogsValues(Trainer[nn.Linear]):
@@ -198,18 +195,11 @@ def test_evaluations_within_an_epoch_have_their_own_names() -> None:
 @pytest.mark.runs_on("one_process", "two_ranks")
 def test_a_run_resumed_in_mid_epoch_records_the_same_means(last_saved: int, shared_tmp_path: Path) -> None:
     """To the last bit, in the precision of the logged values."""
-
-    class Stop(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == last_saved + 1:
-                raise Interrupted
-
     whole = make_trainer(FromCallbacks())
     train(whole, num_epochs=2, per_device_batch_size=2)
     states = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=1)
-    with pytest.raises(Interrupted):
-        train(make_trainer(FromCallbacks(), states, Stop()), num_epochs=2, per_device_batch_size=2)
+    with pytest.raises(KilledError):
+        train(make_trainer(FromCallbacks(), states, KillAt(last_saved + 1)), num_epochs=2, per_device_batch_size=2)
 
     resumed = make_trainer(FromCallbacks())
     train(resumed, num_epochs=2, per_device_batch_size=2, resume_from=shared_tmp_path)

@@ -15,7 +15,6 @@ from typing_extensions import override
 from pa_core import (
     AnyTrainer,
     ConfigurationError,
-    InMemoryRunHistory,
     LimitBatches,
     LimitBatchesCallback,
     LimitEvalStepsCallback,
@@ -25,15 +24,10 @@ from pa_core import (
 )
 from pa_core.data.batch_limit import batch_limit_from_environment
 from pa_core.testing import RecordingCallback, make_regression
+from tests.support.histories import updates_of
 from tests.support.trainers import linear_trainer
 
 VARIABLE = "PT_ACC_LIMIT_BATCHES"
-
-
-def updates_at(trainer: AnyTrainer, metric: str) -> list[int]:
-    """The number of updates that were complete each time the metric was recorded."""
-    assert isinstance(trainer.run_history, InMemoryRunHistory)
-    return [record.update for record in trainer.run_history.records() if record.metric == metric]
 
 
 class CountEvalBatches(TrainerCallback):
@@ -190,7 +184,7 @@ def test_evaluations_come_after_every_nth_update() -> None:
     trainer = linear_trainer(StepBasedEvaluationCallback(2))
     data = make_regression(80)
     trainer.train(data, 2, data, per_device_batch_size=8, gradient_accumulation_steps=2)
-    assert updates_at(trainer, "intermediate_eval_loss_epoch") == [2, 4, 6, 8]
+    assert updates_of(trainer, "intermediate_eval_loss_epoch") == [2, 4, 6, 8]
 
 
 class RecordsAccuracy(TrainerCallback):
@@ -207,9 +201,9 @@ def test_metrics_have_one_value_an_epoch_also_with_evaluations_within_it() -> No
     data = make_regression(80)
     trainer.train(data, 2, data, per_device_batch_size=16)
     for name in ("train_loss_epoch", "eval_loss_epoch", "accuracy"):
-        assert updates_at(trainer, name) == [5, 10], name
+        assert updates_of(trainer, name) == [5, 10], name
     for name in ("intermediate_eval_loss_epoch", "intermediate_accuracy"):
-        assert updates_at(trainer, name) == [2, 4, 6, 8], name
+        assert updates_of(trainer, name) == [2, 4, 6, 8], name
     assert len(list(trainer.run_history.get_metric_names())) == 5
 
 
@@ -233,8 +227,8 @@ def test_the_end_of_an_epoch_is_not_evaluated_twice() -> None:
     trainer = linear_trainer(StepBasedEvaluationCallback(5))
     data = make_regression(80)
     trainer.train(data, 2, data, per_device_batch_size=8, max_num_train_steps=15)
-    assert updates_at(trainer, "intermediate_eval_loss_epoch") == [5]
-    assert updates_at(trainer, "eval_loss_epoch") == [10, 15]
+    assert updates_of(trainer, "intermediate_eval_loss_epoch") == [5]
+    assert updates_of(trainer, "eval_loss_epoch") == [10, 15]
 
 
 def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:

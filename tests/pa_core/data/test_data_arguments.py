@@ -23,8 +23,9 @@ from torch.utils.data import (
 )
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, KeyedDataLoader, StopTrainingError, Trainer, TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, KeyedDataLoader, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.callbacks import KillAt, KilledError
 from tests.support.explained import assert_explained
 
 DATA = make_classification(22)
@@ -124,32 +125,19 @@ def test_a_dataset_after_a_dataloader_is_loaded_by_the_trainer_again() -> None:
     assert trainer.run_config.train_per_device_batch_size == 2
 
 
-class StopsAt(TrainerCallback):
-    """Saves a training state at an update, and stops."""
-
-    def __init__(self, folder: Path, update: int) -> None:
-        self.folder = folder
-        self.update = update
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == self.update:
-            trainer.save_training_state(self.folder)
-
-    @override
-    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        if trainer.num_updates_completed == self.update:
-            raise StopTrainingError
-
-
 def test_a_run_with_a_dataloader_resumes_in_mid_epoch(tmp_path: Path) -> None:
     """The weights are those of the run that was not interrupted."""
-    whole, interrupted = make_trainer(), make_trainer(StopsAt(tmp_path / "state", 8))
-    for trainer in (whole, interrupted):
+    whole, resumed = make_trainer(), make_trainer()
+    killed = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=8), KillAt(9))
+
+    def train(trainer: Trainer, **options: Any) -> None:
         torch.manual_seed(3)
-        trainer.train(DataLoader(DATA, batch_size=4, shuffle=True), 2)
-    resumed = make_trainer()
-    resumed.train(DataLoader(DATA, batch_size=4, shuffle=True), 2, resume_from=tmp_path / "state")
+        trainer.train(DataLoader(DATA, batch_size=4, shuffle=True), 2, **options)
+
+    train(whole)
+    with pytest.raises(KilledError):
+        train(killed)
+    train(resumed, resume_from=tmp_path)
     assert resumed.num_updates_completed == 12
     assert all(map(torch.equal, whole.model.parameters(), resumed.model.parameters()))
 

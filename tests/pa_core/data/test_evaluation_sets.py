@@ -13,7 +13,6 @@ from pa_core import (
     AnyTrainer,
     ConfigurationError,
     EvaluationSet,
-    InMemoryRunHistory,
     LimitBatchesCallback,
     LimitEvalStepsCallback,
     Trainer,
@@ -21,6 +20,7 @@ from pa_core import (
 )
 from tests.small_runs import make_trainer, samples
 from tests.support.explained import assert_explained
+from tests.support.histories import epochs_of
 
 DATA = samples(8)
 VAL, OOD = samples(5), samples(3)
@@ -48,13 +48,6 @@ class NoteSets(TrainerCallback):
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self.events.append(f"{trainer.eval_name}, epoch {trainer.num_epochs_completed}")
-
-
-def epochs_of(trainer: Trainer, metric: str) -> list[int]:
-    """The epochs in which a metric was recorded."""
-    history = trainer.run_history
-    assert isinstance(history, InMemoryRunHistory)
-    return [record.epoch for record in history.records(metric)]
 
 
 def test_each_set_is_evaluated_in_turn_and_recorded_under_its_name() -> None:

@@ -16,11 +16,12 @@ from torch.optim import SGD
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core import ConfigurationError, Trainer
 from pa_core.distributed import gather_objects, num_processes, rank
 from pa_core.testing import make_regression
 from tests.launching import Launch
 from tests.small_runs import NoteBatches, make_trainer, samples
+from tests.support.callbacks import CallAt
 
 everywhere = pytest.mark.runs_on("one_process", "two_ranks")
 on_two_ranks = pytest.mark.runs_on("two_ranks")
@@ -143,25 +144,14 @@ def test_samplers_of_other_libraries_that_split_are_used_as_they_are() -> None:
         )
 
 
-class SaveInMidEpoch(TrainerCallback):
-    """Saves after the third update."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == 3:
-            trainer.save_training_state(self.folder / "state")
-
-
 @everywhere
 def test_a_run_with_such_a_loader_goes_on_in_mid_epoch(shared_tmp_path: Path) -> None:
     """With the batches that would have followed."""
     data = samples(8 * num_processes())
     whole, resumed = NoteBatches(), NoteBatches()
     kwargs = {"batch_size": 2, "sampler": own_share(data)}
-    make_trainer(Trainer, whole, SaveInMidEpoch(shared_tmp_path)).train(data, 2, train_dataloader_kwargs=kwargs)
+    save = CallAt("on_optimizer_step_end", lambda one: one.save_training_state(shared_tmp_path / "state"), 3)
+    make_trainer(Trainer, whole, save).train(data, 2, train_dataloader_kwargs=kwargs)
     trainer = make_trainer(Trainer, resumed)
     trainer.train(data, 2, train_dataloader_kwargs=kwargs, resume_from=shared_tmp_path / "state")
     assert resumed.trained == whole.trained[3:]

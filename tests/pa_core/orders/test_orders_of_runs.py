@@ -26,6 +26,7 @@ from pa_core import (
 )
 from pa_core.orders import EpochOrder, Order, Sequential, Shuffled, Weighted
 from pa_core.storage import newest_valid
+from tests.support.callbacks import KillAt, KilledError
 from tests.support.explained import assert_explained
 
 X, Y = torch.arange(12.0)[:, None], torch.zeros(12, 1)
@@ -214,23 +215,10 @@ def test_a_loader_has_one_order() -> None:
         KeyedDataLoader(DATA, algorithm="feistel-v1", order=Rotated())
 
 
-class Interrupted(Exception):
-    """Stands for whatever ends a process."""
-
-
-class Interrupts(TrainerCallback):
-    """Ends the run after some updates."""
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == 4:
-            raise Interrupted
-
-
 def interrupted(folder: Path, **arguments: Any) -> dict[str, Any]:
     """Train until after the fourth update, and return the settings of the state."""
-    callbacks = SaveTrainingStateCallback(folder, save_every_n_steps=1), Interrupts()
-    with pytest.raises(Interrupted):
+    callbacks = SaveTrainingStateCallback(folder, save_every_n_steps=1), KillAt(4)
+    with pytest.raises(KilledError):
         make_trainer(*callbacks).train(DATA, 2, per_device_batch_size=2, **arguments)
     state, _ = newest_valid(folder)
     assert state is not None

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, KeyedDataLoader, Run, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.orders import ClassBalanced, Curriculum, Mixture, Order, Weighted
+from tests.support.callbacks import KillAt, KilledError
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -47,19 +48,6 @@ class Ids(TrainerCallback):
         self.of_updates.append([int(number) for number in trainer.gather(batch[0])])
 
 
-class Crash(Exception):
-    """Stands for whatever ends a process."""
-
-
-class Crashes(TrainerCallback):
-    """Ends the run within its second epoch."""
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == 12:
-            raise Crash
-
-
 def train(data: Dataset[Any], *callbacks: TrainerCallback, **options: Any) -> tuple[list[list[int]], Trainer]:
     """Train a line for three epochs, six samples an update, and return the samples of each update and the trainer."""
     torch.manual_seed(0)
@@ -84,8 +72,8 @@ def of_one_process(data: Dataset[Any], order: Order | None, seed: int | None) ->
 def test_a_run_goes_on_at_its_sample(name: str, shared_tmp_path: Path) -> None:
     """The updates are those of one process, also where the run was killed within its second epoch."""
     data, order = DATASETS[name]
-    with pytest.raises(Crash):
-        train(data, SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=11), Crashes(), order=order)
+    with pytest.raises(KilledError):
+        train(data, SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=11), KillAt(12), order=order)
     resumed, trainer = train(data, order=order, resume_from=shared_tmp_path)
     whole = of_one_process(data, order, trainer.run_config.seed)
     assert resumed == whole[11:]

@@ -28,6 +28,7 @@ from pa_core import (
 from pa_core.distributed import num_processes
 from pa_core.orders import Shuffled, TokenBudget
 from pa_core.storage import newest_valid
+from tests.support.callbacks import KillAt, KilledError
 from tests.support.explained import assert_explained
 from tests.support.models import weights_of
 
@@ -151,29 +152,13 @@ def test_an_update_is_the_mean_over_the_tokens_of_its_batches(batches: int) -> N
     assert trainer.num_updates_completed == 2 * -(-BUDGET.num_batches // batches)
 
 
-class Interrupted(Exception):
-    """Stands for whatever ends a process."""
-
-
-class Interrupts(TrainerCallback):
-    """Ends the run after some updates."""
-
-    def __init__(self, update: int) -> None:
-        self.update = update
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == self.update:
-            raise Interrupted
-
-
 @pytest.mark.runs_on("one_process", "two_ranks")
 @pytest.mark.parametrize("update", [2, 4, 5, 6])
 def test_a_run_resumes_at_any_update(update: int, shared_tmp_path: Path) -> None:
     """After a kill the rest of the run is as if nothing had happened, within an epoch and where one ends."""
     whole = train()
-    with pytest.raises(Interrupted):
-        train(SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=1), Interrupts(update))
+    with pytest.raises(KilledError):
+        train(SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=1), KillAt(update))
     resumed = train(resume_from=shared_tmp_path)
     assert torch.equal(weights_of(resumed.get_model()), weights_of(whole.get_model()))
     assert resumed.run_history.get_metric_values("train_loss_epoch") == pytest.approx(
@@ -183,8 +168,8 @@ def test_a_run_resumes_at_any_update(update: int, shared_tmp_path: Path) -> None
 
 def interrupted(folder: Path, **arguments: Any) -> dict[str, Any]:
     """Train for three updates, and return the settings of the state."""
-    with pytest.raises(Interrupted):
-        train(SaveTrainingStateCallback(folder, save_every_n_steps=1), Interrupts(3), **arguments)
+    with pytest.raises(KilledError):
+        train(SaveTrainingStateCallback(folder, save_every_n_steps=1), KillAt(3), **arguments)
     state, _ = newest_valid(folder)
     assert state is not None
     settings: dict[str, Any] = state.parts["run"]["settings"]
@@ -266,8 +251,8 @@ def test_limits_count_batches_of_the_order() -> None:
 def test_limits_hold_for_a_resumed_epoch(update: int, tmp_path: Path) -> None:
     """The batches that were trained on before count in the limit, whatever their sizes."""
     with LimitBatches(12):
-        with pytest.raises(Interrupted):
-            train(SaveTrainingStateCallback(tmp_path, save_every_n_steps=1), Interrupts(update), batches=1)
+        with pytest.raises(KilledError):
+            train(SaveTrainingStateCallback(tmp_path, save_every_n_steps=1), KillAt(update), batches=1)
         trainer = train(batches=1, num_epochs=1, resume_from=tmp_path)
     assert trainer.num_updates_completed == 12
 
