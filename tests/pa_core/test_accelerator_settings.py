@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,11 @@ from accelerate.utils import (
     TorchDynamoPlugin,
 )
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 from pa_core import Trainer, UnsupportedConfigurationError
 from pa_core.sharding.settings import ShardingSettings
-from tests.launching import Launch
 from tests.support.explained import assert_explained
 
 DOCS = Path(__file__).parents[2] / "docs" / "beyond-ddp.md"
@@ -153,17 +152,22 @@ WARNINGS = {
 """What making a trainer warns of."""
 
 
-def trainer_of(name: str) -> Trainer:
-    """A trainer with an Accelerator with this setting."""
+def trainer_with(create: Callable[[], Any]) -> Trainer:
+    """A trainer with an Accelerator of one's own."""
 
     class Configured(Trainer):
         @override
         def _create_accelerator(self) -> Any:
-            return SETTINGS[name]()
+            return create()
 
     torch.manual_seed(0)
     model = nn.Linear(1, 1)
     return Configured(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+
+
+def trainer_of(name: str) -> Trainer:
+    """A trainer with an Accelerator with this setting."""
+    return trainer_with(SETTINGS[name])
 
 
 def rows_that(*outcomes: str) -> list[str]:
@@ -217,69 +221,24 @@ def test_what_is_refused(name: str) -> None:
     assert_explained(caught.value, "is not supported")
 
 
-SEVERAL_PROCESSES = """
-import torch, sys
-from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from pa_core import Trainer, UnsupportedConfigurationError
-
-data = TensorDataset(torch.ones(10, 1), torch.ones(10, 1))
-
-def make(**kwargs):
-    class Configured(Trainer):
-        def _create_accelerator(self):
-            return Accelerator(cpu=True, **kwargs)
-
-        def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
-            own = DataLoader(self.train_dataset, batch_size=2)
-            return own if has_own_loader else super().create_train_dataloader(batch_size, train_dl_kwargs)
-
-    model = nn.Linear(1, 1)
-    return Configured(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
-
-has_own_loader = False
-for kwargs in ({"split_batches": True}, {"dataloader_config": DataLoaderConfiguration(split_batches=True)}):
-    try:
-        make(**kwargs)
-    except UnsupportedConfigurationError as error:
-        assert "divide per_device_batch_size by 2" in str(error), error
-    else:
-        raise AssertionError(kwargs)
-
-trainer = make(dataloader_config=DataLoaderConfiguration(even_batches=False))
-trainer.train(data, 1, per_device_batch_size=2)
-assert trainer.run_history.clock.samples == 10
-has_own_loader = True
-try:
-    trainer.train(data, 1)
-except UnsupportedConfigurationError as error:
-    assert "even_batches" in str(error), error
-else:
-    raise AssertionError("even_batches")
-"""
-
-
-def test_what_is_refused_on_several_processes(launch: Launch) -> None:
-    """Batches that would be split, and uneven numbers of them, are refused on two processes, on all of them."""
-    launched = launch(SEVERAL_PROCESSES, ranks=2)
-    assert launched.status == 0, launched.output
-    assert "Traceback" not in launched.output
+@pytest.mark.runs_on("two_ranks")
+def test_what_is_refused_on_several_processes() -> None:
+    """Batches that would be split, and uneven numbers of them where a loader is not the trainer's own."""
+    for create in (partial(on_cpu, split_batches=True), partial(loading, split_batches=True)):
+        with pytest.raises(UnsupportedConfigurationError, match="divide per_device_batch_size by 2"):
+            trainer_with(create)
+    data = TensorDataset(torch.ones(10, 1), torch.ones(10, 1))
+    trainer = trainer_with(partial(loading, even_batches=False))
+    trainer.train(data, 1, per_device_batch_size=2)
+    assert trainer.run_history.clock.samples == 10
+    with pytest.raises(UnsupportedConfigurationError, match="even_batches"):
+        trainer.train(DataLoader(data, batch_size=2), 1)
 
 
 def test_split_batches_on_one_process() -> None:
     """One process has nothing to split: the argument changes nothing there."""
-
-    class Splitting(Trainer):
-        @override
-        def _create_accelerator(self) -> Any:
-            return on_cpu(split_batches=True)
-
-    inputs: Mapping[str, Any] = {"train_dataset": TensorDataset(torch.ones(8, 1), torch.ones(8, 1))}
-    model = nn.Linear(1, 1)
-    trainer = Splitting(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(**inputs, num_epochs=1, per_device_batch_size=4)
+    trainer = trainer_with(partial(on_cpu, split_batches=True))
+    trainer.train(TensorDataset(torch.ones(8, 1), torch.ones(8, 1)), 1, per_device_batch_size=4)
     assert trainer.num_updates_completed == 2
 
 
@@ -330,14 +289,8 @@ PLUGIN_FIELDS: dict[str, Callable[[], dict[str, Any]]] = {
 
 def sharding_trainer(**asked: Any) -> Trainer:
     """A trainer whose Accelerator has a plugin with these fields."""
-
-    class Sharding(Trainer):
-        @override
-        def _create_accelerator(self) -> Any:
-            fields_of_plugin: Any = {"fsdp_version": 2, **asked}
-            return on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin(**fields_of_plugin))
-
-    return Sharding(nn.Linear(1, 1), None, None, callbacks=[])
+    fields_of_plugin: Any = {"fsdp_version": 2, **asked}
+    return trainer_with(lambda: on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin(**fields_of_plugin)))
 
 
 def settings_of(trainer: Any) -> ShardingSettings | None:

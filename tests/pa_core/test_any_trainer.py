@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from typing import Any, cast
 
 import pytest
-from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import AnyTrainer, Trainer
 from pa_core.errors import OverrideError
-from tests.small_runs import make_trainer, samples
+from tests.small_runs import make_trainer
 
 
 def test_what_every_trainer_offers_is_declared_once() -> None:
@@ -46,26 +45,3 @@ def test_progress_is_read_and_not_set() -> None:
     for name in ("num_updates_completed", "num_epochs_completed", "was_complete"):
         with pytest.raises(AttributeError):
             setattr(trainer, name, 1)
-
-
-def test_a_run_that_failed_leaves_the_trainer_as_before_it() -> None:
-    """After an exception the trainer trains again, with counters of the new run and no gradients of the old one."""
-
-    class FailsOnce(TrainerCallback):
-        def __init__(self) -> None:
-            self.failures = 1
-
-        @override
-        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            if self.failures:
-                self.failures -= 1
-                raise RuntimeError("once")
-
-    trainer = make_trainer(Trainer, FailsOnce())
-    model = trainer.model
-    with pytest.raises(RuntimeError, match="once"):
-        trainer.train(samples(8), 1, per_device_batch_size=4)
-    assert trainer.model is model
-    assert all(parameter.grad is None for parameter in model.parameters())
-    trainer.train(samples(8), 1, per_device_batch_size=4)
-    assert (trainer.num_updates_completed, trainer.num_epochs_completed) == (2, 1)

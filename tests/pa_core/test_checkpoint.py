@@ -396,6 +396,7 @@ def test_a_checkpoint_of_the_middle_of_a_run_has_the_plain_names(tmp_path: Path)
     assert not same(dict(weights), dict(trainer.model.state_dict()))
 
 
+@pytest.mark.runs_on("one_process", "bf16")
 def test_a_compiled_model_is_saved_and_loaded_under_its_plain_names(tmp_path: Path) -> None:
     """Files go to and fro between compiled models and those that are not."""
     plain = make_trainer(seed=1)

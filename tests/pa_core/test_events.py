@@ -75,12 +75,6 @@ def test_callbacks_are_called_in_the_order_given(order: tuple[Any, ...]) -> None
         assert type(registered) is given if isinstance(given, type) else registered is given
 
 
-def test_callbacks_may_come_from_any_iterable() -> None:
-    """A generator is read once."""
-    handler = CallbackHandler(callback for callback in (First, Second))
-    assert [type(callback) for callback in handler.callbacks] == [First, Second]
-
-
 def test_the_default_callbacks_are_the_documented_ones_in_their_order() -> None:
     """What a trainer has that was given no callbacks."""
     model = TinyClassifier()
@@ -130,12 +124,6 @@ def test_an_event_of_ones_own_is_called_by_name_or_by_method() -> None:
         ("First", "verify_batch", trainer, 4, True),
         ("Second", "verify_batch", trainer, 4, True),
     ]
-
-
-def test_an_event_that_nobody_implements_is_no_error() -> None:
-    """A trainer may fire what only some callbacks know."""
-    CallbackHandler([Deaf]).call_event("verify_batch", None, size=3)
-    CallbackHandler().call_event("on_train_epoch_start", None)
 
 
 def test_only_callbacks_that_implement_an_event_are_listeners() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +21,6 @@ from pa_core import (
     BatchOutputError,
     ConfigurationError,
     EmptyDatasetError,
-    MetricNotFoundError,
-    SaveBestModelCallback,
     Trainer,
 )
 from pa_core.testing import RecordingCallback, TinyClassifier
@@ -32,7 +28,6 @@ from tests.pa_core.good_run import (
     EVAL_DATA,
     TRAIN_DATA,
     Permissive,
-    assert_no_bar_is_open,
     assert_still_works,
     make_trainer,
     train,
@@ -314,32 +309,6 @@ def test_a_loss_without_a_gradient_is_refused_in_training_only() -> None:
     assert_still_works(trainer, trainer.model)
 
 
-def test_ctrl_c_closes_the_bars_and_keeps_the_history() -> None:
-    """Nothing is drawn over what is printed next, and the epochs that were complete are there."""
-    trainer = make_trainer()
-
-    def press_ctrl_c(output: dict[str, Any]) -> dict[str, Any]:
-        if trainer.num_updates_completed == 3:
-            signal.raise_signal(signal.SIGINT)
-        return output
-
-    trainer.train_step = press_ctrl_c
-    with pytest.raises(KeyboardInterrupt):
-        train(trainer)
-
-    assert_no_bar_is_open()
-    assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 1
-    trainer.train_step = None
-    assert_still_works(trainer, trainer.model)
-
-
-def test_an_iterable_dataset_with_a_length_trains() -> None:
-    """What the error about a missing length asks for is enough."""
-    trainer = make_trainer()
-    train(trainer, data=SizedStream(), per_device_batch_size=8)
-    assert trainer.num_updates_completed == 4
-
-
 def test_a_trainer_without_a_loss_function_says_what_to_override() -> None:
     """`loss_func=None` is for those who calculate the loss themselves."""
     model = TinyClassifier()
@@ -361,16 +330,3 @@ def test_there_must_be_something_to_evaluate() -> None:
 
     trainer.evaluate()
     assert "evaluation_loss" in trainer.run_history.get_metric_names()
-
-
-def test_a_metric_that_was_never_recorded_is_refused_with_those_that_were(tmp_path: Path) -> None:
-    """A typo in `watch_metric` ends the first epoch, not the last."""
-    watcher = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="eval_los_epoch")
-    trainer = make_trainer(watcher)
-    with pytest.raises(MetricNotFoundError) as caught:
-        train(trainer)
-    assert_explained(caught.value, "eval_los_epoch", "eval_loss_epoch", "train_loss_epoch")
-    assert trainer.num_epochs_completed == 1
-    assert not list(tmp_path.iterdir())
-    watcher.watch_metric = "eval_loss_epoch"
-    assert_still_works(trainer, trainer.model)

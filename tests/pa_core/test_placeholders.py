@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import SGD
-from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, MultiStepLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, OneCycleLR
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.placeholders import PlaceholderExpression, TrainerPlaceholderValues, resolve_placeholders
@@ -132,11 +132,6 @@ def test_the_set_of_placeholders_has_every_name() -> None:
         "EVAL_DATALOADER_LEN",
         "PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH",
     }
-
-
-def test_the_name_per_process_means_the_same_number() -> None:
-    """An update is an update: the count of one process is the count of all."""
-    assert TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH is UPDATES
 
 
 _USES: list[Callable[[Any], Any]] = [
@@ -276,21 +271,6 @@ def test_what_is_no_partial_comes_back_unchanged(factory: object) -> None:
     assert resolve_placeholders(factory, VALUES) is factory
 
 
-def test_torch_schedulers_are_made_from_resolved_factories() -> None:
-    """The documented use: torch's own schedulers, with placeholders in their arguments."""
-    parameters = [torch.nn.Parameter(torch.zeros(1))]
-    one_cycle = partial(OneCycleLR, max_lr=0.1, epochs=EPOCHS, steps_per_epoch=UPDATES)
-    multi_step = partial(MultiStepLR, milestones=[UPDATES * 2, UPDATES * 4])
-    warm_up = partial(LambdaLR, lr_lambda=partial(_ramp, length=UPDATES))
-
-    assert resolve_placeholders(one_cycle, VALUES)(SGD(parameters, lr=0.1)).total_steps == 60
-    assert dict(resolve_placeholders(multi_step, VALUES)(SGD(parameters, lr=0.1)).milestones) == {
-        24: 1,
-        48: 1,
-    }
-    assert resolve_placeholders(warm_up, VALUES)(SGD(parameters, lr=1.2)).get_last_lr() == [pytest.approx(0.1)]
-
-
 def test_counts_that_a_float_has_scaled_are_counts_to_torch_schedulers() -> None:
     """Schedulers of torch that take no float for a count, and no int for a fraction, get what they take."""
     parameters = [torch.nn.Parameter(torch.zeros(1))]
@@ -302,8 +282,3 @@ def test_counts_that_a_float_has_scaled_are_counts_to_torch_schedulers() -> None
     assert resolve_placeholders(restarts, VALUES)(SGD(parameters, lr=0.1)).T_0 == 6
     with pytest.raises(ValueError, match=r"total_steps.*15\.5"):
         resolve_placeholders(one_cycle, {**VALUES, "num_update_steps_per_epoch": 6.2})(SGD(parameters, lr=0.1))
-
-
-def _ramp(step: int, length: int) -> float:
-    """Rise to 1 in ``length`` steps."""
-    return (step + 1) / length

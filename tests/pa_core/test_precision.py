@@ -58,33 +58,3 @@ def test_the_model_computes_in_bf16_and_its_weights_stay_fp32() -> None:
     assert "bf16" in trainer.describe_run()
     losses = [float(loss) for loss in trainer.run_history.get_metric_values("train_loss_epoch")]
     assert losses[-1] < losses[0]
-
-
-def test_the_precision_of_a_run_does_not_stay_in_the_model() -> None:
-    """After a run, and after an evaluation, the model computes in its own precision again."""
-    model = Noting()
-    attributes = set(vars(model))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-    for _ in range(2):
-        trainer.train(make_classification(8), 1)
-        trainer.evaluate(make_classification(8))
-        model.computed_in.clear()
-        model(torch.zeros(1, 4))
-        assert model.computed_in == [torch.float32]
-    assert set(vars(model)) == attributes
-
-
-def test_accumulation_and_clipping_work_in_bf16() -> None:
-    """An update of several clipped batches moves the weights by the bound."""
-    model = Noting()
-    before = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=1.0), callbacks=[])
-    trainer.train(
-        make_classification(16),
-        1,
-        per_device_batch_size=4,
-        gradient_accumulation_steps=4,
-        gradient_clip_norm=0.01,
-    )
-    after = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-    assert (after - before).norm().item() == pytest.approx(0.01, rel=1e-3)

@@ -186,14 +186,6 @@ def test_the_state_of_the_scheduler_is_part_of_a_checkpoint(tmp_path: Path) -> N
     assert other.optimizer.param_groups[0]["lr"] == saved.optimizer.param_groups[0]["lr"]
 
 
-def test_it_trains_without_a_scheduler_too() -> None:
-    """The trainer is a trainer."""
-    trainer = make_trainer()
-    trainer.train(DATA, 1, EVAL_DATA)
-    trainer.evaluate()
-    assert trainer.scheduler is None
-
-
 class StepsWithoutEpochs(StepLR):
     """Has ``step_update`` beside a ``step`` without a metric, as schedulers of pa-schedulers do."""
 

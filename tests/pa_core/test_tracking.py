@@ -42,15 +42,6 @@ from tests.small_runs import make_trainer, samples
 from tests.support.histories import DocumentedHistory
 
 
-class HistoryWithOwnEpochs(DocumentedHistory):
-    """A history that also overrides the count of the epochs."""
-
-    @property
-    @override
-    def current_epoch(self) -> int:
-        return 100 + super().current_epoch
-
-
 def test_a_history_of_ones_own_needs_only_the_documented_methods() -> None:
     """Epochs are counted and the clock runs without a call of the base class's constructor."""
     history = DocumentedHistory("x_")
@@ -61,15 +52,6 @@ def test_a_history_of_ones_own_needs_only_the_documented_methods() -> None:
     assert DocumentedHistory().current_epoch == 1
     with pytest.raises(NotImplementedError, match="DocumentedHistory cannot delete 'x_loss'"):
         history.delete_metric("x_loss")
-
-
-def test_the_count_of_the_epochs_may_be_overridden() -> None:
-    """A subclass may answer ``current_epoch`` itself."""
-    history = HistoryWithOwnEpochs()
-
-    history.increment_epoch()
-
-    assert history.current_epoch == 102
 
 
 def test_a_history_may_count_its_epochs_itself() -> None:
@@ -194,17 +176,6 @@ def test_reset_forgets_values_and_epochs_and_keeps_the_prefix() -> None:
     assert history.records() == []
     assert (history.current_epoch, history.clock.update, history.clock.samples) == (1, 0, 0)
     assert history.metric_name_prefix == "stage2_"
-
-
-def test_names_are_a_snapshot() -> None:
-    """Metrics may be recorded while somebody goes through the names."""
-    history = InMemoryRunHistory()
-    history.update_metric("a", 1.0)
-
-    for name in history.get_metric_names():
-        history.update_metric(f"max_{name}", 1.0)
-
-    assert history.get_metric_names() == {"a", "max_a"}
 
 
 def test_every_value_knows_its_moment() -> None:
@@ -503,14 +474,6 @@ def test_epochs_go_over_no_recorded_values() -> None:
     assert history.count_metric_values("train_loss_epoch") == 3
 
 
-def test_values_are_counted() -> None:
-    """Whatever the history, also one that does not say how many there are."""
-    for history in (InMemoryRunHistory(), DocumentedHistory()):
-        history.update_metric("loss", 2.0)
-        history.update_metric("loss", 1.0)
-        assert history.count_metric_values("loss") == 2
-
-
 def test_a_long_run_takes_little_memory() -> None:
     """A value costs some 50 bytes, so that a million of them are no burden."""
     history = InMemoryRunHistory()
@@ -611,16 +574,6 @@ def test_losses_add_up_as_in_a_tensor_of_doubles(batches: list[tuple[float, int,
         total.add_(torch.tensor(loss, dtype=dtype), alpha=batch_size)
 
     assert tracker.total_loss == total.item()
-
-
-def test_many_small_losses_keep_their_precision() -> None:
-    """An epoch of very many batches in half precision is summed without drift."""
-    tracker = LossTracker()
-    loss = torch.tensor(0.1, dtype=torch.float16)
-    for _ in range(20_000):
-        tracker.update(loss, 32)
-
-    assert tracker.average == pytest.approx(loss.item(), rel=1e-12)
 
 
 def test_a_tracker_without_losses_has_no_average() -> None:

@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
-    BatchOutput,
     ConfigurationError,
     StopTrainingError,
     Trainer,
@@ -23,6 +22,7 @@ from pa_core import (
 )
 from pa_core.device_reads import LateReader
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
+from tests.support.callbacks import CallAt
 from tests.support.models import weights_of
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -31,6 +31,16 @@ pytestmark = pytest.mark.runs_on("two_ranks")
 def regression(num_samples: int) -> TensorDataset:
     """A regression dataset in double precision."""
     return TensorDataset(*(tensor.double() for tensor in make_regression(num_samples).tensors))
+
+
+def stop_on_second_rank(event: str, update: int) -> CallAt:
+    """Asks to stop on rank 1 alone, after some updates."""
+
+    def stop(trainer: AnyTrainer) -> None:
+        if trainer.process_index == 1:
+            raise StopTrainingError
+
+    return CallAt(event, stop, update)
 
 
 class ReadsLate(Trainer):
@@ -114,9 +124,7 @@ def test_augmentation_does_not_depend_on_the_number_of_ranks() -> None:
 
     class Seen(TrainerCallback):
         @override
-        def on_train_step_end(
-            self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
-        ) -> None:
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
             seen.extend(batch[0].flatten().tolist())
 
     model = nn.Linear(1, 1)
@@ -134,19 +142,12 @@ def test_augmentation_does_not_depend_on_the_number_of_ranks() -> None:
 
 def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
     """Where the answer is read two updates later, as on an accelerator, all ranks stop at the same later update."""
-
-    class StopsOnRankOne(TrainerCallback):
-        @override
-        def on_train_step_end(
-            self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
-        ) -> None:
-            if dist.get_rank() == 1 and kwargs["step"] == 3:
-                raise StopTrainingError
-
     model = small_network()
     recorder = RecordingCallback()
     optimizer = SGD(model.parameters(), lr=0.1)
-    trainer = ReadsLate(model, nn.MSELoss(), optimizer, callbacks=[StopsOnRankOne, recorder])
+    trainer = ReadsLate(
+        model, nn.MSELoss(), optimizer, callbacks=[stop_on_second_rank("on_train_step_end", 2), recorder]
+    )
     trainer.train(regression(24), 1, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [4, 4]
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
@@ -156,15 +157,10 @@ def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
 
 def test_a_stop_at_the_start_of_an_epoch_is_in_time_on_an_accelerator() -> None:
     """Asked for by one process when an epoch starts, it comes before the first update, which waits for the answer."""
-
-    class StopsOnRankOne(TrainerCallback):
-        @override
-        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            if dist.get_rank() == 1 and trainer.run_history.current_epoch == 2:
-                raise StopTrainingError
-
     model = small_network()
-    trainer = ReadsLate(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[StopsOnRankOne])
+    trainer = ReadsLate(
+        model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[stop_on_second_rank("on_train_epoch_start", 6)]
+    )
     trainer.train(regression(24), 3, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [6, 6]
 
@@ -184,18 +180,11 @@ def test_a_loader_of_the_users_own_says_that_it_is_padded() -> None:
 
 def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
     """Gradients of bfloat16 weights cannot carry counts: the ranks agree in another way, and stop together as well."""
-
-    class StopsOnRankOne(TrainerCallback):
-        @override
-        def on_train_step_end(
-            self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
-        ) -> None:
-            if dist.get_rank() == 1 and kwargs["step"] == 3:
-                raise StopTrainingError
-
     data = TensorDataset(*(tensor.bfloat16() for tensor in make_regression(24).tensors))
     model = small_network().bfloat16()
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[StopsOnRankOne])
+    trainer = Trainer(
+        model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[stop_on_second_rank("on_train_step_end", 2)]
+    )
     trainer.train(data, 1, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [2, 2]
     weights = gather_objects(weights_of(model).tolist())

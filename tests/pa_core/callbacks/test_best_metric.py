@@ -74,31 +74,6 @@ def test_small_steps_add_up() -> None:
     ]
 
 
-def test_an_equal_value_is_no_improvement() -> None:
-    """The best model is the first one that reached the value, even without a threshold."""
-    best = BestMetric()
-    best.update(1.0, epoch=1)
-    assert not best.is_improved_by(1.0)
-
-
-def test_the_state_survives_a_round_trip() -> None:
-    """A best value that was taken over judges as the original does."""
-    best = BestMetric(greater_is_better=True)
-    best.update(0.5, epoch=4)
-    restored = BestMetric(greater_is_better=True)
-    restored.load_state_dict(best.state_dict())
-    assert (restored.value, restored.epoch) == (0.5, 4)
-    assert not restored.is_improved_by(0.4)
-
-
-def test_after_a_reset_any_number_is_the_best() -> None:
-    """``reset`` forgets everything that was better."""
-    best = BestMetric()
-    best.update(0.1, epoch=1)
-    best.reset()
-    assert best.update(5.0, epoch=2)
-
-
 @pytest.mark.parametrize("min_change", [-0.1, math.nan, math.inf])
 def test_a_threshold_that_makes_no_sense_is_refused(min_change: float) -> None:
     """A negative threshold would call a worse value better; one that is not finite, none."""

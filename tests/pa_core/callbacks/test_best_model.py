@@ -127,21 +127,6 @@ def test_the_optimizer_is_that_of_the_best_epoch(path: Path) -> None:
     assert trainer.optimizer.param_groups[0]["lr"] == 0.05
 
 
-def test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were(path: Path) -> None:
-    """A misspelt metric is noticed at the end of the first epoch."""
-    trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "figures"))
-    with pytest.raises(MetricNotFoundError, match=r"figures(.|\n)*figure, train_loss_epoch"):
-        trainer.train(DATA, num_epochs=2)
-    assert not path.exists()
-
-
-def test_nan_is_never_the_best(path: Path) -> None:
-    """Epochs without a number are passed over, the first one included."""
-    trainer = scripted_trainer([math.nan, 2.0, math.nan, 3.0], SaveBestModelCallback(path, "figure"))
-    trainer.train(DATA, num_epochs=4)
-    assert epoch_of(trainer) == 2
-
-
 def test_a_file_of_an_earlier_run_is_not_loaded_when_nothing_was_saved(path: Path) -> None:
     """A run in which no epoch had a number keeps its own weights, and leaves the file alone."""
     scripted_trainer([1.0], SaveBestModelCallback(path, "figure")).train(DATA, num_epochs=1)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import (
@@ -19,13 +15,12 @@ from pa_core import (
     AnyTrainer,
     LimitBatchesCallback,
     LimitEvalStepsCallback,
-    NonFiniteLossError,
     SaveBestModelCallback,
     StepBasedEvaluationCallback,
-    TerminateOnNaNCallback,
     TrainerCallback,
 )
 from pa_core.testing import RecordingCallback, make_regression
+from tests.pa_core.callbacks.test_best_model import Script
 from tests.support.trainers import linear_trainer
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -46,19 +41,6 @@ def test_ranks_evaluate_together_within_an_epoch() -> None:
     trainer.train(make_regression(65), 1, make_regression(35))
     assert recorder.events.count("on_eval_epoch_end") == 3
     assert recorder.events.count("on_eval_step_end") == 1 + 1 + 3
-
-
-class Script(TrainerCallback):
-    """Sets the weights to the number of the epoch, and records a given score."""
-
-    def __init__(self, scores: Sequence[float]) -> None:
-        self.scores = list(scores)
-
-    @override
-    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        epoch = trainer.run_history.current_epoch
-        nn.init.constant_(trainer.get_model().get_parameter("weight"), epoch)
-        trainer.run_history.update_metric("figure", self.scores[epoch - 1])
 
 
 def test_ranks_decide_alike_even_if_their_metrics_differ(shared_tmp_path: Path) -> None:
@@ -89,20 +71,6 @@ def test_ranks_save_the_best_of_the_evaluations_within_an_epoch_together(shared_
     assert save_best.best.value == 0.0
     saved = torch.load(shared_tmp_path / "best.pt", weights_only=True)
     assert torch.equal(trainer.model.weight.detach(), saved["model_state_dict"]["weight"])
-
-
-@pytest.mark.parametrize("phase", ["training", "evaluation"])
-def test_a_loss_of_one_rank_ends_both(phase: str) -> None:
-    """The sample is on one rank only, and both raise after their last events."""
-    recorder = RecordingCallback()
-    inputs, targets = make_regression(32).tensors
-    targets[20] = math.nan
-    broken, healthy = TensorDataset(inputs, targets), make_regression(32)
-    trainer = linear_trainer(TerminateOnNaNCallback, recorder)
-    with pytest.raises(NonFiniteLossError):
-        trainer.train(broken if phase == "training" else healthy, 2, broken if phase == "evaluation" else healthy)
-    assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
-    assert trainer.model.weight.isfinite().all()
 
 
 def test_only_the_first_process_of_a_machine_shows_anything(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -10,14 +9,12 @@ import torch
 from typing_extensions import override
 
 from pa_core import (
-    DEFAULT_CALLBACKS,
     AnyTrainer,
     LogMetricsCallback,
     PrintProgressCallback,
     TrainerCallback,
 )
 from pa_core.testing import make_regression
-from tests.support.histories import DocumentedHistory
 from tests.support.trainers import linear_trainer
 
 DATA = make_regression(40)
@@ -136,11 +133,3 @@ def test_the_closing_table_names_the_best_epoch(capsys: pytest.CaptureFixture[st
     assert table["beauty"] == ["0.25", "0.75", "2"]
     assert table["score"] == ["0.25", "0.25", "3"]
     assert table["speed"] == ["0.25", "-", "-"]
-
-
-def test_a_history_of_the_users_own_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    """Everything on the console works with a history that has the documented methods only."""
-    linear_trainer(*DEFAULT_CALLBACKS, run_history=DocumentedHistory()).train(DATA, 1, DATA)
-    printed = capsys.readouterr().out
-    assert re.search(r"^  eval_loss_epoch +[\d.e-]+ +[\d.e-]+ +-$", printed, re.M)
-    assert re.search(r"^ +1 +[\d.e-]+ +[\d.e-]+ ", printed, re.M)

@@ -44,20 +44,6 @@ def test_a_training_loss_that_is_not_finite_ends_the_run(value: float) -> None:
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
 
 
-def test_an_evaluation_loss_that_is_not_finite_ends_the_run() -> None:
-    """An evaluation within a training run ends it, and nothing is recorded for that epoch's evaluation."""
-    trainer = linear_trainer(TerminateOnNaNCallback)
-    with pytest.raises(NonFiniteLossError, match=r"evaluation loss(.|\n)*at batch 3 of epoch 1"):
-        trainer.train(make_regression(16), 2, with_a_broken_sample(math.nan))
-    assert "eval_loss_epoch" not in set(trainer.run_history.get_metric_names())
-
-
-def test_an_evaluation_run_ends_too() -> None:
-    """``evaluate()`` raises as ``train()`` does."""
-    with pytest.raises(NonFiniteLossError, match="evaluation loss"):
-        linear_trainer(TerminateOnNaNCallback).evaluate(with_a_broken_sample(math.nan))
-
-
 def test_without_the_callback_the_run_goes_on() -> None:
     """Only the callback stops; a trainer without it trains to the end."""
     trainer = linear_trainer()

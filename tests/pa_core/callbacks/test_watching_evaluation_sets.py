@@ -16,7 +16,6 @@ from pa_core import (
     AnyTrainer,
     ConfigurationError,
     EvaluationSet,
-    MetricNotFoundError,
     ProgressBarCallback,
     Run,
     SaveBestModelCallback,
@@ -94,13 +93,6 @@ def test_the_loss_of_a_single_dataset_cannot_be_watched(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refused:
         make_trainer().train(DATA, 1, RARE, create_scheduler_fn=ReduceLROnPlateau, watch_metric="eval_loss_epoch")
     assert_explained(refused.value, "watch_metric='eval_val_loss_epoch'")
-
-
-def test_a_metric_of_no_set_is_named_with_those_that_there_are(tmp_path: Path) -> None:
-    """After the first epoch, as for any other metric."""
-    best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="eval_vall_loss_epoch")
-    with pytest.raises(MetricNotFoundError, match="eval_val_loss_epoch"):
-        make_trainer(Trainer, best).train(DATA, 1, RARE)
 
 
 def test_evaluations_within_an_epoch_are_of_the_sets_of_each_epoch_or_of_those_named() -> None:

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -183,32 +182,6 @@ def test_a_stream_of_another_length_is_advised_to_count_its_samples(samples: int
         "__len__ of Stream return the number of its samples in an epoch."
     ]
     assert warnings_of(lambda: trainer.train(Stream(samples, samples), 1, train_dataloader_kwargs=NO_WORKERS)) == []
-
-
-def test_a_stream_without_a_length_is_refused_unless_updates_end_the_run() -> None:
-    """Nobody would know when the run ends; a stream that says its length trains as other data does."""
-
-    class Endless(IterableDataset[Any]):
-        @override
-        def __iter__(self) -> Iterator[Any]:
-            while True:
-                yield DATA[0]
-
-    with pytest.raises(ConfigurationError) as caught:
-        make_trainer().train(Endless(), 1)
-    assert_explained(caught.value, "Endless", "max_num_train_steps")
-
-    class Counted(Endless):
-        def __len__(self) -> int:
-            return 16
-
-        @override
-        def __iter__(self) -> Iterator[Any]:
-            return islice(super().__iter__(), 16)
-
-    trainer = make_trainer()
-    trainer.train(Counted(), 1, max_num_train_steps=2)
-    assert trainer.num_updates_completed == 2
 
 
 def test_an_evaluation_without_a_batch_is_an_error() -> None:

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
-from typing_extensions import override
 
-from pa_core import ConfigurationError, Trainer
 from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.data.custom_loader import count_steps
 from pa_core.data.loaders import default_num_workers
-from pa_core.distributed import rank
-from tests.small_runs import NoteBatches, make_trainer, samples
+from tests.small_runs import make_trainer, samples
 from tests.support.drawing import Drawing
 
 
@@ -88,18 +85,6 @@ def test_an_evaluation_leaves_the_training_loader_where_it_is() -> None:
     assert before != (0, 0)
 
 
-def test_an_evaluation_without_a_dataset_uses_the_loader_of_the_one_before() -> None:
-    """A DataLoader that was given is used again; a dataset that a script has assigned since is evaluated instead."""
-    notes = NoteBatches()
-    trainer = make_trainer(Trainer, notes)
-    trainer.evaluate(DataLoader(samples(4), batch_size=2, sampler=[2, 0]))
-    trainer.evaluate()
-    assert notes.evaluated == [2, 0, 2, 0]
-    trainer.eval_dataset = samples(3)
-    trainer.evaluate()
-    assert notes.evaluated[4:] == [0, 1, 2]
-
-
 def test_the_steps_of_an_epoch_are_those_of_the_shortest_slice() -> None:
     """A loader that is limited twice has as many steps as the lower limit, and no more than without."""
     loader = KeyedDataLoader(samples(8), batch_size=2, num_workers=0)
@@ -107,16 +92,3 @@ def test_the_steps_of_an_epoch_are_those_of_the_shortest_slice() -> None:
     assert count_steps(DataLoaderSlice(DataLoaderSlice(loader, 2), 3)) == 2
     assert count_steps(DataLoaderSlice(loader, 9)) == 4
     assert count_steps(["one", "two"]) == 2
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_a_loader_of_another_length_is_refused_on_every_process() -> None:
-    """Each process has a list of batches of its own; the longer one would wait in vain for the shorter."""
-
-    class OwnLoader(Trainer):
-        @override
-        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
-            return [self.train_dataset[:2]] * (rank() + 1)
-
-    with pytest.raises(ConfigurationError, match="1, 2 batches"):
-        make_trainer(OwnLoader).train(samples(8), 1)

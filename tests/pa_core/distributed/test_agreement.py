@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -27,10 +26,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.any_trainer import EVENT_NAMES
-from pa_core.distributed import sum_over_processes
-from pa_core.distributed.rank_sync import RankSync
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from pa_core.tracking import LossTracker, StepMeans
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -314,71 +310,3 @@ def test_a_loss_that_is_nan_matters_more_than_another_stop() -> None:
     with pytest.raises(NonFiniteLossError):
         train_two(trainer)
     assert_stopped_alike(trainer, 2)
-
-
-CPU = torch.device("cpu")
-
-
-@pytest.mark.runs_on("one_process")
-def test_one_process_stops_where_it_asks_to() -> None:
-    """There is nobody to wait for; what ended the run is raised once more only if it is a loss that is not finite."""
-    rank_sync = RankSync(CPU, num_processes=1)
-    with pytest.raises(StopTrainingError, match="enough"):
-        rank_sync.ask_to_stop(StopTrainingError("enough"))
-    rank_sync.stop = StopTrainingError("enough")
-    rank_sync.raise_non_finite_loss()
-    rank_sync.stop = not_finite = NonFiniteLossError("lost", given="NaN", expected="a number", do="Look.")
-    with pytest.raises(NonFiniteLossError) as raised:
-        rank_sync.raise_non_finite_loss()
-    assert raised.value is not_finite
-    assert rank_sync.stop is None
-
-
-def test_flags_reach_all_ranks_without_a_trainer() -> None:
-    """A request of one rank is agreed on both before the same update, with the items of both, and taken once."""
-    rank_sync = RankSync(CPU, num_processes=2)
-    is_second = dist.get_rank() == 1
-    rank_sync.save.is_asked = is_second
-
-    def exchange(flags: Sequence[float]) -> Tensor:
-        return sum_over_processes(torch.tensor(flags))
-
-    assert float(rank_sync.before_update(exchange, items=2.0 + is_second, at_once=False)) == 5.0
-    assert [rank_sync.save.take(), rank_sync.save.take(), rank_sync.preempt.take()] == [True, False, False]
-    assert not rank_sync.save.is_asked
-
-    rank_sync.preempt.is_asked = not is_second
-    rank_sync.agree_on_preemption()
-    assert rank_sync.preempt.take()
-
-
-def stop_on_second_rank(rank_sync: RankSync, error: StopTrainingError) -> None:
-    """A block of which only one rank leaves by an exception of its own."""
-    with rank_sync.together():
-        if dist.get_rank() == 1:
-            raise error
-
-
-def test_a_block_of_one_rank_that_stops_ends_on_both() -> None:
-    """Each rank ends it with its own reason, or with that it was the other one; a NaN is a NaN on both."""
-    not_finite = NonFiniteLossError("lost", given="NaN", expected="a number", do="Look.")
-    for error, expected in ((StopTrainingError("enough"), StopTrainingError), (not_finite, NonFiniteLossError)):
-        rank_sync = RankSync(CPU, num_processes=2)
-        with pytest.raises(StopTrainingError) as raised:
-            stop_on_second_rank(rank_sync, error)
-        assert type(raised.value) is expected
-        assert (raised.value is error) == (dist.get_rank() == 1)
-
-
-def test_epochs_are_added_up_over_all_ranks() -> None:
-    """Losses by their samples, what was logged by its own, and a further number."""
-    rank_sync = RankSync(CPU, num_processes=2)
-    losses, means = LossTracker(), StepMeans()
-    losses.update(1.0 + dist.get_rank(), 1 + 2 * dist.get_rank())
-    if dist.get_rank() == 1:  # the other one has nothing to log
-        with means.step():
-            means.count_samples(3)
-            means.log("kl", 0.5)
-    assert rank_sync.add_up(losses, means, missing=float(dist.get_rank())) == 1.0
-    assert (losses.total_loss, losses.running_count) == (7.0, 4)
-    assert (means["kl"].average, means["kl"].running_count) == (0.5, 3)

@@ -108,50 +108,6 @@ def test_ranks_may_use_different_layers(bucket_bytes: int, parts: tuple[str, ...
     assert_means(model, {0: [("image", "exact")], 1: [parts] if parts else []})
 
 
-def test_gradients_stay_on_their_rank_until_they_are_exchanged() -> None:
-    """The batches of an update are accumulated on each rank alone; the last one brings the means to all."""
-    model = Branches()
-    exchange, rank = exchange_of(model, 1), dist.get_rank()
-    torch.autograd.backward(model.loss(inputs_of(rank), ALL))
-    first, expected = model.first.weight.grad, Branches()
-    torch.autograd.backward(expected.loss(inputs_of(rank), ALL))
-    assert first is not None
-    assert expected.first.weight.grad is not None
-    assert torch.equal(first, expected.first.weight.grad)
-    exchange.open()
-    torch.autograd.backward(model.loss(inputs_of(rank), ("image",)))
-    exchange.finish([0.0, 0.0])
-    assert_means(model, {0: [ALL, ("image",)], 1: [ALL, ("image",)]})
-
-
-def test_layers_are_frozen_and_unfrozen_between_updates() -> None:
-    """The exchange follows what is trained."""
-    model = Branches()
-    exchange, rank = exchange_of(model, 1), dist.get_rank()
-    for parts in (("first", "image"), ("image",), ("first", "image")):
-        model.first.requires_grad_("first" in parts)
-        exchange.open()
-        torch.autograd.backward(model.loss(inputs_of(rank), parts))
-        exchange.finish([0.0, 0.0])
-        exchange.end_update()
-        assert_means(model, {0: [parts], 1: [parts]})
-        model.zero_grad()
-
-
-def test_an_update_that_is_not_made_leaves_nothing_behind() -> None:
-    """What was on its way is waited for, and the next update begins from nothing."""
-    model = Branches()
-    exchange, rank = exchange_of(model, 1), dist.get_rank()
-    exchange.open()
-    torch.autograd.backward(model.loss(inputs_of(rank), ALL))
-    exchange.end_update()
-    model.zero_grad()
-    exchange.open()
-    torch.autograd.backward(model.loss(inputs_of(rank), ("first",)))
-    exchange.finish([0.0, 0.0])
-    assert_means(model, {0: [("first",)], 1: [("first",)]})
-
-
 def test_gradients_may_be_sent_in_half_precision() -> None:
     """They are those of float32 up to its rounding; numbers are exact all the same."""
     model = Branches()

@@ -162,13 +162,6 @@ def test_a_notebook_passes_its_precision_on() -> None:
     assert "ACCELERATE_MIXED_PRECISION" not in os.environ
 
 
-def test_a_precision_is_never_changed_silently(trainer: Trainer[nn.Linear]) -> None:
-    """A trainer that is to compute in another precision than an earlier one of its process is an error."""
-    assert trainer.describe_run().endswith("fp32")
-    with pytest.raises(UnsupportedConfigurationError, match="mixed_precision='bf16' comes after mixed_precision='no'"):
-        notebook_launcher(idle_trainer, num_processes=1, mixed_precision="bf16")
-
-
 def test_processes_of_a_notebook_that_has_made_a_trainer(trainer: Trainer[nn.Linear]) -> None:
     """They are refused, with what to do instead of where accelerate's check is; one process is none of them."""
     with pytest.raises(UnsupportedConfigurationError, match="num_processes=2, after a Trainer") as caught:
@@ -420,14 +413,6 @@ def test_print(trainer: Trainer[nn.Linear], capsys: pytest.CaptureFixture[str]) 
     """`trainer.print` prints once on a machine, in the manner of `print`."""
     trainer.print("loss", 0.5, sep=": ", end=".\n")
     assert gather_objects(capsys.readouterr().out) == ["loss: 0.5.\n" if one == 0 else "" for one in all_ranks()]
-
-
-@on_one_and_two_ranks
-def test_gather_objects() -> None:
-    """Any picklable objects come together in the order of the ranks."""
-    assert gather_objects({"rank": rank(), "names": ("a",) * rank()}) == [
-        {"rank": one, "names": ("a",) * one} for one in all_ranks()
-    ]
 
 
 def rows(of_rank: int, count: int) -> Tensor:
