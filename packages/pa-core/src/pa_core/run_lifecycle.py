@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
-from pa_core import _accelerate, rank_checks
+from pa_core import _accelerate, distributed, rank_checks
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.compatibility import require_usable_model
 from pa_core.data.custom_loader import end_workers
 from pa_core.distributed import failures
 from pa_core.distributed.comparison import PLACE, Describe, agree_on_integer, require_same
 from pa_core.distributed.failures import showing_errors_once
 from pa_core.distributed.hang_detector import Stage
 from pa_core.engine import Engine, RunKind
-from pa_core.errors import StopTrainingError
+from pa_core.errors import StopTrainingError, UnsupportedConfigurationError
 from pa_core.input_checks import refuse_run_within_run
-from pa_core.model_tensors import reshard
-from pa_core.placement import place
+from pa_core.model_tensors import is_sharded_module, reshard, unwrap_model
 from pa_core.sharding.block_forward import compile_in_place
+from pa_core.sharding.sharded_modules import ShardedModules
 from pa_core.trained import Trained, forget_gradients
 from pa_core.training_state import initial_hyperparameters
 
@@ -156,14 +158,37 @@ class RunLifecycle:
             compile_in_place(model, engine.accelerator)
 
     def place(self, model: nn.Module, for_training: bool) -> nn.Module:
-        """Place a model until the run ends; return what a step calls.
+        """Place a model on the device of the run and in its precision until the run ends; return what a step calls.
+
+        That is the module itself unless accelerate compiles it: nothing is wrapped around it, even on several
+        processes. A trained one begins with the weights of rank zero. A model that ``fully_shard`` was applied to stays
+        as it is.
 
         Args:
-            model: The model.
+            model: The user's module.
             for_training: Whether the run trains it.
+
+        Raises:
+            UnsupportedConfigurationError: The model cannot be trained on several processes.
         """
-        called, undo = place(model, self.engine.accelerator, for_training=for_training)
-        self.engine.placed.callback(undo)
+        require_usable_model(model)
+        accelerator, undo = self.engine.accelerator, self.engine.placed
+        is_sharded = is_sharded_module(model)
+        modules = ShardedModules(unwrap_model(model, keep_torch_compile=False))
+        undo.callback(_accelerate.forget_prepared_objects, accelerator)
+        if is_sharded:
+            reshard(model)
+            if for_training:
+                _prepare_training(modules, accelerator)
+        called = model
+        if not modules.computes_in_own_precision:
+            called, restore = _accelerate.place(accelerator, model, compiles=not is_sharded)
+            undo.callback(restore)
+        if is_sharded:
+            undo.callback(reshard, called)
+            undo.callback(called.register_forward_hook(_not_compiled(_reshard_unless_backward_follows)).remove)
+        if for_training:
+            distributed.broadcast_weights(unwrap_model(called, keep_torch_compile=False))
         return called
 
     # What is the same on all processes
@@ -244,3 +269,31 @@ def nothing_kept_of_runs(trainer: AnyTrainer) -> AbstractContextManager[None]:
         0
     """
     return trainer._engine.kept(trainer)  # pyright: ignore[reportPrivateUsage]  # the entry point for other distributions
+
+
+def _prepare_training(modules: ShardedModules, accelerator: _accelerate.AcceleratorLike) -> None:
+    """Let all processes train a sharded model together, and begin with the same weights."""
+    if accelerator.scaler is not None:
+        raise UnsupportedConfigurationError(
+            "A sharded model is not trained in fp16: the scale of its gradients was never tried.",
+            given="mixed_precision='fp16'",
+            do="Use bf16.",
+        )
+    modules.require_trainable(accelerator.num_processes)
+    modules.exchange_gradients()
+    if _accelerate.finds_unused_parameters(accelerator):
+        modules.allow_unused_parameters()
+    modules.make_replicas_alike()
+
+
+def _reshard_unless_backward_follows(module: nn.Module, *_call: object) -> None:
+    """What stays gathered would not follow the weights, and hide the pieces of the optimizer."""
+    if not torch.is_grad_enabled():
+        reshard(module)
+
+
+def _not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that stays outside of compiled graphs, as torch's hooks that gather the pieces do."""
+    compiler: Any = torch.compiler  # torch annotates it only in part
+    disabled: Callable[..., None] = compiler.disable(hook)
+    return disabled

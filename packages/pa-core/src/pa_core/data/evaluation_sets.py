@@ -173,10 +173,6 @@ class EvaluationSets:
         for name in [name for name in self._loaders if name != self._first]:
             self._loaders[name] = change(self._loaders[name])
 
-    def close(self) -> None:
-        """End the workers of all loaders but the one that the run holds."""
-        end_workers(*self._loaders.values())
-
     # Evaluations
 
     def due(self, epoch: int, *, is_last: bool) -> list[str | None]:
