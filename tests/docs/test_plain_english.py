@@ -124,18 +124,3 @@ def test_a_phrase_is_found(text: str, phrase: str) -> None:
     """In paragraphs over several lines, lists, tables and headings."""
     (found,) = phrases_in(Page(ROOT / "docs/new.md", text))
     assert found.startswith(f"docs/new.md: {phrase!r} in ")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "There is no limit. However, it is no longer needed.",
-        "What does it cost? It is cheap.",
-        "## What is supported",
-        "`by hand`\n\n```text\nby hand\n```\n\n<!-- not run: by hand -->",
-        "That offers more, also called layers.",
-    ],
-)
-def test_plain_english_is_left_alone(text: str) -> None:
-    """Idiomatic sentences that contain the same words, questions, headings, code and comments."""
-    assert phrases_in(Page(ROOT / "docs/new.md", text)) == []

@@ -8,41 +8,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.examples.shared_launches import LAUNCHES
+
 __all__ = ["ORDER", "PAGE", "with_list"]
 
 PAGE = Path(__file__).parents[2] / "examples" / "README.md"
-ORDER = (
-    "train_digits",
-    "metrics_in_a_subclass",
-    "several_evaluation_sets",
-    "custom_logger",
-    "custom_event",
-    "predict_digits",
-    "export_digits",
-    "stop_and_resume",
-    "train_from_config",
-    "schedule_with_decays",
-    "progressive_resizing",
-    "imbalanced_digits",
-    "average_weights",
-    "tune_with_optuna",
-    "cross_validation",
-    "image_folder",
-    "detect_digits",
-    "finetune_timm",
-    "finetune_transformers",
-    "lora",
-    "classify_texts",
-    "character_transformer",
-    "shard_with_checkpointing",
-    "vae",
-    "gan",
-    "distillation",
-    "match_captions",
-    "truncated_bptt",
-    "ppo",
-    "replay_buffer",
-)
+ORDER = tuple(LAUNCHES)
 """From the first steps to special tasks."""
 
 _BEGIN, _END = "<!-- the examples, written by python -m tests.examples.index -->\n", "<!-- end -->\n"

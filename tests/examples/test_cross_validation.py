@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,15 +24,3 @@ def test_the_lowest_of_the_complete_means_is_chosen(shared_launch: SharedLaunche
     (best,) = re.findall(r"^The best mean over the folds is ([\d.]+): learning_rate=", launched.output, re.MULTILINE)
     assert len(trials) == 3
     assert float(best) == min(float(mean) for mean, folds in trials if folds == "3")
-
-
-def test_each_sample_is_in_one_fold_and_no_test_digit_in_any() -> None:
-    """Folds share the chosen samples out, with about as many of each digit."""
-    example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
-    dataset, folds, test_dataset = example["load_data"]()
-
-    assert sorted(index for _, fold in folds for index in fold) == list(range(len(dataset)))
-    assert all({*others, *fold} == set(range(len(dataset))) and not {*others} & {*fold} for others, fold in folds)
-    assert len(dataset) + len(test_dataset) == 1797
-    seen = {tuple(pixels.tolist()) for pixels in dataset.tensors[0]}
-    assert not any(tuple(pixels.tolist()) in seen for pixels, _ in test_dataset)

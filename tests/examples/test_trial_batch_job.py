@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -57,11 +56,3 @@ def test_a_preempted_job_resumes_to_the_same_weights(launch: Launch) -> None:
     expected = newest_weights(launch.folder / "undisturbed")
     for name, weights in newest_weights(launch.folder / "preempted").items():
         assert torch.equal(weights, expected[name]), name
-
-
-def test_all_ranks_of_a_preempted_job_leave_together(launch: Launch) -> None:
-    """One of two gets the SIGTERM, both save; torchrun tells the status of the first to end, and ends the other."""
-    preempted = launch(PREEMPTED, "30", str(EXAMPLES / "trials" / "trial_batch_job.py"), "--job=preempted", ranks=2)
-
-    assert re.search(r"exitcode\s*: 75", preempted.output), preempted.output
-    assert newest_weights(launch.folder / "preempted")

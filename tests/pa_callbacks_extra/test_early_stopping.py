@@ -28,17 +28,13 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import make_regression
+from tests.support.callbacks import CallAt
 
 
-class RecordScores(TrainerCallback):
-    """Records a given score in each epoch of a run, so that it is known when the run has to end."""
-
-    def __init__(self, scores: Sequence[float]) -> None:
-        self.scores = iter(scores)
-
-    @override
-    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.run_history.update_metric("figure", next(self.scores))
+def record_scores(scores: Sequence[float]) -> CallAt:
+    """A callback that records a given score in each epoch of a run, so that it is known when the run has to end."""
+    given = iter(scores)
+    return CallAt("on_train_epoch_end", lambda trainer: trainer.run_history.update_metric("figure", next(given)))
 
 
 class KeepError(TrainerCallback):
@@ -69,7 +65,7 @@ class LoadState(TrainerCallback):
 
 def epochs_run(scores: Sequence[float], *callbacks: TrainerCallback) -> int:
     """The number of epochs of a run that reaches the given scores, one in each epoch, and may end early."""
-    trainer = make_trainer(RecordScores(scores), *callbacks)
+    trainer = make_trainer(record_scores(scores), *callbacks)
     trainer.train(make_regression(8), num_epochs=len(scores))
     return len(list(trainer.run_history.get_metric_values("figure")))
 
@@ -139,7 +135,7 @@ def test_ranks_that_measured_different_values_stop_together() -> None:
 def test_the_error_says_why_the_run_ended() -> None:
     """Who listens for the stop learns the metric, the threshold and the best value."""
     keep = KeepError()
-    make_trainer(RecordScores([4, 3, 3.5, 3.25]), watch_score(2), keep).train(make_regression(8), num_epochs=10)
+    make_trainer(record_scores([4, 3, 3.5, 3.25]), watch_score(2), keep).train(make_regression(8), num_epochs=10)
 
     assert re.match(r"figure is 3.25: 2 epochs .* early_stopping_threshold=0.01 on 3, of epoch 2", str(keep.error))
 

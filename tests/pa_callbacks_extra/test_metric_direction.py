@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from typing_extensions import override
 
 from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback
 from pa_core import AnyTrainer, PrintProgressCallback, SaveBestModelCallback, Trainer, TrainerCallback
 from pa_core.callbacks.best_metric import direction_in_name
 from pa_core.testing import make_regression
+from tests.support.callbacks import CallAt
 
 JUDGES = [SaveBestModelCallback, EarlyStoppingCallback, ModelEmaCallback]
 
@@ -126,16 +126,10 @@ def test_losses_and_unknown_names_need_no_direction(judge: Callable[..., Any]) -
         assert judge(watch_metric="custom").greater_is_better is False
 
 
-class Scores(TrainerCallback):
-    """Records three values of a metric of each name."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    @override
-    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        for name in self.names:
-            trainer.run_history.update_metric(name, [0.5, 0.75, 0.25][trainer.run_history.current_epoch - 1])
+def record_scores(trainer: AnyTrainer) -> None:
+    """Record the value of an epoch for two metrics."""
+    for name in ("custom", "accuracy"):
+        trainer.run_history.update_metric(name, [0.5, 0.75, 0.25][trainer.run_history.current_epoch - 1])
 
 
 @pytest.mark.parametrize("direction", [True, False])
@@ -146,7 +140,7 @@ def test_the_best_value_of_the_table_is_the_one_that_was_saved(
     save = SaveBestModelCallback(tmp_path / "best.pt", "custom", greater_is_better=direction)
     model = nn.Linear(4, 1)
     callbacks: list[TrainerCallback] = [
-        Scores("custom", "accuracy"),
+        CallAt("on_train_epoch_end", record_scores),
         save,
         PrintProgressCallback(),
     ]

@@ -23,17 +23,7 @@ from pa_core import (
 from pa_core.testing import RecordingCallback, TinyClassifier
 from tests.pa_callbacks_extra.averaged_models import values
 from tests.pa_callbacks_extra.averaged_runs import EVERYWHERE, AverageByHand, make_trainer, require_equal, train
-
-
-class Scores(TrainerCallback):
-    """Records a score in each evaluation epoch."""
-
-    def __init__(self, scores: list[float]) -> None:
-        self.scores = iter(scores)
-
-    @override
-    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.run_history.update_metric("score", next(self.scores))
+from tests.support.callbacks import CallAt
 
 
 @pytest.mark.runs_on(*EVERYWHERE)
@@ -80,9 +70,9 @@ def test_the_best_average_is_saved(shared_tmp_path: Path) -> None:
     """The file has the average of the best epoch, by a metric that a callback measured on the average."""
     path = shared_tmp_path / "folder" / "ema.pt"
     by_hand = AverageByHand(decay=0.5)
-    callback = ModelEmaCallback(
-        0.5, True, path, "ema_model_score", greater_is_better=True, callbacks=[Scores([1.0, 3.0, 2.0])]
-    )
+    scores = iter([1.0, 3.0, 2.0])
+    record = CallAt("on_eval_epoch_end", lambda trainer: trainer.run_history.update_metric("score", next(scores)))
+    callback = ModelEmaCallback(0.5, True, path, "ema_model_score", greater_is_better=True, callbacks=[record])
     trainer = make_trainer(callback, by_hand)
 
     train(trainer)
@@ -121,15 +111,10 @@ def test_without_evaluation_the_newest_average_is_saved(shared_tmp_path: Path) -
 
 def test_a_script_may_change_its_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relative path is in the folder from which the run was started."""
-
-    class ChangeFolder(TrainerCallback):
-        @override
-        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            monkeypatch.chdir(tmp_path / "another")
-
+    change_folder = CallAt("on_training_run_epoch_end", lambda _: monkeypatch.chdir(tmp_path / "another"))
     (tmp_path / "another").mkdir()
     monkeypatch.chdir(tmp_path)
-    train(make_trainer(ChangeFolder(), ModelEmaCallback(0.5, save_path="ema.pt")))
+    train(make_trainer(change_folder, ModelEmaCallback(0.5, save_path="ema.pt")))
     assert (tmp_path / "ema.pt").exists()
     assert list((tmp_path / "another").iterdir()) == []
 
@@ -284,14 +269,12 @@ def test_the_average_can_be_saved_in_other_ways(tmp_path: Path) -> None:
     """Another callback may evaluate or export the model with its averaged weights, for example as safetensors."""
     from safetensors.torch import load_file
 
-    class Export(TrainerCallback):
-        @override
-        def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            with callback.averaged_weights(trainer):
-                trainer.save_model(tmp_path / "exported")
+    def export(trainer: AnyTrainer) -> None:
+        with callback.averaged_weights(trainer):
+            trainer.save_model(tmp_path / "exported")
 
     callback = ModelEmaCallback(0.5, False, tmp_path / "ema.pt")
-    trainer = make_trainer(callback, Export())
+    trainer = make_trainer(callback, CallAt("on_training_run_end", export))
 
     train(trainer)
 

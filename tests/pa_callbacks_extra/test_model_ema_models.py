@@ -16,10 +16,11 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_callbacks_extra import ModelEmaCallback
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import Trainer
 from pa_core.testing import TinyClassifier, make_classification
 from tests.pa_callbacks_extra.averaged_models import values
 from tests.pa_callbacks_extra.averaged_runs import AverageByHand, make_trainer, require_equal, train
+from tests.support.callbacks import CallAt
 
 
 class Scaled(Trainer[nn.Module]):
@@ -140,13 +141,8 @@ def test_the_average_begins_with_the_weights_of_the_first_rank(shared_tmp_path: 
     start = values(model)
     callback = ModelEmaCallback(1.0, save_path=shared_tmp_path / "ema.pt")
     averages: list[dict[str, Tensor]] = []
-
-    class Note(TrainerCallback):
-        @override
-        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            averages.append(values(callback.ema.module))
-
-    trainer = make_trainer(callback, Note(), model=model)
+    note = CallAt("on_train_epoch_start", lambda _: averages.append(values(callback.ema.module)))
+    trainer = make_trainer(callback, note, model=model)
     train(trainer, num_epochs=1)
 
     require_equal(averages[0], {name: trainer.gather(value[None])[0] for name, value in start.items()})

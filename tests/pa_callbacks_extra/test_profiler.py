@@ -14,23 +14,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD
-from typing_extensions import override
 
 from pa_callbacks_extra import ProfilerCallback
 from pa_core import AnyTrainer, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import make_regression
+from tests.support.callbacks import CallAt
 
 
-class EndAfter(TrainerCallback):
-    """Raises after so many updates."""
+def end_after(updates: int, error: BaseException) -> CallAt:
+    """A callback that raises after so many updates."""
 
-    def __init__(self, updates: int, error: BaseException) -> None:
-        self.updates, self.error = updates, error
+    def end(_trainer: AnyTrainer) -> None:
+        raise error
 
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == self.updates:
-            raise self.error
+    return CallAt("on_optimizer_step_end", end, updates)
 
 
 def train(*callbacks: TrainerCallback, updates: int = 6, **options: Any) -> Trainer[nn.Linear]:
@@ -111,7 +108,7 @@ def test_nothing_runs_on_after_an_exception(
     """Wherever it comes; what was recorded is written, and the next run profiles again."""
     profiler = ProfilerCallback(tmp_path, wait=2, warmup=2, active=2)
     with pytest.raises(type(error)):
-        train(EndAfter(after, error), profiler, updates=8)
+        train(end_after(after, error), profiler, updates=8)
     if recorded is None:
         assert profiler.trace is None
     else:
@@ -126,7 +123,7 @@ def test_a_resumed_run_counts_from_where_it_goes_on(tmp_path: Path, capsys: pyte
     """Its first updates are slow again; a run that was complete is not warned of."""
     states = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=1)
     with pytest.raises(RuntimeError, match="planted"):
-        train(states, EndAfter(4, RuntimeError("planted")), updates=12)
+        train(states, end_after(4, RuntimeError("planted")), updates=12)
 
     def resume() -> ProfilerCallback:
         profiler = ProfilerCallback(tmp_path, wait=2, warmup=1, active=2)
@@ -145,22 +142,14 @@ def test_numbers_that_make_no_sense_are_refused(arguments: dict[str, Any]) -> No
         ProfilerCallback(**arguments)
 
 
-class RemoveFolder(TrainerCallback):
-    """Removes a folder when the first epoch begins."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @override
-    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.folder.rmdir()
-
-
 def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     """Torch only logs it."""
     folder = tmp_path / "profile"
     with pytest.raises(OSError, match=r"could not be written: .*rank_0"):
-        train(ProfilerCallback(folder, wait=1, warmup=1, active=1), RemoveFolder(folder))
+        train(
+            ProfilerCallback(folder, wait=1, warmup=1, active=1),
+            CallAt("on_train_epoch_start", lambda _: folder.rmdir()),
+        )
     assert_no_profiler_runs()
 
 

@@ -16,6 +16,7 @@ from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallb
 from pa_core.distributed import num_processes
 from pa_core.testing import make_regression
 from pa_schedulers import CosineLrScheduler, WSDLrScheduler
+from tests.support.callbacks import CallAt
 
 
 class KeepRates(TrainerCallback):
@@ -33,14 +34,10 @@ class KeepRates(TrainerCallback):
         self.rates.append(trainer.optimizer.param_groups[0]["lr"])
 
 
-class AddBias(TrainerCallback):
-    """Hands the bias to the optimizer after the first epoch, as gradual unfreezing does."""
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        if trainer.num_epochs_completed == 1:
-            bias = trainer.get_model().get_parameter("bias")
-            trainer.optimizer.add_param_group({"params": [bias.requires_grad_()], "lr": 0.8})
+def add_bias(trainer: AnyTrainer) -> None:
+    """Hand the bias to the optimizer, as gradual unfreezing does."""
+    bias = trainer.get_model().get_parameter("bias")
+    trainer.optimizer.add_param_group({"params": [bias.requires_grad_()], "lr": 0.8})
 
 
 def rates_while_unfreezing(*callbacks: TrainerCallback, resume_from: Path | None = None) -> list[list[float]]:
@@ -54,7 +51,8 @@ def rates_while_unfreezing(*callbacks: TrainerCallback, resume_from: Path | None
         used.append([group["lr"] for group in stepped.param_groups])
 
     optimizer.register_step_pre_hook(note)
-    trainer: Trainer[nn.Linear] = Trainer(model, nn.MSELoss(), optimizer, callbacks=[AddBias(), *callbacks])
+    joining = CallAt("on_training_run_epoch_end", add_bias, update=1)
+    trainer: Trainer[nn.Linear] = Trainer(model, nn.MSELoss(), optimizer, callbacks=[joining, *callbacks])
     trainer.train(
         make_regression(8),
         num_epochs=4,

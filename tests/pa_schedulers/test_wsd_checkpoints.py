@@ -18,6 +18,7 @@ from pa_core import AnyTrainer, FolderInUseError, SaveTrainingStateCallback, Tra
 from pa_core.distributed import num_processes
 from pa_core.testing import make_regression
 from pa_schedulers import WSDCheckpointCallback, WSDLrScheduler
+from tests.support.callbacks import CallAt
 
 SAMPLES = make_regression(40)
 UPDATES_OF_AN_EPOCH = 5
@@ -225,13 +226,8 @@ def test_a_script_may_change_its_working_directory(tmp_path: Path, monkeypatch: 
     (tmp_path / "another").mkdir()
     monkeypatch.chdir(tmp_path)
     run = Run(WSDCheckpointCallback("made"))
-
-    class ChangeFolder(TrainerCallback):
-        @override
-        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            monkeypatch.chdir(tmp_path / "another")
-
-    run.trainer.callback_handler.add_callbacks([ChangeFolder()])
+    change_folder = CallAt("on_train_epoch_end", lambda _: monkeypatch.chdir(tmp_path / "another"))
+    run.trainer.callback_handler.add_callbacks([change_folder])
     run.train(8)
     assert names(tmp_path / "made") == NAMES_OF_THREE
     assert list((tmp_path / "another").iterdir()) == []
@@ -280,13 +276,13 @@ def test_a_run_does_not_replace_what_it_goes_on_from(tmp_path: Path, initial: st
 def test_a_folder_is_that_of_one_run_at_a_time(tmp_path: Path) -> None:
     """Another run would replace what this one saves; callbacks of a run may share it, and it is free afterwards."""
 
-    class TrainAnother(TrainerCallback):
-        @override
-        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            with pytest.raises(FolderInUseError):
-                Run(WSDCheckpointCallback(tmp_path)).train(1, schedule())
+    def train_another(_trainer: AnyTrainer) -> None:
+        with pytest.raises(FolderInUseError):
+            Run(WSDCheckpointCallback(tmp_path)).train(1, schedule())
 
     run = Run(WSDCheckpointCallback(tmp_path))
-    run.trainer.callback_handler.add_callbacks([TrainAnother, SaveTrainingStateCallback(tmp_path)])
+    run.trainer.callback_handler.add_callbacks(
+        [CallAt("on_train_epoch_start", train_another), SaveTrainingStateCallback(tmp_path)]
+    )
     run.train(1, schedule())
     Run(WSDCheckpointCallback(tmp_path)).train(1, schedule())

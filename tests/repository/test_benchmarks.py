@@ -15,10 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Subset
 
-from benchmarks.__main__ import main
 from benchmarks.calls import calls_of_edge, calls_of_step
 from benchmarks.chapters import time_chapters
-from benchmarks.checkpoints import weights
 from benchmarks.comparisons import COMPARISONS, Comparison
 from benchmarks.measures import loop_named
 from benchmarks.page import as_page
@@ -155,32 +153,6 @@ def test_loaders_that_are_compared_resume_at_the_same_place(name: str, workers: 
     assert [batch[0][:, 0].tolist() for batch in resumed] == whole[5:]
 
 
-@pytest.mark.parametrize("megabytes", [1, 20])
-def test_weights_are_as_large_as_the_comparison_says(megabytes: int) -> None:
-    """A checkpoint of so many megabytes has them, within a few percent."""
-    state = weights(megabytes)
-    assert len(state) == 148
-    assert sum(one.nbytes for one in state.values()) / 1e6 == pytest.approx(megabytes, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["epohc"], "There are:\n  a step, data in memory"),
-        (["--rounds", "0"], "at least one turn"),
-        (["--peer", "ignite"], "expected NAME=PYTHON"),
-    ],
-)
-def test_what_cannot_be_measured_is_said_before_anything_is(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A word that no comparison has, no rounds, a trainer without its interpreter."""
-    monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
-    with pytest.raises(SystemExit):
-        main()
-    assert message in capsys.readouterr().err
-
-
 def test_figures_are_compared_within_their_round() -> None:
     """A machine that is twice as slow in one round changes no ratio."""
     comparison = COMPARISONS[0]
@@ -211,35 +183,15 @@ def test_a_part_of_the_table_is_written_into_the_rest() -> None:
     assert written.count("| 3 us |") == len(COMPARISONS[1].variants)
 
 
-def test_figures_of_another_machine_are_not_mixed_in(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rows of the same machine and versions can be added on any day; others would compare what does not compare."""
-    monkeypatch.setattr("benchmarks.__main__.heading", lambda: "Measured on another machine")
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "epoch", "--write"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "Leave the words out to measure all of it" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_step_is_told_apart_into_the_same_chapters_in_all_loops(loop: str) -> None:
     """Where its time goes can be compared, also where several batches make an update."""
     task = TASKS["digits"]()
     task = replace(task, dataset=Subset(task.dataset, range(6 * task.batch_size)), num_epochs=1, accumulation=2)
     chapters = time_chapters(task, loop_named(loop).train)
-    assert {name: len(times) for name, times in chapters.items()} == {
-        "forward pass": 6,
-        "after the forward pass": 6,
-        "loss": 6,
-        "after the loss": 6,
-        "backward pass": 6,
-        "after the backward pass": 6,
-        "update": 3,
-        "after the update": 2,
-        "clearing gradients": 2,
-        "after the clearing gradients": 2,
-    }
+    lengths = [len(times) for times in chapters.values()]
+    assert list(chapters)[::2] == ["forward pass", "loss", "backward pass", "update", "clearing gradients"]
+    assert lengths == [6, 6, 6, 6, 6, 6, 3, 2, 2, 2]
 
 
 @pytest.mark.parametrize(

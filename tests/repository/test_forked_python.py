@@ -107,16 +107,3 @@ def test_a_module_runs_as_the_main_one(tmp_path: Path) -> None:
     """With ``-m``, from the folder it is called in."""
     text = "import sys\nprint(__name__, sys.argv[1:])\n"
     assert run(tmp_path, text, "-m", arguments=("script", "one")).stdout == "__main__ ['one']\n"
-
-
-@pytest.mark.parametrize("unbuffered", [[], ["-u"]])
-def test_a_script_may_replace_its_streams(tmp_path: Path, unbuffered: list[str]) -> None:
-    """Unbuffered ones too, as launchers ask for: what was there before leaves the files open."""
-    text = "import sys\nsys.stdout = open(1, 'w', closefd=False)\nprint('still open')\n"
-    assert run(tmp_path, text, *unbuffered).stdout == "still open\n"
-
-
-def test_each_script_draws_numbers_of_its_own(tmp_path: Path) -> None:
-    """Scripts that seed nothing do not all draw the same."""
-    text = "import random, numpy\nprint(random.random(), numpy.random.rand())\n"
-    assert len({number for _ in range(2) for number in run(tmp_path, text).stdout.split()}) == 4

@@ -31,6 +31,7 @@ from pa_finetuning import ModelFreezer
 from pa_schedulers import CosineLrScheduler
 from tests.pa_finetuning.conv_net import changed, entries_below, trainable
 from tests.pa_finetuning.in_trainer.fine_tuning import Unfreezing, make_frozen, make_images
+from tests.support.callbacks import CallAt
 from tests.support.models import weights_of
 
 RATES = [0.001, 0.004, 0.01]
@@ -160,18 +161,15 @@ def test_schedulers_go_on_as_if_nothing_was_unfrozen(make_scheduler: Callable[[O
 def test_the_best_model_of_an_earlier_stage_is_loaded(tmp_path: Path) -> None:
     """A checkpoint of the first stage fits at the end, weights and optimizer, because all stages have equal groups."""
 
-    class RecordEpoch(TrainerCallback):
-        @override
-        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            trainer.run_history.update_metric("epoch", trainer.run_history.current_epoch)
+    def record_epoch(trainer: AnyTrainer) -> None:
+        trainer.run_history.update_metric("epoch", trainer.run_history.current_epoch)
 
     model, freezer = make_frozen()
     before = copy.deepcopy(model.state_dict())
     optimizer = Adam(freezer.get_parameter_groups(RATES))
     save_best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="epoch")
-    trainer = Trainer(
-        model, nn.CrossEntropyLoss(), optimizer, callbacks=[RecordEpoch, Unfreezing(freezer, RATES), save_best]
-    )
+    callbacks = [CallAt("on_train_epoch_end", record_epoch), Unfreezing(freezer, RATES), save_best]
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks)
 
     trainer.train(make_images(8), num_epochs=3)
 
