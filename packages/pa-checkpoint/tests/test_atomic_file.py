@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-import torch
 
 from pa_checkpoint import CheckpointError, atomic_write
+from tests.support.states import names_in
 
 
 def _write(content: bytes) -> Callable[[BinaryIO], object]:
     return lambda file: file.write(content)
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir())
 
 
 def test_content_replaces_what_was_there(tmp_path: Path) -> None:
@@ -34,7 +30,7 @@ def test_content_replaces_what_was_there(tmp_path: Path) -> None:
     atomic_write(str(path), _write(b"second"))
 
     assert path.read_bytes() == b"second"
-    assert _names(path.parent) == ["model.pt"]
+    assert names_in(path.parent) == ["model.pt"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("full"), KeyboardInterrupt(), SystemExit(1)])
@@ -51,19 +47,7 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path, error: BaseExce
         atomic_write(path, fail_halfway)
 
     assert path.read_bytes() == b"old"
-    assert _names(tmp_path) == ["model.pt"]
-
-
-def test_what_cannot_be_pickled_leaves_the_old_file(tmp_path: Path) -> None:
-    """A checkpoint that fails in the middle of torch.save does not cost the last good one."""
-    path = tmp_path / "model.pt"
-    atomic_write(path, lambda file: torch.save({"epoch": 1}, file))
-
-    with pytest.raises(Exception, match="pickle"):
-        atomic_write(path, lambda file: torch.save({"epoch": 2, "broken": lambda: None}, file))
-
-    assert torch.load(path, weights_only=True) == {"epoch": 1}
-    assert _names(tmp_path) == ["model.pt"]
+    assert names_in(tmp_path) == ["model.pt"]
 
 
 def test_a_process_killed_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
@@ -85,7 +69,7 @@ def test_a_process_killed_while_writing_leaves_the_old_file(tmp_path: Path) -> N
         process.send_signal(signal.SIGKILL)
 
     assert path.read_bytes() == b"old"
-    leftover = [name for name in _names(tmp_path) if name != "model.pt"]
+    leftover = [name for name in names_in(tmp_path) if name != "model.pt"]
     assert all(name.startswith(".model.pt.") and name.endswith(".tmp") for name in leftover)
 
 
@@ -146,7 +130,7 @@ def test_a_name_that_cannot_be_taken_leaves_nothing_behind(tmp_path: Path, monke
     with pytest.raises(PermissionError):
         atomic_write(tmp_path / "model.pt", _write(b"new"))
 
-    assert _names(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
 def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
@@ -159,7 +143,7 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
 
     assert link.is_symlink()
     assert (tmp_path / "disk" / "weights.pt").read_bytes() == b"new"
-    assert _names(tmp_path / "disk") == ["weights.pt"]
+    assert names_in(tmp_path / "disk") == ["weights.pt"]
 
 
 def test_only_files_are_replaced(tmp_path: Path) -> None:
@@ -172,7 +156,7 @@ def test_only_files_are_replaced(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="pipe, a device or pipe"):
         atomic_write(tmp_path / "pipe", _write(b"new"))
 
-    assert _names(tmp_path) == ["model.pt", "pipe"]
+    assert names_in(tmp_path) == ["model.pt", "pipe"]
 
 
 def test_files_are_as_readable_as_any_other(tmp_path: Path) -> None:

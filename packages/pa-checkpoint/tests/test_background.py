@@ -10,9 +10,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pytest
-
-from pa_checkpoint import CheckpointError
 from pa_checkpoint._writer import BackgroundWriter
 
 if TYPE_CHECKING:
@@ -28,10 +25,6 @@ def _threads() -> int:
 
 def _wait(go: threading.Event) -> None:
     assert go.wait(10)
-
-
-def _fail() -> None:
-    raise CheckpointError("The disk is full.", given="0 bytes", expected="more", do="Free some space.")
 
 
 def test_there_is_a_thread_only_while_a_job_runs() -> None:
@@ -100,26 +93,6 @@ def test_an_interrupt_while_a_job_starts_leaves_nothing_half_done() -> None:
         outcomes.append(done)
     assert len(outcomes) > 20
     assert all(outcome in (["second"], ["first", "second"]) for outcome in outcomes[:-1])
-
-
-def test_a_failure_is_told_once() -> None:
-    """By wait, or by the next submit, which then starts nothing."""
-    writer, done = BackgroundWriter(), list[int]()
-
-    writer.submit(_fail)
-    with pytest.raises(CheckpointError, match="full"):
-        writer.wait()
-    writer.wait()
-
-    writer.submit(_fail)
-    with pytest.raises(CheckpointError, match="full"):
-        writer.submit(lambda: done.append(1))
-    writer.wait()
-    assert done == []
-
-    writer.submit(lambda: done.append(2))
-    writer.wait()
-    assert done == [2]
 
 
 def test_the_end_of_the_program_waits_for_the_write(launch: Launch, tmp_path: Path) -> None:

@@ -24,17 +24,13 @@ from typing_extensions import override
 
 from pa_checkpoint import CheckpointError, load
 from pa_checkpoint._checkpoint import is_checkpoint, write_checkpoint
-from pa_checkpoint._encoding import JsonScalar, encode
 from pa_checkpoint._folder import Folder
+from tests.support.states import names_in, summary
 
 if TYPE_CHECKING:
     from tests.launching import Launch
 
 _FAILING_DISKS = Path(__file__).with_name("failing_disks.py")
-
-
-def _summary(update: int = 1, **others: JsonScalar) -> dict[str, JsonScalar]:
-    return {"run": "first", "sequence": 1, "update": update, "epoch": 1, "complete": False, **others}
 
 
 def _parts(update: int = 1) -> dict[str, Any]:
@@ -47,7 +43,7 @@ def _parts(update: int = 1) -> dict[str, Any]:
 
 
 def _write(path: Path, update: int = 1) -> None:
-    write_checkpoint(path, _parts(update), _summary(update))
+    write_checkpoint(path, _parts(update), summary(update))
 
 
 def _updates(path: Path) -> tuple[object, object]:
@@ -56,42 +52,30 @@ def _updates(path: Path) -> tuple[object, object]:
     return state.summary["update"], state.parts["history"][1][1]
 
 
-def _names(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir())
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Values and summary come back; tensors can be written to, and outlive the files."""
     path = tmp_path / "a" / "b" / "state"
-    write_checkpoint(str(path), _parts(), _summary(note="x", loss=0.5, best=None))
+    write_checkpoint(str(path), _parts(), summary(note="x", loss=0.5, best=None))
 
     state = load(str(path))
     shutil.rmtree(path)
 
     assert state.path == path
-    assert state.summary == _summary(note="x", loss=0.5, best=None)
+    assert state.summary == summary(note="x", loss=0.5, best=None)
     assert list(state.parts) == ["model", "optimizer", "history"]
     assert state.parts["model"]["weight"].equal(torch.arange(12.0).reshape(3, 4))
     assert state.parts["model"]["weight"] is state.parts["model"]["tied"]
     assert state.parts["optimizer"]["state"][0]["step"] == 2
     assert state.parts["model"]["weight"].mul_(2).sum() == 132
-    assert _names(path.parent) == []
-
-
-def test_parts_may_be_encoded_beforehand(tmp_path: Path) -> None:
-    """A snapshot that was taken earlier is written as it is."""
-    parts = _parts()
-    write_checkpoint(tmp_path / "state", {name: encode(value, name) for name, value in parts.items()}, _summary())
-
-    assert load(tmp_path / "state").parts["optimizer"]["lr"] == 0.1
+    assert names_in(path.parent) == []
 
 
 def test_a_state_may_have_no_tensors_and_no_parts(tmp_path: Path) -> None:
     """Only what is there needs a file."""
-    write_checkpoint(tmp_path / "values", {"position": {"samples": 3}}, _summary())
-    write_checkpoint(tmp_path / "nothing", {}, _summary())
+    write_checkpoint(tmp_path / "values", {"position": {"samples": 3}}, summary())
+    write_checkpoint(tmp_path / "nothing", {}, summary())
 
-    assert _names(tmp_path / "values") == ["manifest.json", "state.json"]
+    assert names_in(tmp_path / "values") == ["manifest.json", "state.json"]
     assert load(tmp_path / "values").parts == {"position": {"samples": 3}}
     assert load(tmp_path / "nothing").parts == {}
 
@@ -105,7 +89,7 @@ def test_the_library_reads_the_tensor_files(tmp_path: Path) -> None:
     tensors = {str(dtype): torch.ones(2, 3).to(dtype) for dtype in dtypes}
     tensors |= {"scalar": torch.tensor(3), "empty": torch.empty(0, 2), "transposed": torch.arange(6.0).view(2, 3).T}
     tensors |= {"ünïcödé 'name'": torch.ones(1)}
-    write_checkpoint(tmp_path / "state", {"model": tensors, "other": torch.ones(1)}, _summary())
+    write_checkpoint(tmp_path / "state", {"model": tensors, "other": torch.ones(1)}, summary())
 
     path = tmp_path / "state" / "model.safetensors"
     loaded = load_file(path)
@@ -134,7 +118,7 @@ def test_a_state_can_be_verified_with_other_tools(tmp_path: Path) -> None:
     (tmp_path / "state" / "state.json").write_bytes(b"{}")
 
     assert (manifest["format"], manifest["version"]) == ("pa-core training state", 1)
-    assert manifest["summary"] == _summary()
+    assert manifest["summary"] == summary()
     assert sorted(manifest["files"]) == ["model.safetensors", "optimizer.safetensors", "state.json"]
     with pytest.raises(AssertionError):
         shown["verify"](tmp_path / "state")
@@ -229,25 +213,25 @@ def _with_files_of(path: Path, changes: dict[str, Any]) -> None:
     (path / "manifest.json").write_bytes(_with_digest(manifest | changes))
 
 
-def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
-    """A state of a later version of the format says so, instead of looking damaged."""
+@pytest.mark.parametrize(
+    ("changes", "message", "given", "do"),
+    [
+        ({"version": 3}, "newer format", "version 3", "Install the version of pa-checkpoint"),
+        ({"format": "recipe"}, "the format 'recipe'", "manifest.json", ""),
+    ],
+)
+def test_another_format_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str, given: str, do: str
+) -> None:
+    """A state of a later version of the format, or of something else, says so, instead of looking damaged."""
     _write(tmp_path / "state")
-    _with_files_of(tmp_path / "state", {"version": 3})
+    _with_files_of(tmp_path / "state", changes)
 
-    with pytest.raises(CheckpointError, match="newer format") as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         load(tmp_path / "state")
 
-    assert "version 3" in caught.value.given
-    assert "Install the version of pa-checkpoint" in caught.value.do
-
-
-def test_another_format_is_refused(tmp_path: Path) -> None:
-    """A manifest of something else is none."""
-    _write(tmp_path / "state")
-    _with_files_of(tmp_path / "state", {"format": "recipe"})
-
-    with pytest.raises(CheckpointError, match="the format 'recipe'"):
-        load(tmp_path / "state")
+    assert given in caught.value.given
+    assert do in caught.value.do
 
 
 @pytest.mark.parametrize(
@@ -255,9 +239,9 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     [
         ({"version": "1"}, "TypeError"),
         ({"summary": {"run": 1}}, "summary.run is 1"),
-        ({"summary": _summary() | {"sequence": "first"}}, "summary.sequence is 'first'"),
-        ({"summary": _summary() | {"sequence": -1}}, "summary.sequence is -1"),
-        ({"summary": _summary() | {"note": [1, 2]}}, "summary.note is [1, 2]"),
+        ({"summary": summary() | {"sequence": "first"}}, "summary.sequence is 'first'"),
+        ({"summary": summary() | {"sequence": -1}}, "summary.sequence is -1"),
+        ({"summary": summary() | {"note": [1, 2]}}, "summary.note is [1, 2]"),
         ({"files": []}, "AttributeError"),
         ({"files": {"state.json": {"bytes": 10}}}, "KeyError: 'sha256'"),
     ],
@@ -276,15 +260,6 @@ def test_a_manifest_that_is_written_wrong_is_refused_by_the_path(
     assert found in caught.value.given
     (record,) = Folder(tmp_path).records()
     assert found in str(record.problem)
-
-
-def test_documents_of_another_kind_are_refused(tmp_path: Path) -> None:
-    """A list in place of the documents, with a manifest that fits, is refused like any other damage."""
-    _write(tmp_path / "state")
-    (tmp_path / "state" / "state.json").write_bytes(b"[]")
-    _with_files_of(tmp_path / "state", {})
-
-    _expect_damage(tmp_path / "state", "state.json")
 
 
 class _Poison:
@@ -313,7 +288,7 @@ def test_a_pickle_is_never_run(tmp_path: Path, name: str, save: Callable[..., No
         _with_files_of(path, {})
 
     _expect_damage(path, name)
-    write_checkpoint(tmp_path / "other", {"x": pickle.dumps(_Poison(trace))}, _summary())
+    write_checkpoint(tmp_path / "other", {"x": pickle.dumps(_Poison(trace))}, summary())
     assert isinstance(load(tmp_path / "other").parts["x"], bytes)
 
     assert not trace.exists()
@@ -337,29 +312,28 @@ def test_any_bytes_in_place_of_a_tensor_file_are_one_kind_of_error(
         load(path)
 
 
+_WRONG_ENTRIES: list[dict[str, Any]] = [
+    {"data_offsets": [4, 8]},
+    {"shape": [2]},
+    {"shape": [-1, -1]},
+    {"shape": [10**18], "data_offsets": [0, 4 * 10**18]},
+    {"shape": [0, 2**62, 2**62], "data_offsets": [0, 0]},
+    *({"shape": shape} for shape in ([1] * 65, [1.0], [True], ["1"], 1, None)),
+    *({"dtype": dtype} for dtype in (["F32"], "F33")),
+]
+_ENTRY: dict[str, Any] = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 _WRONG_HEADERS: list[dict[str, Any]] = [
-    {"model/weight": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}},
-    {"model/weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}},
-    {"model/weight": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}},
-    {"model/weight": {"dtype": "F32", "shape": [10**18], "data_offsets": [0, 4 * 10**18]}},
-    {"model/weight": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}},
-    {"model/weight": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}},
-    {"model/weight": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}},
-    {"model/weight": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}},
-    {"model/weight": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}},
-    {"model/weight": {"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}},
-    {"model/weight": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}},
-    {"model/weight": {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}},
+    *({"model/weight": _ENTRY | wrong} for wrong in _WRONG_ENTRIES),
     {"model/weight": {"dtype": "F32", "data_offsets": [0, 4]}},
     {"model/weight": []},
-    {"another": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
+    {"another": _ENTRY},
 ]
 
 
 @pytest.mark.parametrize("header", _WRONG_HEADERS)
 def test_a_wrong_header_of_a_tensor_file_is_refused(tmp_path: Path, header: dict[str, Any]) -> None:
     """Nothing is allocated for sizes that the file does not have, and no gap or overlap is read."""
-    write_checkpoint(tmp_path / "state", {"model": {"weight": torch.ones(1)}}, _summary())
+    write_checkpoint(tmp_path / "state", {"model": {"weight": torch.ones(1)}}, summary())
     text = json.dumps(header).encode()
     content = len(text).to_bytes(8, "little") + text + b"\x00" * 4
     (tmp_path / "state" / "model.safetensors").write_bytes(content)
@@ -370,21 +344,13 @@ def test_a_wrong_header_of_a_tensor_file_is_refused(tmp_path: Path, header: dict
 
 
 def test_a_state_is_replaced_by_a_whole_one(tmp_path: Path) -> None:
-    """Under the same path there is always one state, and nothing is left beside it."""
+    """Under the same path there is always one state, and nothing is left beside it; an empty folder is no obstacle."""
+    (tmp_path / "state").mkdir()
     for update in (1, 2, 3):
         _write(tmp_path / "state", update)
+        assert _updates(tmp_path / "state") == (update, update)
 
-    assert _updates(tmp_path / "state") == (3, 3)
-    assert _names(tmp_path) == ["state"]
-
-
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    """A folder that was made for the state is no obstacle."""
-    (tmp_path / "state").mkdir()
-    _write(tmp_path / "state")
-
-    assert _updates(tmp_path / "state") == (1, 1)
-    assert _names(tmp_path) == ["state"]
+    assert names_in(tmp_path) == ["state"]
 
 
 def test_the_state_that_was_set_aside_is_found(tmp_path: Path) -> None:
@@ -398,7 +364,7 @@ def test_the_state_that_was_set_aside_is_found(tmp_path: Path) -> None:
 
     _write(path, 2)
     assert _updates(path) == (2, 2)
-    assert _names(tmp_path) == ["state"]
+    assert names_in(tmp_path) == ["state"]
 
 
 def test_a_crash_before_the_old_state_was_removed_does_no_harm(tmp_path: Path) -> None:
@@ -413,7 +379,7 @@ def test_a_crash_before_the_old_state_was_removed_does_no_harm(tmp_path: Path) -
     assert _updates(path) == (2, 2)
     _write(path, 3)
     assert _updates(path) == (3, 3)
-    assert _names(tmp_path) == ["state"]
+    assert names_in(tmp_path) == ["state"]
 
 
 @contextlib.contextmanager
@@ -455,7 +421,7 @@ def test_whatever_fails_the_old_or_the_new_state_is_there(tmp_path: Path, error:
         found.append(f"{calls[step - 1]}: {_updates(path)[0]}")
         _write(path, 1)
         Folder(tmp_path).remove_leftovers("first")
-        assert _names(tmp_path) == ["state"]
+        assert names_in(tmp_path) == ["state"]
     assert {"mkdir: 1", "fsync: 1", "rename: 1", "fsync: 2", "unlink: 2", "rmdir: 2"} <= set(found)
 
 
@@ -495,7 +461,7 @@ def test_a_reader_finds_a_whole_state_while_it_is_replaced(tmp_path: Path) -> No
         writer.join()
 
     assert all(first == second for first, second in found)
-    assert _names(tmp_path) == ["state"]
+    assert names_in(tmp_path) == ["state"]
 
 
 def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
@@ -556,10 +522,10 @@ def test_what_cannot_be_a_part_is_refused_before_anything_is_written(
 ) -> None:
     """Names become names of files on every system, and values must be storable."""
     with pytest.raises(CheckpointError) as caught:
-        write_checkpoint(tmp_path / "state", parts, _summary())
+        write_checkpoint(tmp_path / "state", parts, summary())
 
     assert given in caught.value.given
-    assert _names(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -575,7 +541,7 @@ def test_what_cannot_be_a_part_is_refused_before_anything_is_written(
 def test_a_summary_that_cannot_be_relied_on_is_refused(tmp_path: Path, change: dict[str, Any], given: str) -> None:
     """What a listing of states needs is there, with its type."""
     with pytest.raises(CheckpointError) as caught:
-        write_checkpoint(tmp_path / "state", {}, _summary() | change)
+        write_checkpoint(tmp_path / "state", {}, summary() | change)
     assert given in caught.value.given
 
 

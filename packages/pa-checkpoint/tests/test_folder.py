@@ -10,43 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from pa_checkpoint import CheckpointInfo, Folder, load
-from pa_checkpoint._checkpoint import write_checkpoint
-from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, InvalidArgumentError
 from pa_checkpoint._files import used
-
-
-def _write(path: Path, sequence: int, update: int, run: str = "first") -> Path:
-    place: dict[str, JsonScalar] = {"update": update, "epoch": 1 + update // 10, "complete": update > 90}
-    parts = {"model": {"weight": torch.full((10,), float(update))}}
-    write_checkpoint(path, parts, {"run": run, "sequence": sequence, **place})
-    return path
+from tests.support.states import flip, found, names_in, save
 
 
 def _save(folder: Folder, updates: Sequence[int], run: str = "first") -> list[Path]:
-    return [_write(folder.path_for(f"step_{update}", run), folder.next_sequence(), update, run) for update in updates]
-
-
-def _damage(path: Path) -> None:
-    file = path / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-
-
-def _found(path: Path | str) -> tuple[object, list[str]]:
-    """The update of the newest valid state, and the names of those that were passed over."""
-    state, skipped = Folder(path).newest_readable(load)
-    if state is not None:
-        assert state.parts["model"]["weight"][0] == state.summary["update"]
-    return state and state.summary["update"], [entry.path.name for entry in skipped]
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir())
+    return [save(folder.path_for(f"step_{update}", run), update, run) for update in updates]
 
 
 def test_states_are_listed_in_the_order_of_writing(tmp_path: Path) -> None:
@@ -55,13 +27,13 @@ def test_states_are_listed_in_the_order_of_writing(tmp_path: Path) -> None:
     assert folder.records() == []
 
     first, second = _save(folder, [80, 95])
-    _write(tmp_path / "states" / "after a look back", 3, 20, "second")
+    third = save(tmp_path / "states" / "after a look back", 20, "second", complete=True)
     os.utime(second, (0, 0))
 
     assert [replace(record, digest="") for record in folder.records()] == [
-        CheckpointInfo(first, 1, "first", 80, 9, complete=False, problem=None),
-        CheckpointInfo(second, 2, "first", 95, 10, complete=True, problem=None),
-        CheckpointInfo(folder.path / "after a look back", 3, "second", 20, 3, complete=False, problem=None),
+        CheckpointInfo(first, 1, "first", 80, 1, complete=False, problem=None),
+        CheckpointInfo(second, 2, "first", 95, 1, complete=False, problem=None),
+        CheckpointInfo(third, 3, "second", 20, 1, complete=True, problem=None),
     ]
     assert folder.next_sequence() == 4
 
@@ -71,7 +43,7 @@ def test_a_state_replaces_none_of_another_run_and_nothing_else(tmp_path: Path) -
     folder = Folder(tmp_path)
     (first,) = _save(folder, [10], "first")
     (second,) = _save(folder, [10], "second")
-    assert _names(tmp_path) == [first.name, second.name] == ["step_10", "step_10_2"]
+    assert names_in(tmp_path) == [first.name, second.name] == ["step_10", "step_10_2"]
     assert _save(folder, [10], "second") == [second]
     assert [(record.run, record.sequence) for record in folder.records()] == [("first", 1), ("second", 3)]
 
@@ -87,14 +59,14 @@ def test_states_with_the_names_of_earlier_versions_are_in_their_place(tmp_path: 
     """Their order is that of the manifests, and where one is damaged, that of the name."""
     folder = Folder(tmp_path)
     for sequence, update in ((3, 10), (11, 40)):
-        _write(tmp_path / f"state_{sequence:06d}_update_{update}", sequence, update)
+        save(tmp_path / f"state_{sequence:06d}_update_{update}", update, sequence=sequence)
     _save(folder, [60, 70])
     (tmp_path / "state_000011_update_40" / "manifest.json").unlink()
     assert [record.sequence for record in folder.records()] == [3, 11, 12, 13]
-    assert _found(tmp_path) == (70, [])
-    _damage(tmp_path / "step_70")
-    _damage(tmp_path / "step_60")
-    assert _found(tmp_path) == (10, ["step_70", "step_60", "state_000011_update_40"])
+    assert found(tmp_path) == (70, [])
+    flip(tmp_path / "step_70" / "model.safetensors")
+    flip(tmp_path / "step_60" / "model.safetensors")
+    assert found(tmp_path) == (10, ["step_70", "step_60", "state_000011_update_40"])
     removed = folder.keep(2, "first")
     assert [record.path.name for record in removed] == ["state_000003_update_10"]
 
@@ -113,7 +85,7 @@ def test_what_is_no_state_is_not_listed(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "step_10", tmp_path / ".staging.0123456789ab.cdef")
 
     assert [record.update for record in folder.records()] == [10]
-    assert _found(tmp_path) == (10, [])
+    assert found(tmp_path) == (10, [])
 
 
 def test_folders_of_somebody_else_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,37 +124,37 @@ def test_a_listing_names_what_is_wrong(tmp_path: Path) -> None:
     assert folder.next_sequence() == 3
 
 
-def test_the_newest_valid_state_is_found(tmp_path: Path) -> None:
+def test_the_newest_valid_state_isfound(tmp_path: Path) -> None:
     """Damaged states are passed over, newest first, each with its reason; also those that may be the newest."""
     folder = Folder(tmp_path)
     paths = _save(folder, [10, 20, 30, 40])
-    assert _found(tmp_path) == (40, [])
+    assert found(tmp_path) == (40, [])
 
-    _damage(paths[3])
+    flip(paths[3] / "model.safetensors")
     (paths[2] / "manifest.json").unlink()
 
-    assert _found(str(tmp_path)) == (20, [paths[2].name, paths[3].name])
+    assert found(str(tmp_path)) == (20, [paths[2].name, paths[3].name])
     _, skipped = Folder(tmp_path).newest_readable(load)
     assert "manifest.json" in skipped[0].reason
     assert "model.safetensors" in skipped[1].reason
     assert "digest" in skipped[1].reason
 
-    _damage(paths[1])
-    _damage(paths[0])
-    assert _found(tmp_path) == (None, [paths[index].name for index in (2, 3, 1, 0)])
+    flip(paths[1] / "model.safetensors")
+    flip(paths[0] / "model.safetensors")
+    assert found(tmp_path) == (None, [paths[index].name for index in (2, 3, 1, 0)])
 
 
 def test_one_state_is_found_by_its_own_path(tmp_path: Path) -> None:
     """A path to a state is that state or nothing: no other is taken for it."""
     first, second = _save(Folder(tmp_path), [10, 20])
-    assert _found(first) == (10, [])
+    assert found(first) == (10, [])
 
-    _damage(first)
-    assert _found(first) == (None, [first.name])
+    flip(first / "model.safetensors")
+    assert found(first) == (None, [first.name])
     (second / "manifest.json").unlink()
-    assert _found(second) == (None, [second.name])
+    assert found(second) == (None, [second.name])
     second.rename(tmp_path / "best")
-    assert _found(tmp_path / "best") == (None, ["best"])
+    assert found(tmp_path / "best") == (None, ["best"])
 
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
@@ -201,13 +173,13 @@ def test_a_state_that_was_set_aside_counts(tmp_path: Path) -> None:
     path.rename(tmp_path / f".{path.name}.set_aside")
 
     assert [(record.path, record.update) for record in folder.records()] == [(path, 10)]
-    assert _found(tmp_path) == _found(path) == (10, [])
+    assert found(tmp_path) == found(path) == (10, [])
     folder.remove_leftovers("first")
-    assert _found(tmp_path) == (10, [])
+    assert found(tmp_path) == (10, [])
 
     _save(folder, [20])
     assert [record.path for record in folder.keep(1, "first")] == [path]
-    assert _names(tmp_path) == ["step_20"]
+    assert names_in(tmp_path) == ["step_20"]
 
 
 def test_retention_keeps_the_newest_valid_states(tmp_path: Path) -> None:
@@ -222,7 +194,7 @@ def test_retention_keeps_the_newest_valid_states(tmp_path: Path) -> None:
     assert [record.path for record in removed] == [paths[0]]
     assert [record.update for record in folder.records()] == [10, 30, 40, 50]
     assert folder.keep(2, "first") == []
-    assert _found(tmp_path) == (40, [paths[3].name])
+    assert found(tmp_path) == (40, [paths[3].name])
     for newest in (0, -1):
         with pytest.raises(InvalidArgumentError, match=f"newest must be .*, got {newest}"):
             folder.keep(newest, "first")
@@ -242,9 +214,9 @@ def test_a_removal_that_stops_halfway_leaves_no_half_state(tmp_path: Path, monke
             folder.keep(1, "first")
 
     assert [record.update for record in folder.records()] == [20]
-    assert len(_names(tmp_path)) == 2
+    assert len(names_in(tmp_path)) == 2
     folder.remove_leftovers("first")
-    assert _names(tmp_path) == ["step_20"]
+    assert names_in(tmp_path) == ["step_20"]
 
 
 def test_what_another_run_is_writing_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,18 +237,18 @@ def test_what_another_run_is_writing_is_left_alone(tmp_path: Path, monkeypatch: 
         for run in ("first", "second"):
             with pytest.raises(MemoryError):
                 _save(folder, [10], run)
-    assert len(_names(folder.path)) == 2
-    assert all(name.startswith(".staging.") for name in _names(folder.path))
+    assert len(names_in(folder.path)) == 2
+    assert all(name.startswith(".staging.") for name in names_in(folder.path))
 
     with contextlib.ExitStack() as writing:
-        for name in _names(folder.path):
+        for name in names_in(folder.path):
             writing.enter_context(used(folder.path / name))
         folder.remove_leftovers("first")
-        assert len(_names(folder.path)) == 1
+        assert len(names_in(folder.path)) == 1
         folder.remove_leftovers("third")
-        assert len(_names(folder.path)) == 1
+        assert len(names_in(folder.path)) == 1
     folder.remove_leftovers("third")
-    assert _names(folder.path) == []
+    assert names_in(folder.path) == []
 
 
 def test_other_directories_are_whole_or_absent_too(tmp_path: Path) -> None:

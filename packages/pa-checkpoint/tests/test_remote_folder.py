@@ -16,10 +16,10 @@ import pa_checkpoint
 from pa_checkpoint import CheckpointError, CheckpointNotFoundError, load
 from pa_checkpoint import _remote_folder as state_store
 from pa_checkpoint._checkpoint import write_checkpoint
-from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._manifest import manifest_text, read_manifest
 from pa_checkpoint._remote_folder import ObjectStore, ObjectStoreError, RemoteFolder
 from tests.support.faulty_store import KINDS, Faults, fault_rates, store_url, use_faults
+from tests.support.states import summary
 
 
 @pytest.fixture
@@ -27,6 +27,12 @@ def faults() -> Iterator[Faults]:
     """What goes wrong in the stores of a test: nothing, unless it says so."""
     yield use_faults(Faults())
     use_faults(Faults())
+
+
+@pytest.fixture
+def store(tmp_path: Path, faults: Faults) -> RemoteFolder:
+    """A store, in the folder of the test."""
+    return RemoteFolder(store_url(tmp_path / "store"))
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +45,8 @@ def save(folder: Path, update: int, run: str = "first", trained: float | None = 
     """Save a state of which one part is as in all others, and another one is not, unless its value is given."""
     frozen, weight = torch.arange(100.0), torch.full((10,), float(update) if trained is None else trained)
     path = folder / f"step_{update}"
-    summary: dict[str, JsonScalar] = {
-        "run": run,
-        "sequence": update,
-        "update": update * 10,
-        "epoch": 1,
-        "complete": False,
-    }
-    write_checkpoint(path, {"frozen": {"base": frozen}, "trained": {"weight": weight}, "position": update}, summary)
+    parts = {"frozen": {"base": frozen}, "trained": {"weight": weight}, "position": update}
+    write_checkpoint(path, parts, summary(update * 10, update, run=run))
     return path
 
 
@@ -55,9 +55,10 @@ def blobs(store: Path) -> set[str]:
     return {path.name for path in store.glob("files/*/*") if not path.name.startswith(".")}
 
 
-def test_what_is_there_is_not_sent_again_and_the_manifest_is_sent_last(tmp_path: Path, faults: Faults) -> None:
+def test_what_is_there_is_not_sent_again_and_the_manifest_is_sent_last(
+    tmp_path: Path, faults: Faults, store: RemoteFolder
+) -> None:
     """A second state sends its changed files only; a state is seen once all of its files are there."""
-    store = RemoteFolder(store_url(tmp_path / "store"))
     for update, num_files in ((1, 3), (2, 2)):  # with the documents
         faults.sent.clear()
         path = save(tmp_path / "states", update)
@@ -72,10 +73,9 @@ def test_what_is_there_is_not_sent_again_and_the_manifest_is_sent_last(tmp_path:
     assert len(faults.sent) == 1  # the manifest
 
 
-def test_a_checkpoint_without_a_summary_can_be_sent(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_summary_can_be_sent(tmp_path: Path, store: RemoteFolder) -> None:
     """The summary is optional, so a checkpoint that says nothing of its run or its update is sent and fetched."""
     pa_checkpoint.save(tmp_path / "best", {"step": 50})
-    store = RemoteFolder(store_url(tmp_path / "store"))
     store.upload(tmp_path / "best")
     assert pa_checkpoint.load(store.download(store.states()[-1], tmp_path / "fetched"))["step"] == 50
 
@@ -93,9 +93,8 @@ def test_a_state_comes_back_byte_for_byte(tmp_path: Path, faults: Faults) -> Non
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "manifest flipped", "manifest of another"])
-def test_a_damaged_state_is_refused(tmp_path: Path, faults: Faults, damage: str) -> None:
+def test_a_damaged_state_is_refused(tmp_path: Path, store: RemoteFolder, damage: str) -> None:
     """Nothing is left on the disk of a state that is not as it was sent."""
-    store = RemoteFolder(store_url(tmp_path / "store"))
     (first, second) = (save(tmp_path / "states", update) for update in (1, 2))
     store.upload(first)
     state = store.upload(second)
@@ -117,9 +116,8 @@ def test_a_damaged_state_is_refused(tmp_path: Path, faults: Faults, damage: str)
     assert [*(tmp_path / "elsewhere").glob("*")] == []
 
 
-def test_files_of_a_manifest_lead_nowhere_else(tmp_path: Path, faults: Faults) -> None:
+def test_files_of_a_manifest_lead_nowhere_else(tmp_path: Path, store: RemoteFolder) -> None:
     """Whoever can write to the store can write nowhere else."""
-    store = RemoteFolder(store_url(tmp_path / "store"))
     path = save(tmp_path / "states", 1)
     manifest = read_manifest(path)
     files = {("../../outside" if name == "state.json" else name): entry for name, entry in manifest.files.items()}
@@ -144,9 +142,8 @@ def test_the_newest_states_of_a_run_stay_and_all_of_other_runs(tmp_path: Path, f
         assert load(store.download(state, tmp_path / "elsewhere")).parts["position"] == int(state.name[5:])
 
 
-def test_a_state_that_lacks_a_file_does_not_count_as_one_that_stays(tmp_path: Path, faults: Faults) -> None:
+def test_a_state_that_lacks_a_file_does_not_count_as_one_that_stays(tmp_path: Path, store: RemoteFolder) -> None:
     """The newest whole ones stay."""
-    store = RemoteFolder(store_url(tmp_path / "store"))
     for update in range(1, 4):
         store.upload(save(tmp_path / "states", update))
     newest = tmp_path / "store" / "states" / store.states()[-1].object_name
@@ -156,13 +153,11 @@ def test_a_state_that_lacks_a_file_does_not_count_as_one_that_stays(tmp_path: Pa
     assert [state.name for state in store.states()] == ["step_2", "step_3"]
 
 
-def test_a_state_that_is_saved_again_under_its_name_counts_once(tmp_path: Path, faults: Faults) -> None:
+def test_a_state_that_is_saved_again_under_its_name_counts_once(tmp_path: Path, store: RemoteFolder) -> None:
     """As on the disk, where it takes the place of the one before: a preempted run often saves an update twice."""
-    store = RemoteFolder(store_url(tmp_path / "store"))
     for update in range(1, 4):
         store.upload(save(tmp_path / "states", update))
-    again: dict[str, JsonScalar] = {"run": "first", "sequence": 4, "update": 30, "epoch": 1, "complete": False}
-    write_checkpoint(tmp_path / "states" / "step_3", {"position": 4}, again)
+    write_checkpoint(tmp_path / "states" / "step_3", {"position": 4}, summary(30, 4))
     store.upload(tmp_path / "states" / "step_3")
     store.keep(2, "first")
     assert [(state.name, state.sequence) for state in store.states()] == [("step_2", 2), ("step_3", 4)]
@@ -171,10 +166,9 @@ def test_a_state_that_is_saved_again_under_its_name_counts_once(tmp_path: Path, 
 
 
 def test_what_was_left_half_sent_goes_after_a_while(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: RemoteFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not at once: the state that needs it may not be listed yet."""
-    store = RemoteFolder(store_url(tmp_path / "store"))
     store.upload(save(tmp_path / "states", 1))
     state = store.upload(save(tmp_path / "states", 2))
     (tmp_path / "store" / "states" / state.object_name).unlink()  # as if the process had been killed before
@@ -187,10 +181,11 @@ def test_what_was_left_half_sent_goes_after_a_while(
     assert len(blobs(tmp_path / "store")) == 3
 
 
-def test_a_listing_that_lags_costs_no_file_that_a_state_needs(tmp_path: Path, faults: Faults) -> None:
+def test_a_listing_that_lags_costs_no_file_that_a_state_needs(
+    tmp_path: Path, faults: Faults, store: RemoteFolder
+) -> None:
     """A state is whole though neither its files nor it are listed yet, and those that were removed still are."""
     faults.listing_lag = 12
-    store = RemoteFolder(store_url(tmp_path / "store"))
     for update in range(1, 12):
         store.upload(save(tmp_path / "states", update))
         store.keep(1, "first")
@@ -216,9 +211,10 @@ def test_the_process_that_begins_last_is_the_one_that_sends(tmp_path: Path, faul
     assert [state.name for state in after.states()] == ["step_1", "step_2"]
 
 
-def test_a_state_that_is_replaced_meanwhile_is_not_mixed_with_its_successor(tmp_path: Path, faults: Faults) -> None:
+def test_a_state_that_is_replaced_meanwhile_is_not_mixed_with_its_successor(
+    tmp_path: Path, store: RemoteFolder
+) -> None:
     """Not even where the files have the same sizes."""
-    store = RemoteFolder(store_url(tmp_path / "store"))
     path = save(tmp_path / "states", 1)
     content = {file.name: file.read_bytes() for file in path.iterdir()}
 
@@ -244,10 +240,9 @@ def test_a_state_that_is_replaced_meanwhile_is_not_mixed_with_its_successor(tmp_
 
 
 def test_a_file_that_is_needed_again_stays_though_the_state_that_needs_it_is_not_listed_yet(
-    tmp_path: Path, faults: Faults
+    tmp_path: Path, faults: Faults, store: RemoteFolder
 ) -> None:
     """What this process has sent is not forgotten."""
-    store = RemoteFolder(store_url(tmp_path / "store"))
     for update, trained in ((1, 1.0), (2, 2.0), (3, 1.0)):
         faults.listing_lag = 100 if update == 3 else 0
         if update == 3:
@@ -328,9 +323,8 @@ def test_an_object_store_is_any_file_system_of_fsspec(tmp_path: Path) -> None:
     assert store.sizes("files") == {}
 
 
-def test_the_newest_whole_checkpoint_is_fetched(tmp_path: Path, faults: Faults) -> None:
+def test_the_newest_whole_checkpoint_is_fetched(tmp_path: Path, store: RemoteFolder) -> None:
     """A damaged one is passed over, and said; what is in the folder already is not downloaded."""
-    store = RemoteFolder(store_url(tmp_path / "store"))
     for update in range(1, 4):
         store.upload(save(tmp_path / "states", update))
     damaged = json.loads((tmp_path / "states" / "step_3" / "manifest.json").read_text())["files"]["trained.safetensors"]
@@ -346,18 +340,16 @@ def test_the_newest_whole_checkpoint_is_fetched(tmp_path: Path, faults: Faults) 
     assert store.fetch(tmp_path / "other", digest=load(path).digest)[0].name == "step_2"
 
 
-def test_a_newer_checkpoint_of_the_folder_is_taken_where_its_run_is_known(tmp_path: Path, faults: Faults) -> None:
+def test_a_newer_checkpoint_of_the_folder_is_taken_where_its_run_is_known(tmp_path: Path, store: RemoteFolder) -> None:
     """It was not uploaded before its process was killed; one of another run is none of the store's."""
-    store = RemoteFolder(store_url(tmp_path / "store"))
     store.upload(save(tmp_path / "states", 1))
     newer = save(tmp_path / "states", 2)
     save(tmp_path / "states", 3, run="second")
     assert store.fetch(tmp_path / "states") == (newer, [])
 
 
-def test_a_checkpoint_that_is_not_in_the_store_is_not_found(tmp_path: Path, faults: Faults) -> None:
+def test_a_checkpoint_that_is_not_in_the_store_is_not_found(tmp_path: Path, store: RemoteFolder) -> None:
     """Neither in an empty one, nor by another name."""
-    store = RemoteFolder(store_url(tmp_path / "store"))
     with pytest.raises(CheckpointNotFoundError, match="no such checkpoint"):
         store.fetch(tmp_path / "machine")
     store.upload(save(tmp_path / "states", 1))

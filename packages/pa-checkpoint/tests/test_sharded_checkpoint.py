@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pa_checkpoint import CheckpointError, Folder, StoredTensor, load
 from tests.support.sharded_states import described, files_of, write_sharded_state
+from tests.support.states import flip
 
 WEIGHT = torch.arange(15.0).view(5, 3)
 BUFFER = torch.tensor([7, 8])
@@ -63,13 +64,6 @@ def test_parts_of_large_pieces_are_read(tmp_path: Path) -> None:
         target = torch.zeros(size, dtype=torch.float64)
         source.read_into(target, begin)
         assert torch.equal(target, region.double())
-
-
-def flip(file: Path) -> None:
-    """Change one byte of the values."""
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
 
 
 def truncate(file: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import pa_checkpoint as ckpt
+from tests.support.states import flip, save
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -50,10 +51,8 @@ def test_the_newest_is_that_which_was_written_last(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     """The one before is used, and the warning says which file is damaged."""
-    for step in (1, 2):
-        ckpt.save(tmp_path / f"step_{step}", {"model": {"weight": torch.full((8,), float(step))}})
-    file = tmp_path / "step_2" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    save(tmp_path / "step_1", 1)
+    flip(save(tmp_path / "step_2", 2) / "model.safetensors")
 
     with pytest.warns(UserWarning, match="step_2.*model.safetensors"):
         found = ckpt.Folder(tmp_path).newest()
@@ -63,12 +62,15 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_failure_in_the_background_is_raised_once_by_the_next_call(tmp_path: Path) -> None:
-    """The error names the place, and the writer can be used again."""
+    """The error names the place; a save that raises it starts nothing; and the writer can be used again."""
     writer = ckpt.Writer()
     (tmp_path / "taken").write_text("something else")
-    writer.save(tmp_path / "taken", {"step": 1})
-    with pytest.raises(ckpt.CheckpointError, match="taken"):
-        writer.save(tmp_path / "next", {"step": 2})
+    for raises in (writer.wait, lambda: writer.save(tmp_path / "next", {"step": 2})):
+        writer.save(tmp_path / "taken", {"step": 1})
+        with pytest.raises(ckpt.CheckpointError, match="taken"):
+            raises()
+        writer.wait()
+    assert not (tmp_path / "next").exists()
     writer.save(tmp_path / "next", {"step": 2})
     writer.wait()
     assert ckpt.load(tmp_path / "next")["step"] == 2

@@ -1,0 +1,46 @@
+"""Small training states, and what is found of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pa_checkpoint import Folder, load
+from pa_checkpoint._checkpoint import write_checkpoint
+from pa_checkpoint._encoding import JsonScalar
+
+
+def summary(update: int = 1, sequence: int = 1, **others: JsonScalar) -> dict[str, JsonScalar]:
+    """The summary of a state."""
+    return {"run": "first", "sequence": sequence, "update": update, "epoch": 1, "complete": False, **others}
+
+
+def save(path: Path, update: int, run: str = "first", **others: Any) -> Path:
+    """Write a small state, the last one of its folder; all of them have files of the same sizes."""
+    parts = {"model": {"weight": torch.full((10,), float(update))}, "position": update}
+    write_checkpoint(
+        path, parts, summary(update, **{"sequence": Folder(path.parent).next_sequence(), **others}, run=run)
+    )
+    return path
+
+
+def found(path: Path | str) -> tuple[Any, list[str]]:
+    """The update of the newest valid state, and the names of those that were passed over."""
+    state, skipped = Folder(path).newest_readable(load)
+    if state is not None:
+        assert state.parts["model"]["weight"][0] == state.parts["position"] == state.summary["update"]
+    return state and state.summary["update"], [entry.path.name for entry in skipped]
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of all that is in a folder."""
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def flip(file: Path, position: int = -1) -> None:
+    """Change one bit of a file."""
+    content = bytearray(file.read_bytes())
+    content[position] ^= 1
+    file.write_bytes(content)
