@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,14 +14,8 @@ from typing_extensions import override
 import pa_trial
 from pa_core import gather_objects
 from pa_core.distributed import num_processes
-from pa_trial import (
-    Batch,
-    CheckFailedError,
-    DataLoader,
-    MetricReducer,
-    Reducer,
-)
-from tests.support.trials import Heard, TinyTrial, fit
+from pa_trial import Batch, CheckFailedError, DataLoader, MetricReducer, Reducer
+from tests.support.trials import Heard, TinyTrial, fit, fit_and_fail, returning, variant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,35 +59,30 @@ def heard(trial_class: type[Numbers], folder: Path, max_length: int = 6, **asked
     return heard
 
 
-class ManyKinds(Numbers):
-    """Returns metrics of all kinds."""
+def of_batches(metrics_of: Any) -> type[Numbers]:
+    """A trial with metrics of its own for a training batch."""
+    return variant(Numbers, metrics_of=metrics_of)
 
-    @override
-    def metrics_of(self, numbers: Tensor, batch_idx: int) -> dict[str, Any]:
-        return {
-            "scalar": numbers.mean().requires_grad_(),
-            "vector": torch.tensor([1.0, 2.0]) + batch_idx,
-            "number": batch_idx,
-            "sometimes": None if batch_idx % 2 else 1.0,
-            "never": None,
-            "word": "x",
-            "epochs": 7,
-        }
+
+def many_kinds(_self: Numbers, numbers: Tensor, batch_idx: int) -> dict[str, Any]:
+    """Metrics of all kinds."""
+    return {
+        "scalar": numbers.mean().requires_grad_(),
+        "vector": torch.tensor([1.0, 2.0]) + batch_idx,
+        "number": batch_idx,
+        "sometimes": None if batch_idx % 2 else 1.0,
+        "never": None,
+        "word": "x",
+        "epochs": 7,
+    }
 
 
 def test_training_metrics(shared_tmp_path: Path) -> None:
     """Averages over batches and elements, and the metrics of each batch, of each workload."""
-    (averages, batches), (second, _) = heard(ManyKinds, shared_tmp_path).training
-    assert averages == {
-        "scalar": 2.5,
-        "vector": 2.5,
-        "number": 1.0,
-        "sometimes": 1.0,
-        "never": pytest.approx(float("nan"), nan_ok=True),
-        "word": None,
-        "batches": 3,
-        "epochs": 7,
-    }
+    (averages, batches), (second, _) = heard(of_batches(many_kinds), shared_tmp_path).training
+    never = pytest.approx(float("nan"), nan_ok=True)
+    expected = {"scalar": 2.5, "vector": 2.5, "number": 1.0, "sometimes": 1.0, "never": never, "word": None}
+    assert averages == {**expected, "batches": 3, "epochs": 7}
     assert (second["scalar"], second["batches"]) == (8.5, 6)
     assert [batch["scalar"].tolist() for batch in batches] == [0.5, 2.5, 4.5]
     assert isinstance(batches[0]["scalar"], np.ndarray)
@@ -103,32 +92,22 @@ def test_training_metrics(shared_tmp_path: Path) -> None:
     assert "batches" not in batches[0]
 
 
-class OneTensor(Numbers):
-    """Returns the loss alone."""
-
-    @override
-    def metrics_of(self, numbers: Tensor, batch_idx: int) -> Any:
-        return numbers.sum()
-
-
 def test_one_tensor_is_the_loss(shared_tmp_path: Path) -> None:
     """With the counts of batches and epochs beside it."""
-    (averages, _), _ = heard(OneTensor, shared_tmp_path).training
-    assert averages == {"loss": 5.0 / num_processes(), "batches": 3, "epochs": 0}
+    (averages, _), _ = heard(of_batches(returning(torch.tensor(5.0))), shared_tmp_path).training
+    assert averages == {"loss": 5.0, "batches": 3, "epochs": 0}
 
 
-class OtherNames(Numbers):
-    """Returns another metric for one batch."""
-
-    @override
-    def metrics_of(self, numbers: Tensor, batch_idx: int) -> dict[str, Any]:
-        return {"other" if batch_idx == 1 else "mean": 1.0}
+def other_names(_self: Numbers, numbers: Tensor, batch_idx: int) -> dict[str, Any]:
+    """Another metric for one batch."""
+    return {"other" if batch_idx == 1 else "mean": 1.0}
 
 
 def test_other_names_in_one_batch(shared_tmp_path: Path) -> None:
     """The error comes when the workload ends, before callbacks hear of it."""
-    with pytest.raises(CheckFailedError, match=r"\['mean'\] in the first batch, \['other'\] in batch 1"):
-        fit(OtherNames, shared_tmp_path, max_length=Batch(3))
+    text = r"\['mean'\] in the first batch, \['other'\] in batch 1"
+    trial, _ = fit_and_fail(of_batches(other_names), shared_tmp_path, CheckFailedError, text, max_length=Batch(3))
+    assert trial.heard.training == []
 
 
 def test_a_validation(shared_tmp_path: Path) -> None:
@@ -146,23 +125,16 @@ def test_a_validation_that_weighs_by_records(shared_tmp_path: Path) -> None:
     assert told.validation == [{"mean": pytest.approx(3.0)}]
 
 
-class FourReducers(Numbers):
-    """Reduces each metric in its way."""
-
-    reducers: ClassVar[Any] = {"avg": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
-
-    @override
-    def evaluation_reducer(self) -> Any:
-        return self.reducers
-
-    @override
-    def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
-        return dict.fromkeys(("avg", "sum", "max", "min"), batch[0].repeat(2)[:2])
+def four_times(_self: Numbers, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
+    """One vector under four names."""
+    return dict.fromkeys(("avg", "sum", "max", "min"), batch[0].repeat(2)[:2])
 
 
 def test_the_reducers_of_a_validation(shared_tmp_path: Path) -> None:
-    """Vectors are reduced over all elements."""
-    assert heard(FourReducers, shared_tmp_path).validation == [{"avg": 3.375, "sum": 27.0, "max": 6.0, "min": 0.0}]
+    """Vectors are reduced over all elements, each metric in its way."""
+    reducers = {"avg": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
+    trial_class = variant(Numbers, evaluation_reducer=returning(reducers), evaluate_batch=four_times)
+    assert heard(trial_class, shared_tmp_path).validation == [{"avg": 3.375, "sum": 27.0, "max": 6.0, "min": 0.0}]
 
 
 class Largest(MetricReducer):
@@ -220,14 +192,8 @@ def test_reducers(shared_tmp_path: Path) -> None:
     asked: dict[str, Any] = {"max_length": Batch(6), "reporting_period": Batch(3)}
     trial = fit(WithReducers, shared_tmp_path, **asked)
     (averages, batches), (second, _) = trial.heard.training
-    assert averages == {
-        "largest": 5.0,
-        "mean": "overwritten",
-        "other": 2.0,
-        "order": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
-        "batches": 3,
-        "epochs": 0,
-    }
+    expected = {"largest": 5.0, "mean": "overwritten", "other": 2.0, "order": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]}
+    assert averages == {**expected, "batches": 3, "epochs": 0}
     assert (second["largest"], second["order"]) == (11.0, [6.0, 7.0, 8.0, 9.0, 10.0, 11.0])
     assert batches[0].keys() == {"mean", "other"}
     assert trial.heard.validation == [{"largest": 6.0, "mean": "overwritten", "number": 4}]
@@ -262,15 +228,8 @@ def test_a_validation_on_the_full_dataset(shared_tmp_path: Path) -> None:
     assert gather_objects(trial.batches) == [2, 0][: num_processes()]
 
 
-class NothingToValidateOn(Numbers):
-    """Its validation loader has no batches."""
-
-    @override
-    def build_validation_data_loader(self) -> DataLoader:
-        return DataLoader(TensorDataset(NUMBERS[:1]), batch_size=2, drop_last=True)
-
-
 def test_nothing_to_validate_on(shared_tmp_path: Path) -> None:
     """An empty loader is a RuntimeError on all processes."""
-    with pytest.raises(RuntimeError, match="nothing to validate on"):
-        fit(NothingToValidateOn, shared_tmp_path, max_length=Batch(1))
+    empty = DataLoader(TensorDataset(NUMBERS[:1]), batch_size=2, drop_last=True)
+    trial_class = variant(Numbers, build_validation_data_loader=returning(empty))
+    fit_and_fail(trial_class, shared_tmp_path, RuntimeError, "nothing to validate on", max_length=Batch(1))

@@ -54,15 +54,7 @@ def test_batches_are_repeated_then_shared_then_skipped(
     expected = [batches[((skip + number) * size + rank) % len(batches)] for number in range(9)]
     assert list(islice(composed, 9)) == expected
     assert len(composed) == len(batches[rank::size])
-
-
-def test_batch_samplers_do_with_batches_what_samplers_do_with_samples() -> None:
-    """Each adaptor exists for batches too, and leaves the batches as they are."""
-    batches = [[0, 1], [2, 3], [4]]
-    assert list(samplers.SkipBatchSampler(batches, 2)) == [[4]]
-    assert list(samplers.DistributedBatchSampler(batches, num_workers=2, rank=0)) == [[0, 1], [4]]
-    assert list(islice(samplers.RepeatBatchSampler(batches), 4)) == [*batches, [0, 1]]
-    assert sorted(samplers.ReproducibleShuffleBatchSampler(batches, seed=1)) == batches
+    assert list(samplers.RepeatBatchSampler([])) == []
 
 
 @pytest.mark.parametrize("kind", [samplers.ReproducibleShuffleSampler, samplers.ReproducibleShuffleBatchSampler])
@@ -90,11 +82,6 @@ def test_a_share_that_there_is_not_is_refused(size: int, rank: int) -> None:
     """The batch sampler checks rank and number of processes, with a ValueError that names both."""
     with pytest.raises(ValueError, match=f"num_workers={size}, rank={rank}"):
         samplers.DistributedBatchSampler([[0]], num_workers=size, rank=rank)
-
-
-def test_repeating_nothing_ends() -> None:
-    """A sampler without an item is not repeated for ever."""
-    assert list(samplers.RepeatBatchSampler([])) == []
 
 
 def test_a_wrapped_batch_sampler_keeps_its_attributes() -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import pa_trial
-from pa_trial import Batch, DistributedContext, Epoch, InvalidExperimentException
+from pa_trial import DistributedContext, InvalidExperimentException
 from pa_trial.settings import ExperimentSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pa_trial import PyTorchTrialContext
 
 
 def of_two() -> DistributedContext:
@@ -24,29 +19,25 @@ def of_two() -> DistributedContext:
     return DistributedContext(rank=0, size=2, local_rank=0, local_size=2, cross_rank=0, cross_size=1)
 
 
-QUESTIONS: dict[str, Callable[[PyTorchTrialContext], Any]] = {
-    "get_hparam": lambda context: context.get_hparam("lr"),
-    "get_hparams": lambda context: context.get_hparams(),
-    "get_global_batch_size": lambda context: context.get_global_batch_size(),
-    "get_per_slot_batch_size": lambda context: context.get_per_slot_batch_size(),
-    "get_experiment_config": lambda context: context.get_experiment_config(),
-    "get_data_config": lambda context: context.get_data_config(),
-}
-
-
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_what_was_not_configured_is_a_value_error(name: str) -> None:
+@pytest.mark.parametrize(
+    ("question", "arguments"),
+    [
+        ("get_hparam", ["lr"]),
+        *((name, []) for name in ("get_hparams", "get_global_batch_size", "get_per_slot_batch_size")),
+        *((name, []) for name in ("get_experiment_config", "get_data_config")),
+    ],
+)
+def test_what_was_not_configured_is_a_value_error(question: str, arguments: list[str]) -> None:
     """Asking for a setting that ``init`` was not given is a ValueError that says how to give it."""
     with pa_trial.init() as context, pytest.raises(ValueError, match=r"init\((hparams|exp_conf)="):
-        QUESTIONS[name](context)
+        getattr(context, question)(*arguments)
 
 
 def test_hyperparameters_come_back_as_they_were_given() -> None:
     """``get_hparam`` and ``get_hparams`` return what was passed; an unknown name is a ValueError."""
     hparams = {"lr": 0.1, "layers": [3, 4]}
     with pa_trial.init(hparams=hparams) as context:
-        assert context.get_hparam("lr") == 0.1
-        assert context.get_hparams() == hparams
+        assert (context.get_hparam("lr"), context.get_hparams()) == (0.1, hparams)
         with pytest.raises(ValueError, match="'lr', 'layers'"):
             context.get_hparam("momentum")
 
@@ -78,9 +69,8 @@ def test_batch_sizes(given: int, size: int, per_slot: int, in_all: int) -> None:
     """The global batch is split evenly; what does not divide is left out of both sizes, with a warning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pa_trial.init(
-            hparams={"global_batch_size": given}, distributed=of_two() if size == 2 else None
-        ) as context:
+        distributed = of_two() if size == 2 else None
+        with pa_trial.init(hparams={"global_batch_size": given}, distributed=distributed) as context:
             assert (context.get_per_slot_batch_size(), context.get_global_batch_size()) == (per_slot, in_all)
     told = [warning for warning in caught if "not a multiple" in str(warning.message)]
     assert len(told) == (given % size != 0)
@@ -96,23 +86,12 @@ def test_batch_sizes_that_count_as_not_set(hparams: dict[str, Any]) -> None:
 
 def test_what_is_read_of_an_experiment_configuration() -> None:
     """Periods, the reporting period and the metric of the searcher are read from a trial's own configuration."""
-    settings = ExperimentSettings(
-        None,
-        {
-            "name": "digits",
-            "searcher": {"name": "single", "metric": "accuracy", "smaller_is_better": False},
-            "scheduling_unit": 20,
-            "min_checkpoint_period": {"batches": 50},
-            "min_validation_period": {"epochs": 2},
-        },
-        1,
-    )
+    configured = {"name": "digits", "searcher": {"name": "single", "metric": "accuracy", "smaller_is_better": False}}
+    periods = {"min_checkpoint_period": {"batches": 50}, "min_validation_period": {"epochs": 2}}
+    settings = ExperimentSettings(None, {**configured, **periods, "scheduling_unit": 20}, 1)
     assert (settings.metric, settings.smaller_is_better, settings.scheduling_unit) == ("accuracy", False, 20)
     checkpoint, validation = settings.min_checkpoint_period, settings.min_validation_period
-    assert isinstance(checkpoint, Batch)
-    assert checkpoint.value == 50
-    assert isinstance(validation, Epoch)
-    assert validation.value == 2
+    assert repr((checkpoint, validation)) == "(Batch(50), Epoch(2))"
 
 
 def test_an_empty_configuration_asks_for_nothing() -> None:

@@ -62,16 +62,6 @@ def trained_on(data: TrialData, batches: int) -> list[Any]:
 # Which loaders
 
 
-def test_both_loaders_are_built_once() -> None:
-    """Whatever is done with them afterwards, a trial is asked for each of its loaders once."""
-    loaders = Loaders()
-    data = loaders.build()
-    for _ in range(2):
-        trained_on(data, 3)
-        list(data.validation_batches())
-    assert loaders.calls == ["training", "validation"]
-
-
 @pytest.mark.parametrize("which", ["training", "validation"])
 def test_a_loader_of_torch_is_refused_unless_the_check_is_disabled(which: str) -> None:
     """It can neither be resumed nor shared out; the message names the call that permits it."""
@@ -97,26 +87,19 @@ def test_a_loader_without_a_batch_is_refused_at_once() -> None:
     for empty in (DataLoader(numbers(0)), DataLoader(numbers(3), 4, drop_last=True)):
         with pytest.raises(EmptyLoaderError, match="a DataLoader without a batch") as caught:
             Loaders(empty).build()
-        assert isinstance(caught.value, RuntimeError)
-        assert isinstance(caught.value, ValueError)
+        assert isinstance(caught.value, RuntimeError | ValueError)
 
 
 # Loaders of torch, as they are
 
 
 def test_a_finite_loader_of_torch_begins_again() -> None:
-    """After its last batch comes its first one, for as many epochs as the training has."""
-    data = Loaders(TorchDataLoader(numbers(5), 2)).build(checks=False)
+    """After its last batch comes its first one; it is neither shared out nor skipped into, which is up to the user."""
+    loader = TorchDataLoader(numbers(5), 2)
+    data = Loaders(loader, loader).build(checks=False, skip=5)
     assert data.epoch_length == 3
     assert trained_on(data, 7) == [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4], [0, 1]]
-
-
-def test_a_loader_of_torch_is_neither_shared_out_nor_skipped_into() -> None:
-    """That is up to the user, who knows how; so each process sees all of it, from its beginning."""
-    loader = TorchDataLoader(numbers(4), 2)
-    data = Loaders(loader, loader).build(checks=False, skip=5)
-    assert trained_on(data, 3) == [[0, 1], [2, 3], [0, 1]]
-    assert as_lists(list(data.validation_batches())) == [[0, 1], [2, 3]]
+    assert as_lists(list(data.validation_batches())) == [[0, 1], [2, 3], [4]]
     assert data.full_validation_loader is loader
 
 
@@ -131,63 +114,47 @@ def test_a_sampler_of_torch_is_told_the_epoch() -> None:
     assert trained_on(Loaders(shuffled()).build(checks=False, skip=2), 1) == epochs[2:]
 
 
-def test_a_loader_that_runs_dry_is_an_error_instead_of_an_endless_loop() -> None:
-    """An iterator has nothing for a second epoch."""
-    data = Loaders(iter([[1], [2]])).build(checks=False)
-    assert data.epoch_length == sys.maxsize
-    with pytest.raises(EmptyLoaderError, match="list_iterator that yields nothing in epoch 1"):
-        trained_on(data, 3)
+class Three(IterableDataset[int]):
+    """Has no length."""
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
 
 
 def test_an_epoch_of_a_loader_without_a_length_does_not_end() -> None:
-    """An iterable dataset may be used as it is; it repeats, but nothing counts its epochs."""
-
-    class Three(IterableDataset[int]):
-        @override
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(3))
-
+    """An iterable dataset may be used as it is; it repeats, but nothing counts its epochs; an iterator runs dry."""
     data = Loaders(TorchDataLoader(Three())).build(checks=False)
     assert data.epoch_length == sys.maxsize
     assert trained_on(data, 4) == [[0], [1], [2], [0]]
+    with pytest.raises(EmptyLoaderError, match="list_iterator that yields nothing in epoch 1"):
+        trained_on(Loaders(iter([[1], [2]])).build(checks=False), 3)
 
 
 # Epochs and shares
 
 
-def test_an_epoch_has_the_length_of_the_chiefs_share() -> None:
-    """Three batches are two for the chief of two processes, and the other process counts epochs as it does."""
-    assert Loaders(DataLoader(numbers(5), 2)).build().epoch_length == -(-3 // num_processes())
+def test_processes_train_and_validate_on_batches_in_turn() -> None:
+    """Batch i of the repeated ones is for rank ``i % R``, also where R does not divide their number.
 
-
-def test_processes_train_on_batches_in_turn() -> None:
-    """Batch i of the repeated ones is for rank ``i % R``, also where R does not divide their number."""
-    batches = [[0, 1], [2, 3], [4]] * 6
-    data = Loaders(DataLoader(numbers(5), 2)).build()
-    assert trained_on(data, 8) == batches[rank() :: num_processes()][:8]
-
-
-def test_validation_is_shared_out_and_not_repeated() -> None:
-    """Each batch is validated on by one process, in each validation anew; one process may have fewer."""
-    data = Loaders().build()
-    shares = [[0, 1], [2, 3], [4]][rank() :: num_processes()]
+    Epochs are counted as the chief's, each validation begins anew, and the full dataset is not shared out.
+    """
+    batches = [[0, 1], [2, 3], [4]]
+    loaders = Loaders(DataLoader(numbers(5), 2))
+    data = loaders.build()
+    assert data.epoch_length == -(-3 // num_processes())
+    assert trained_on(data, 8) == (batches * 6)[rank() :: num_processes()][:8]
+    assert isinstance(data.full_validation_loader, TorchDataLoader)
     for _ in range(2):
-        assert as_lists(list(data.validation_batches())) == shares
+        assert as_lists(list(data.validation_batches())) == batches[rank() :: num_processes()]
+        assert as_lists(list(data.full_validation_loader)) == batches
+    assert loaders.calls == ["training", "validation"]
 
 
 def test_a_process_may_have_nothing_to_validate_on() -> None:
     """Where there are fewer batches than processes some have none, which is no error."""
     data = Loaders(validation=DataLoader(numbers(2), 2)).build()
     assert as_lists(list(data.validation_batches())) == ([[0, 1]] if rank() == 0 else [])
-
-
-def test_the_full_dataset_is_not_shared_out() -> None:
-    """``evaluate_full_dataset`` gets a loader of torch over everything, as often as it iterates."""
-    loader = Loaders().build().full_validation_loader
-    assert isinstance(loader, TorchDataLoader)
-    assert len(loader) == 3
-    for _ in range(2):
-        assert as_lists(list(loader)) == [[0, 1], [2, 3], [4]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
