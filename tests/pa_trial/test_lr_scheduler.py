@@ -11,7 +11,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau, SequentialLR
 
 from pa_trial.lr_scheduler import LRScheduler
-from tests.pa_trial.batches import Batches
+from tests.pa_trial.batches import OneWeight
 
 BATCH = LRScheduler.StepMode.STEP_EVERY_BATCH
 UPDATE = LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP
@@ -23,18 +23,15 @@ def batches_after_which_it_steps(
     step_mode: LRScheduler.StepMode, frequency: int, aggregation: int, *, count: int = 12, epoch_length: int = 4
 ) -> list[int]:
     """Train one weight, and note the index of the batch for each step of its scheduler that this brings about."""
-    batches = Batches(aggregation, epoch_length)
-    model = batches.parts.wrap_model(nn.Linear(1, 1))
-    optimizer = batches.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1))
-    schedule = LambdaLR(optimizer, lambda step: 0.5**step)
+    batches = OneWeight(aggregation, epoch_length)
+    schedule = LambdaLR(batches.optimizer, lambda step: 0.5**step)
     batches.parts.wrap_lr_scheduler(schedule, step_mode, frequency)
     steps: list[int] = []
 
     def train_batch(batch_idx: int) -> None:
         # What the previous batch has brought about.
         steps.extend([batch_idx - 1] * (schedule.last_epoch - len(steps)))
-        batches.parts.backward(model(torch.ones(1, 1)).sum())
-        batches.parts.step_optimizer(optimizer)
+        batches.train_batch(batch_idx)
 
     batches.train(train_batch, count)
     steps.extend([count - 1] * (schedule.last_epoch - len(steps)))
@@ -101,21 +98,18 @@ def test_no_step_is_lost_and_none_comes_between_the_steps_of_the_optimizer(
 
 def test_a_scheduler_with_a_metric_is_stepped_by_hand() -> None:
     """A plateau scheduler that is wrapped for steps by hand reduces the rate where the trial says so."""
-    batches = Batches()
-    model = batches.parts.wrap_model(nn.Linear(1, 1))
-    optimizer = batches.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1))
-    plateau = batches.parts.wrap_lr_scheduler(ReduceLROnPlateau(optimizer, patience=0), MANUAL)
+    batches = OneWeight()
+    plateau = batches.parts.wrap_lr_scheduler(ReduceLROnPlateau(batches.optimizer, patience=0), MANUAL)
 
     batches.train(lambda _: plateau.step(1.0), 3)
 
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+    assert batches.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
 
 def test_what_is_wrapped_is_kept_and_what_was_passed_is_returned() -> None:
     """The trial gets its own scheduler back; ``lr_schedulers`` holds the wrapper, which has the same state."""
-    batches = Batches()
-    model = batches.parts.wrap_model(nn.Linear(1, 1))
-    optimizer = batches.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1))
+    batches = OneWeight()
+    optimizer = batches.optimizer
     chained = SequentialLR(optimizer, [ExponentialLR(optimizer, 0.5), ExponentialLR(optimizer, 0.1)], [3])
 
     assert batches.parts.wrap_lr_scheduler(chained, BATCH, frequency=2) is chained
@@ -124,7 +118,7 @@ def test_what_is_wrapped_is_kept_and_what_was_passed_is_returned() -> None:
     assert (wrapped.scheduler, wrapped.step_mode, wrapped.frequency) == (chained, BATCH, 2)
     optimizer.step()
     wrapped.step()
-    assert wrapped.get_last_lr() == chained.get_last_lr() == [0.05]
+    assert wrapped.get_last_lr() == chained.get_last_lr() == [0.5]
     saved = wrapped.state_dict()
     wrapped.step()
     wrapped.load_state_dict(saved)

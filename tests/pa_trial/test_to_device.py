@@ -48,11 +48,11 @@ def test_tensors_are_moved_wherever_they_are() -> None:
         "a": [torch.zeros(1), (torch.zeros(2), Pair(torch.zeros(3), OrderedDict(b=torch.zeros(4))))]
     }
     moved: Any = to_device(batch, "meta")
-    parts = moved["a"][0], moved["a"][1][0], moved["a"][1][1].first, moved["a"][1][1].second["b"]
+    (first, (second, pair)) = moved["a"]
+    parts = first, second, pair.first, pair.second["b"]
     assert [(part.device.type, len(part)) for part in parts] == [("meta", 1), ("meta", 2), ("meta", 3), ("meta", 4)]
-    kinds = [type(moved), type(moved["a"]), type(moved["a"][1]), type(moved["a"][1][1])]
-    assert kinds == [dict, list, tuple, Pair]
-    assert type(moved["a"][1][1].second) is OrderedDict
+    kinds = [type(moved), type(moved["a"]), type(moved["a"][1]), type(pair), type(pair.second)]
+    assert kinds == [dict, list, tuple, Pair, OrderedDict]
     assert batch["a"][0].device.type == "cpu"  # what was given is left as it was
 
 

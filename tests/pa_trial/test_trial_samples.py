@@ -7,7 +7,7 @@ and what is trained is the same.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,17 @@ class Plane(pytorch.PyTorchTrial[list[Tensor]]):
         self.trained: list[tuple[int, int]] = []
         self.evaluated: list[int] = []
 
+    def loader(self, dataset: Any, **options: Any) -> pytorch.DataLoader:
+        """A loader of the batches of a process."""
+        return pytorch.DataLoader(dataset, batch_size=self.context.get_per_slot_batch_size(), **options)
+
     @override
     def build_training_data_loader(self) -> pytorch.DataLoader | TorchDataLoader[Any]:
-        return pytorch.DataLoader(samples(), batch_size=self.context.get_per_slot_batch_size())
+        return self.loader(samples())
 
     @override
     def build_validation_data_loader(self) -> pytorch.DataLoader | TorchDataLoader[Any]:
-        return pytorch.DataLoader(samples(), batch_size=self.context.get_per_slot_batch_size())
+        return self.loader(samples())
 
     def loss(self, batch: Sequence[Tensor]) -> Tensor:
         """The mean squared error of a batch."""
@@ -100,10 +104,8 @@ def by_hand(num_batches: int, *, aggregation: int = 1) -> nn.Module:
     """The network after so many global batches of a loop by hand."""
     model = small_model()
     optimizer = SGD(model.parameters(), lr=0.05)
-    inputs, targets = samples().tensors
-    for index in range(num_batches):
-        chosen = slice(4 * (index % 4), 4 * (index % 4) + 4)
-        loss = nn.functional.mse_loss(model(inputs[chosen]), targets[chosen])
+    for index, (inputs, targets) in enumerate(([*TorchDataLoader(samples(), batch_size=4)] * 2)[:num_batches]):
+        loss = nn.functional.mse_loss(model(inputs), targets)
         torch.autograd.backward(loss / aggregation)
         if (index + 1) % aggregation == 0:
             optimizer.step()
@@ -193,18 +195,17 @@ class MovesItself(Plane):
 
     @override
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        size = self.context.get_per_slot_batch_size()
-        return pytorch.DataLoader(samples(), batch_size=size, collate_fn=self.collate)
-
-    @staticmethod
-    def collate(rows: list[tuple[Tensor, Tensor]]) -> Any:
-        """Make an array of the inputs."""
-        return np.stack([row[0].numpy() for row in rows]), torch.stack([row[1] for row in rows])
+        return self.loader(samples(), collate_fn=stack)
 
     @override
     def differentiate(self, batch: Any) -> None:
         assert isinstance(batch[0], np.ndarray)
         super().differentiate(self.context.to_device(batch))
+
+
+def stack(rows: list[tuple[Tensor, Tensor]]) -> Any:
+    """Make an array of the inputs."""
+    return np.stack([row[0].numpy() for row in rows]), torch.stack([row[1] for row in rows])
 
 
 @pytest.mark.parametrize("trial_class", [TwoLosses, SeveralPasses, VectorOfLosses, Scaled, MovesItself])
@@ -244,12 +245,9 @@ class TwoModels(Plane):
         self.opt1 = self.context.wrap_optimizer(Adam(self.a.parameters()))
         self.opt2 = self.context.wrap_optimizer(Adam(self.b.parameters()))
         (self.a, self.b), (self.opt1, self.opt2) = self.context.configure_apex_amp(
-            models=[self.a, self.b],
-            optimizers=[self.opt1, self.opt2],
-            num_losses=2,
-            enabled=False,
+            models=[self.a, self.b], optimizers=[self.opt1, self.opt2], num_losses=2, enabled=False
         )
-        self.lrs1 = self.context.wrap_lr_scheduler(
+        self.context.wrap_lr_scheduler(
             lr_scheduler=LambdaLR(self.opt1, lr_lambda=lambda epoch: 0.95**epoch),
             step_mode=LRScheduler.StepMode.STEP_EVERY_EPOCH,
         )
@@ -259,12 +257,10 @@ class TwoModels(Plane):
 
     @override
     def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> pytorch.TrainingMetrics:
-        inputs, targets = batch
-        loss1 = nn.functional.mse_loss(self.a(inputs), targets)
-        loss2 = nn.functional.l1_loss(self.b(inputs), targets)
+        loss1, loss2 = losses_of(self.a, self.b, *batch)
         self.context.backward(loss1)
         self.context.backward(loss2)
-        self.context.step_optimizer(self.opt1, clip_grads=lambda params: torch.nn.utils.clip_grad_norm_(params, 0.0001))
+        self.context.step_optimizer(self.opt1, clip_grads=clip)
         self.context.step_optimizer(self.opt2)
         self.lrs2.step()
         return {"loss1": loss1, "loss2": loss2}
@@ -274,6 +270,16 @@ class TwoModels(Plane):
         return {"error": (self.a(batch[0]) - self.b(batch[0])).abs().mean()}
 
 
+def losses_of(a: nn.Module, b: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The losses of two models."""
+    return nn.functional.mse_loss(a(inputs), targets), nn.functional.l1_loss(b(inputs), targets)
+
+
+def clip(parameters: Iterable[Tensor]) -> None:
+    """Make gradients small."""
+    torch.nn.utils.clip_grad_norm_(parameters, 0.0001)
+
+
 def test_the_sample_with_two_models_trains_as_by_hand(shared_tmp_path: Path) -> None:
     """Apex that is not enabled passes through; one gradient is clipped; each schedule has its own pace."""
     trial = fit(TwoModels, shared_tmp_path, pytorch.Epoch(2))
@@ -281,15 +287,13 @@ def test_the_sample_with_two_models_trains_as_by_hand(shared_tmp_path: Path) -> 
 
     a, b = small_model(0), small_model(1)
     opt1, opt2 = Adam(a.parameters()), Adam(b.parameters())
-    inputs, targets = samples().tensors
-    for index in range(8):
+    for index, (inputs, targets) in enumerate([*TorchDataLoader(samples(), batch_size=4)] * 2):
         opt1.param_groups[0]["lr"] = 0.001 * 0.95 ** (index // 4)
         opt2.param_groups[0]["lr"] = 0.001 * 0.5**index
-        chosen = slice(4 * (index % 4), 4 * (index % 4) + 4)
-        torch.autograd.backward(nn.functional.mse_loss(a(inputs[chosen]), targets[chosen]))
-        torch.autograd.backward(nn.functional.l1_loss(b(inputs[chosen]), targets[chosen]))
-        nn.utils.clip_grad_norm_(a.parameters(), 0.0001)
-        for optimizer in (opt1, opt2):
+        for optimizer, loss in zip((opt1, opt2), losses_of(a, b, inputs, targets), strict=True):
+            torch.autograd.backward(loss)
+            if optimizer is opt1:
+                clip(a.parameters())
             optimizer.step()
             optimizer.zero_grad()
     assert_same_weights(trial.a, a)
@@ -312,8 +316,7 @@ def test_batches_of_a_kind_of_their_own(shared_tmp_path: Path) -> None:
     class Sentences(Plane):
         @override
         def build_training_data_loader(self) -> pytorch.DataLoader:
-            size = self.context.get_per_slot_batch_size()
-            return pytorch.DataLoader(words, batch_size=size, collate_fn=Sentence)
+            return self.loader(words, collate_fn=Sentence)
 
         @override
         def differentiate(self, batch: Any) -> None:
@@ -345,9 +348,7 @@ def test_loaders_of_torch_need_leave(shared_tmp_path: Path) -> None:
         def build_training_data_loader(self) -> TorchDataLoader[Any]:
             return TorchDataLoader(samples(), batch_size=4)
 
-        @override
-        def build_validation_data_loader(self) -> TorchDataLoader[Any]:
-            return TorchDataLoader(samples(), batch_size=4)
+        build_validation_data_loader = build_training_data_loader
 
     with pytest.raises(RuntimeError, match="you can disable this check by calling"):
         fit(OwnLoaders, shared_tmp_path)
