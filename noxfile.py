@@ -177,6 +177,7 @@ DISTRIBUTIONS = (
     Distribution(
         "pa-callbacks-extra", "pa_callbacks_extra", extras=("torchmetrics",), test_requirements=("tensorboard",)
     ),
+    Distribution("pa-predictions", "pa_predictions"),
     Distribution("pa-trial", "pa_trial", extras=("tensorboard",)),
     Distribution("pa-compat", "pytorch_accelerated", extras=("examples",), test_requirements=("pandas",)),
 )
@@ -188,6 +189,7 @@ BESIDE_OTHERS = (
     "../packages/pa-data/tests/test_parquet.py",
     "../packages/pa-data/tests/test_stores.py",
     "../packages/pa-data/tests/test_tar_samples.py",
+    "../packages/pa-predictions/tests/test_written_predictions.py",
     "pa_callbacks_extra",
     "pa_compat/test_samples.py",
     "pa_core/data/test_loaders.py",
@@ -310,7 +312,7 @@ def types(session: nox.Session) -> None:
     environment = with_third_party(session)  # which examples import
     environment.install(*LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS)
     sources = [f"packages/{one.name}/src" for one in DISTRIBUTIONS]
-    sources += [f"packages/{one.name}/tests" for (one,) in LIBRARIES]
+    sources += [one.tests() for one in DISTRIBUTIONS if one.tests().startswith("packages")]
     environment.run_side_by_side(
         ["pyright", "--pythonpath", str(environment.interpreter)],
         ["mypy", *sources, "tests", "benchmarks", "examples", "tools", "docs", "noxfile.py"],

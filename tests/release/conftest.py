@@ -25,7 +25,7 @@ PAGES = (
 
 @dataclass(frozen=True)
 class Copy:
-    """A repository of six distributions that require each other and nothing else."""
+    """A repository of distributions that require each other and nothing else."""
 
     root: Path
 

@@ -34,6 +34,7 @@ MODULES = (
     "pa_data.orders",
     "pa_data.rng",
     "pa_finetuning",
+    "pa_predictions",
     "pa_schedulers",
     "pa_trial",
     "pa_trial.samplers",

@@ -12,7 +12,15 @@ import pytest
 PACKAGES = Path(__file__).parents[2] / "packages"
 OF_TORCH = PACKAGES / "pa-core" / "src" / "pa_core" / "_torch.py"
 OF_CHECKPOINTS = PACKAGES / "pa-checkpoint" / "src" / "pa_checkpoint" / "_torch.py"
-DISTRIBUTIONS = ["pa-callbacks-extra", "pa-checkpoint", "pa-compat", "pa-core", "pa-schedulers", "pa-trial"]
+DISTRIBUTIONS = [
+    "pa-callbacks-extra",
+    "pa-checkpoint",
+    "pa-compat",
+    "pa-core",
+    "pa-predictions",
+    "pa-schedulers",
+    "pa-trial",
+]
 """All but pa-finetuning, which requires torch alone."""
 OF_ACCELERATE = {"pa_core/_accelerate.py": {"_schedulers"}}
 

@@ -25,6 +25,7 @@ PACKAGES = {
     "pa-schedulers": "pa_schedulers",
     "pa-finetuning": "pa_finetuning",
     "pa-callbacks-extra": "pa_callbacks_extra",
+    "pa-predictions": "pa_predictions",
     "pa-trial": "pa_trial",
     "pa-compat": "pytorch_accelerated",
 }

@@ -24,6 +24,7 @@ PACKAGES = (
     "pa_schedulers",
     "pa_finetuning",
     "pa_callbacks_extra",
+    "pa_predictions",
     "pa_trial",
     "pytorch_accelerated",
 )

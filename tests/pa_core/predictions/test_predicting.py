@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pa_core import (
     RanksDifferError,
     Trainer,
     TrainerCallback,
+    UnsupportedConfigurationError,
     gather_objects,
 )
 
@@ -278,3 +280,19 @@ def test_a_run_within_a_prediction_is_refused() -> None:
         next(trainer.predict(numbers(5)))
     batches.close()
     assert len(list(trainer.predict(numbers(5)))) == 1
+
+
+def test_what_writes_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the line that installs it."""
+    nothing: dict[str, None] = {}
+    monkeypatch.setattr(importlib.util, "find_spec", nothing.get)
+    with pytest.raises(UnsupportedConfigurationError, match="pip install pa-predictions"):
+        trainer_of(nn.Identity()).predict(numbers(3), write="p.csv")
+
+
+@pytest.mark.parametrize("name", ["samples_per_piece", "pieces", "other_pieces"])
+def test_arguments_of_writing_need_something_to_write_to(name: str) -> None:
+    """Nothing of what was passed is ignored."""
+    arguments: dict[str, Any] = {name: 3}
+    with pytest.raises(ConfigurationError, match=f"{name} must be left out"):
+        trainer_of(nn.Identity()).predict(numbers(3), **arguments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import hashlib
 import inspect
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from pa_core.data.data_arguments import GivenData
 from pa_core.data.split_sampler import split_sampler
 from pa_core.model_tensors import is_sharded, parameters_of_module
 from pa_core.placeholders import PlaceholderExpression
+from pa_core.sharding.sharded_states import gathering
 from pa_core.training_state.model_state import hyperparameters
 from pa_data import count_samples
 from pa_data.orders import has_plain_order
@@ -155,6 +157,25 @@ def _describe_tensor(tensor: Tensor) -> str:
     frozen = ", frozen" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
     pieces = f", in pieces by {tensor.placements} of {tensor.device_mesh.shape}" if is_sharded(tensor) else ""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{frozen}{pieces}"
+
+
+def digest_of_weights(models: Mapping[str, nn.Module]) -> str:
+    """Return a digest of the classes, the parameters and the buffers of models; every process must call this.
+
+    It is the same whether a model is sharded or not.
+
+    Args:
+        models: The models by name, without wrappers.
+    """
+    whole = hashlib.sha256()
+    for name, model in sorted(models.items()):
+        whole.update(f"{name} {type(model).__qualname__.removeprefix('FSDP')}\n".encode())
+        tensors = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+        with gathering(tensors.values()) as of_all:
+            for key, tensor in zip(tensors, of_all, strict=True):
+                whole.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                whole.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()
 
 
 def describe_trained(models: Mapping[str, nn.Module]) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import importlib
+import importlib.util
+from collections.abc import Callable, Generator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
@@ -17,9 +19,10 @@ from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE
 from pa_core.distributed.failures import showing_errors_once
 from pa_core.distributed.hang_detector import Stage
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.loop import Loop
 from pa_core.placeholders import create_scheduler
-from pa_core.predictions import PredictionWriter, PredictsBatches
+from pa_core.predictions import PieceWriter, PredictionWriter, PredictsBatches
 from pa_core.predictions.types import PredictionT
 from pa_core.run_config import TrainerRunConfig, check_count
 from pa_core.run_lifecycle import RunLifecycle
@@ -27,7 +30,6 @@ from pa_core.trained import Trained
 from pa_core.types import BatchT, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 
 if TYPE_CHECKING:  # few scripts predict, and the import of the others takes no time for it
-    from pa_core.predictions.job import PredictionJob
     from pa_core.predictions.prediction_run import PredictionRun
 
 __all__ = ["TrainerMethods"]
@@ -175,9 +177,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         Raises:
             BatchMismatchError: The batch and the model do not fit together.
         """
-        from pa_core.predictions.default_prediction import predict_batch
-
-        return predict_batch(self.model, batch)
+        return default_step.predict_batch(self.model, batch)
 
     # The hooks of a run; a callback's event of the same name follows each of them
 
@@ -383,7 +383,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         Raises:
             ConfigurationError: The dataset has no length, or an argument cannot work.
             EmptyDatasetError: There is no sample.
-            UnsupportedConfigurationError: A Parquet file is to be written without pyarrow.
+            UnsupportedConfigurationError: There is something to write, and pa-predictions is not installed.
             CheckpointError: There are pieces of other predictions.
             BatchOutputError: What ``predict_batch`` returns does not fit the file.
 
@@ -394,48 +394,68 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             >>> list(trainer.predict(torch.arange(3.0), per_device_batch_size=2))
             [tensor([0., 1.]), tensor([2.])]
         """
-        from pa_core.predictions.job import PredictionJob
-        from pa_core.predictions.written import Writing, require_nothing_to_write
+        from pa_core.predictions.prediction_run import PredictionRun
 
         trainer: TrainerMethods[ModelT_co, BatchT, OutputT_co, SchedulerT] = self
         trainer._lifecycle.require_ready("predict")
+        of_writing = {"samples_per_piece": samples_per_piece, "pieces": pieces, "other_pieces": other_pieces}
         with showing_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
-            collate_fn = trainer.collate_fn if collate_fn is None else collate_fn
-            job = PredictionJob(dataset, per_device_batch_size, dataloader_kwargs or {}, collate_fn, seed)
+            kwargs = dataloader_kwargs or {}
+            run = PredictionRun(
+                trainer,
+                trainer.predict_batch,
+                dataset,
+                kwargs.get("batch_size", per_device_batch_size),
+                kwargs,
+                trainer.collate_fn if collate_fn is None else collate_fn,
+                seed,
+                trainer._engine.loaders,
+                models=lambda: {**trainer.named_models(), **trainer._engine.added.called()},
+                running=trainer._predicting,
+            )
             if write is None:
-                require_nothing_to_write(samples_per_piece=samples_per_piece, pieces=pieces, other_pieces=other_pieces)
-                return trainer._prediction_run(job).batches()
-            writing = Writing(write, job, samples_per_piece=samples_per_piece, folder=pieces, other_pieces=other_pieces)
-        trainer._prediction_run(job).write(writing)
-        return writing.path
-
-    def _prediction_run(self, job: PredictionJob) -> PredictionRun:
-        from pa_core.predictions.prediction_run import PredictionRun
-
-        return PredictionRun(
-            self,
-            job,
-            self._engine.loaders,
-            predict_batch=self.predict_batch,
-            models=lambda: {**self.named_models(), **self._engine.added.called()},
-            running=self._predicting(job),
-        )
+                _require_nothing_to_write(of_writing)
+                return run.batches()
+            writer = _create_writer(write, run, of_writing)
+        run.write(writer)
+        return writer.path
 
     @contextmanager
-    def _predicting(self, job: PredictionJob) -> Generator[None]:
+    def _predicting(self, run: PredictionRun) -> Generator[None]:
         """Begin a run that predicts, and have the model ready within the context."""
         self._lifecycle.require_ready("predict")  # again, as another run may have begun since
 
         def describe_arguments() -> dict[str, str]:
-            return {"call": f"{type(self).__qualname__}.predict()", **rank_checks.describe_arguments(job.describe())}
+            arguments = {**run.describe(), "collate_fn": run.collate_fn}
+            return {"call": f"{type(self).__qualname__}.predict()", **rank_checks.describe_arguments(arguments)}
 
-        with self._lifecycle.running("predict", {}, describe_arguments, seed=job.seed):
+        with self._lifecycle.running("predict", {}, describe_arguments, seed=run.seed):
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
-            self.run_config = self._create_run_config(job.batch_size, 1, 1, None, None)
+            self.run_config = self._create_run_config(run.batch_size, 1, 1, None, None)
             with self._loop.evaluating(Stage.PREDICTION):
                 self.model.eval()
                 self._engine.added.eval()
                 yield
+
+
+def _require_nothing_to_write(arguments: Mapping[str, object]) -> None:
+    """Raise an error for arguments that have no effect where the predictions are iterated over."""
+    for name, value in arguments.items():
+        if value not in (None, "error"):
+            raise ConfigurationError(f"{name} must be left out without write, a file or a function, got {value!r}.")
+
+
+def _create_writer(
+    write: str | Path | PredictionWriter[Any], run: PredictionRun, arguments: Mapping[str, object]
+) -> PieceWriter:
+    if importlib.util.find_spec("pa_predictions") is None:
+        raise UnsupportedConfigurationError(
+            "Predictions are written by pa-predictions, which is not installed. Run pip install pa-predictions, or "
+            "iterate over predict() without write."
+        )
+    module: Any = importlib.import_module("pa_predictions")  # it requires this distribution, not the other way round
+    writer: PieceWriter = module.ResumableWriter(write, len(cast("Sized", run.dataset)), run.batch_size, **arguments)
+    return writer

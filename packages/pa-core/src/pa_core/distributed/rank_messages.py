@@ -130,14 +130,37 @@ def _explained() -> Generator[None]:
         ) from error
 
 
+@contextmanager
+def coming_together() -> Generator[None]:
+    """At the end of the context, wait until all processes have come there; every process must enter it.
+
+    If an error ends the context on one of them, the others do not wait for it any longer.
+
+    Raises:
+        OtherProcessError: Another process has failed, or is gone.
+
+    Example:
+        >>> with coming_together():
+        ...     pass
+    """
+    messages = RankMessages() if num_processes() > 1 else None
+    try:
+        yield
+        if messages is not None:
+            messages.wait_for_all()
+    finally:
+        if messages is not None:
+            messages.leave()
+
+
 def wait_together() -> None:
     """Wait until all processes have come here, no matter how much later; every process must call this.
 
     Raises:
         OtherProcessError: Another process is gone.
     """
-    if num_processes() > 1:
-        RankMessages().wait_for_all()
+    with coming_together():
+        pass
 
 
 def raise_on_all(problem: Exception | None) -> None:

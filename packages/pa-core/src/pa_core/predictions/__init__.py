@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pa_core.predictions.types import PredictionWriter, PredictsBatches
+from pa_core.predictions.types import PieceWriter, PredictionWriter, PredictsBatches
 
-__all__ = ["PredictionWriter", "PredictsBatches"]
+__all__ = ["PieceWriter", "PredictionWriter", "PredictsBatches"]

@@ -1,189 +1,228 @@
-"""One run that predicts: it yields the predictions on the first process, or has each process write its own."""
+"""One run that predicts: it yields the predictions on the first process, or has each write its own."""
 
 from __future__ import annotations
 
-import hashlib
-import io
-import pickle
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.data.custom_loader import is_dataloader
+from pa_core.data.data_arguments import GivenData
 from pa_core.data.loaders import Loaders
 from pa_core.default_step import name_step
-from pa_core.distributed import gather_objects, processes
-from pa_core.distributed.collectives import broadcast_tensors, num_processes, rank
+from pa_core.distributed import processes
+from pa_core.distributed.collectives import gather_objects, num_processes, rank, sum_over_processes
 from pa_core.distributed.comparison import require_same
-from pa_core.predictions.job import Pieces, PredictionJob
-from pa_core.predictions.written import Writing
-from pa_core.sharding.sharded_states import gathering
-from pa_data import move_to_device
+from pa_core.distributed.rank_messages import coming_together, do_while_others_wait
+from pa_core.errors import ConfigurationError
+from pa_core.predictions.types import PieceWriter
+from pa_core.rank_checks import digest_of_weights
+from pa_core.run_config import check_count
+from pa_data import KeyedDataLoader, count_samples, move_to_device
+from pa_data.orders import EpochOrder, Order
+from pa_data.rng import mix, restored_rng_states, seed_rng
+
+_BATCHES = -3  # extends the seed for what is drawn in predict_batch; datasets draw by the index of the sample
+_FIXED = ("sampler", "batch_sampler", "shuffle", "drop_last", "algorithm", "split", "seed", "rank", "num_processes")
+"""Arguments of a loader that would change which samples come, and in which order."""
 
 _collectives: Any = dist  # torch annotates its collectives only in part
 
 
-class PredictionRun:
-    """Predicts the samples of a job once, in their order.
+class ChosenBatches(Order, EpochOrder):
+    """Some batches of a dataset, one after the other: an order, and each epoch of it.
 
     Args:
-        trainer: The trainer, whose events are called.
-        job: What to predict.
-        loaders: Says with which arguments loaders are made by default.
-        predict_batch: Called with a batch, returns the predictions for it.
-        models: Returns the modules whose weights decide the predictions, by name.
-        running: The context of the run, in which the model is ready.
+        numbers: The numbers of the batches, at least one. Only the last one may be shorter than the others.
+        size: The number of samples of each batch but perhaps the last one of the dataset.
+        num_samples: The number of samples of the dataset.
+
+    Example:
+        >>> ChosenBatches([0, 2], size=4, num_samples=10).indices(2, 6).tolist()
+        [2, 3, 8, 9]
     """
 
-    def __init__(
-        self,
-        trainer: AnyTrainer,
-        job: PredictionJob,
-        loaders: Loaders,
-        *,
-        predict_batch: Callable[[Any], Any],
-        models: Callable[[], Mapping[str, nn.Module]],
-        running: AbstractContextManager[None],
-    ) -> None:
-        self._trainer = trainer
-        self._job = job
-        self._loaders = loaders
-        self._predict_batch = predict_batch
-        self._models = models
-        self._running = running
+    name: ClassVar[str] = "chosen-batches-v1"
+    algorithm: ClassVar[str] = name
+
+    def __init__(self, numbers: Sequence[int], size: int, num_samples: int) -> None:
+        last = min(size, num_samples - numbers[-1] * size)
+        EpochOrder.__init__(self, (len(numbers) - 1) * size + last, seed=0, epoch=0)
+        self._numbers, self._size = torch.tensor(numbers), size
+
+    @override
+    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        return self
+
+    @override
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        positions = torch.arange(start, stop)
+        return self._numbers[positions // self._size] * self._size + positions % self._size
+
+
+@dataclass(frozen=True)
+class PredictionRun:
+    """Predicts the samples of a dataset once, in their order.
+
+    Attributes:
+        trainer: The trainer, whose events are called.
+        predict_batch: Called with a batch, returns the predictions for it.
+        dataset: The samples.
+        batch_size: The number of samples of each batch but perhaps the last one.
+        dataloader_kwargs: The arguments for the loader.
+        collate_fn: Makes a batch of a list of samples.
+        seed: What is drawn in the dataset and in ``predict_batch`` follows from it.
+        loaders: Says with which arguments loaders are made by default.
+        models: Returns the modules whose weights decide the predictions, by name.
+        running: Returns the context of the run, in which the model is ready.
+
+    Raises:
+        ConfigurationError: The samples have no order, or an argument would change it.
+        EmptyDatasetError: There is no sample.
+    """
+
+    trainer: AnyTrainer
+    predict_batch: Callable[[Any], Any]
+    dataset: Dataset[Any]
+    batch_size: int
+    dataloader_kwargs: Mapping[str, Any]
+    collate_fn: Callable[[list[Any]], Any] | None
+    seed: int
+    loaders: Loaders
+    models: Callable[[], Mapping[str, nn.Module]]
+    running: Callable[[PredictionRun], AbstractContextManager[None]]
+
+    def __post_init__(self) -> None:
+        """Raise an error for anything that cannot be predicted sample by sample."""
+        if is_dataloader(self.dataset):
+            raise ConfigurationError(
+                f"Predictions come in the order of a dataset, and a {type(self.dataset).__name__} has its own order. "
+                "Pass its dataset, and what else it was made with as collate_fn and dataloader_kwargs."
+            )
+        GivenData(self.dataset, "dataset", None, is_made_by_method=False)
+        count_samples(self.dataset)
+        for name in _FIXED:
+            if self.dataloader_kwargs.get(name):
+                raise ConfigurationError(
+                    f"Predictions come in the order of the dataset, one for each sample. Leave {name}="
+                    f"{self.dataloader_kwargs[name]!r} out of dataloader_kwargs; predict a torch.utils.data.Subset for "
+                    "other samples or another order."
+                )
+        check_count("seed", self.seed, minimum=0)
+        check_count("batch_size", self.batch_size)
+
+    def describe(self) -> dict[str, object]:
+        """Return which samples are predicted and how, by name."""
+        return {"number of samples": count_samples(self.dataset), "batch_size": self.batch_size, "seed": self.seed}
 
     def batches(self) -> Generator[Any, None, None]:
         """Yield the predictions for each batch on the first process; the others take part in each step."""
-        trainer, job = self._trainer, self._job
-        pieces = Pieces(job.num_samples, job.batch_size)
-        steps = -(-len(pieces) // trainer.num_processes)
+        num_batches = -(-count_samples(self.dataset) // self.batch_size)
+        starts = range(0, num_batches, num_processes())
         # In the last step, a process for which no batch is left repeats the last one, which nobody is given twice.
-        numbers = torch.arange(trainer.process_index, steps * trainer.num_processes, trainer.num_processes)
-        numbers.clamp_(max=len(pieces) - 1)
-        with self._running:
-            require_same(self._identity, trainer.device)
-            self._call_event(TrainerCallback.on_prediction_run_start, num_batches=steps)
-            for step, (number, batch) in enumerate(zip(numbers, self._loader(pieces, numbers), strict=True), start=1):
-                if not _goes_on(trainer.device):
+        predicted = self._predicted([min(start + rank(), num_batches - 1) for start in starts])
+        with self.running(self):
+            require_same(self._identity, self.trainer.device)
+            self._call_event(TrainerCallback.on_prediction_run_start, num_batches=len(starts))
+            for start in starts:
+                if self._first_stops(False):
                     break
-                predicted = _gather_on_first(self._predict(batch, step, pieces.positions(int(number))))
+                gathered = _gather_on_first(next(predicted)[1])
                 try:
                     with processes.apart():
-                        yield from predicted[: len(pieces) - (step - 1) * trainer.num_processes]
+                        yield from gathered[: num_batches - start]
                 except GeneratorExit:
-                    if step < steps:
-                        _goes_on(trainer.device, stops=True)
+                    if start < starts[-1]:
+                        self._first_stops(True)
                     break
             self._call_event(TrainerCallback.on_prediction_run_end)
 
-    def write(self, writing: Writing) -> None:
+    def _first_stops(self, stops: bool) -> bool:
+        """Whether the first process stops, which alone may say so; every process must call this."""
+        return bool(sum_over_processes(torch.tensor(int(stops), device=self.trainer.device)).item())
+
+    def write(self, writer: PieceWriter) -> None:
         """Predict and write the pieces that are not there yet, each process some of them.
 
         Args:
-            writing: What the predictions are written to.
+            writer: What writes them.
         """
-        with self._running, closing(writing):
+        with self.running(self), closing(writer):
             identity = self._identity()
-            require_same(lambda: identity, self._trainer.device)
-            numbers = writing.open(identity, partial(self._trainer.print, flush=True))
-            num_batches = sum(1 for number in numbers for _ in writing.pieces.batches(int(number)))
-            most = max(gather_objects(num_batches)) if self._trainer.is_sharded else num_batches
-            self._call_event(TrainerCallback.on_prediction_run_start, num_batches=num_batches)
-            predicted = self._predicted_pieces(writing.pieces, numbers)
-            for number in numbers:
-                writing.write(int(number), predicted)
-            self._follow_others(writing.pieces, most - num_batches)
-            writing.finish()
+            require_same(lambda: identity, self.trainer.device)
+            open_writer = partial(writer.open, identity, partial(self.trainer.print, flush=True))
+            do_while_others_wait(open_writer if rank() == 0 else None)
+            do_while_others_wait(None if rank() == 0 else open_writer)
+            with coming_together():
+                pieces = gather_objects(writer.missing)[0][rank() :: num_processes()]
+                numbers = [start // self.batch_size for piece in pieces for start in piece[:: self.batch_size]]
+                # The others of a sharded model need this process in each forward pass: it repeats the first batch.
+                more = max(gather_objects(len(numbers))) - len(numbers) if self.trainer.is_sharded else 0
+                self._call_event(TrainerCallback.on_prediction_run_start, num_batches=more + len(numbers))
+                predicted = self._predicted([0] * more + numbers)
+                for _ in islice(predicted, more):
+                    pass
+                for piece in pieces:
+                    writer.write(piece, islice(predicted, len(piece[:: self.batch_size])))
+            do_while_others_wait(writer.finish if rank() == 0 else None)
             self._call_event(TrainerCallback.on_prediction_run_end)
 
-    def _follow_others(self, pieces: Pieces, times: int) -> None:
-        """Call the pieces of a sharded model for the processes that have more batches, which need them."""
-        if times:
-            batch = next(iter(self._loader(pieces, torch.zeros(1, dtype=torch.int64))))
-            with self._job.draws_of_batch(0, self._trainer.device), torch.no_grad():
-                for _ in range(times):
-                    self._predict_batch(batch)
+    def _predicted(self, numbers: Sequence[int]) -> Iterator[tuple[range, Any]]:
+        """Iterate over the positions of some batches, and the predictions for them on the CPU."""
+        device, num_samples = self.trainer.device, count_samples(self.dataset)
+        for step, (number, batch) in enumerate(zip(numbers, self._load(numbers), strict=True), start=1):
+            start = number * self.batch_size
+            with restored_rng_states(device), torch.no_grad():
+                seed_rng(key := mix(self.seed, _BATCHES, start))
+                if device.type != "cpu":
+                    torch.get_device_module(device).manual_seed(key)
+                try:
+                    predictions = self.predict_batch(batch)
+                except Exception as error:
+                    name_step(error, f"prediction step {step}", batch, self.trainer.get_model())
+                    raise
+            predictions = move_to_device(predictions, torch.device("cpu"))
+            positions = range(start, min(start + self.batch_size, num_samples))
+            self._call_event(TrainerCallback.on_prediction_step_end, batch_size=len(positions))
+            yield positions, predictions
 
-    def _predicted_pieces(self, pieces: Pieces, numbers: Tensor) -> Iterator[Any]:
-        batches = self._loader(pieces, numbers) if len(numbers) else ()
-        positions = (one for number in numbers for one in pieces.batches(int(number)))
-        for step, (batch, of_batch) in enumerate(zip(batches, positions, strict=True), start=1):
-            yield self._predict(batch, step, of_batch)
-
-    def _loader(self, pieces: Pieces, numbers: Tensor) -> Iterable[Any]:
-        return self._job.loader(pieces, numbers, self._loaders.default_kwargs, self._trainer.device)
-
-    def _predict(self, batch: Any, step: int, positions: range) -> Any:
-        with self._job.draws_of_batch(positions.start, self._trainer.device), torch.no_grad():
-            try:
-                predictions = self._predict_batch(batch)
-            except Exception as error:
-                name_step(error, f"prediction step {step}", batch, self._trainer.get_model())
-                raise
-        predictions = move_to_device(predictions, torch.device("cpu"))
-        self._call_event(TrainerCallback.on_prediction_step_end, batch_size=len(positions))
-        return predictions
+    def _load(self, numbers: Sequence[int]) -> Iterator[Any]:
+        if not numbers:
+            return iter(())
+        num_samples = count_samples(self.dataset)
+        order = ChosenBatches(numbers, min(self.batch_size, num_samples), num_samples)
+        asked = {name: value for name, value in self.dataloader_kwargs.items() if name not in _FIXED}
+        kwargs: dict[str, Any] = {"collate_fn": self.collate_fn}
+        kwargs |= {**self.loaders.default_kwargs(self.dataset, self.batch_size), **asked}
+        return iter(KeyedDataLoader(self.dataset, seed=self.seed, order=order, device=self.trainer.device, **kwargs))
 
     def _identity(self) -> dict[str, str]:
         """What decides the predictions: pieces of others are not mixed with theirs."""
         return {
-            "weights": _digest_of_weights(self._models()),
-            "trainer": type(self._trainer).__qualname__,
-            "mixed_precision": self._trainer.mixed_precision,
-            **{name: str(value) for name, value in self._job.describe().items() if name != "collate_fn"},
+            "weights": digest_of_weights(self.models()),
+            "trainer": type(self.trainer).__qualname__,
+            "mixed_precision": self.trainer.mixed_precision,
+            **{name: str(value) for name, value in self.describe().items()},
         }
 
     def _call_event(self, event: Callable[..., None], **kwargs: int) -> None:
-        self._trainer.callback_handler.call_event(event, self._trainer, **kwargs)
-
-
-def _goes_on(device: torch.device, *, stops: bool = False) -> bool:
-    """Whether there is another step, as the first process decides; every process must call this."""
-    stop = torch.tensor([stops], device=device)
-    if num_processes() > 1:
-        broadcast_tensors([stop])
-    return not bool(stop.item())
+        self.trainer.callback_handler.call_event(event, self.trainer, **kwargs)
 
 
 def _gather_on_first(predictions: object) -> list[Any]:
     """Return what each process has predicted, on the first one; nothing on the others. Every process must call it."""
     if num_processes() == 1:
         return [predictions]
-    file = io.BytesIO()
-    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(predictions)
-    gathered: list[Any] | None = [None] * num_processes() if rank() == 0 else None
-    _collectives.gather_object(file.getvalue(), gathered)
-    return [pickle.loads(one) for one in gathered or []]
-
-
-class _Pickler(pickle.Pickler):
-    """Leaves out the rest of what a tensor is a view of, such as the other tokens of a sequence."""
-
-    @override
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is Tensor and obj.layout is torch.strided and obj.untyped_storage().nbytes() > obj.nbytes:
-            whole: Any = obj.clone(memory_format=torch.contiguous_format)
-            return whole.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return NotImplemented
-
-
-def _digest_of_weights(models: Mapping[str, nn.Module]) -> str:
-    """Return a digest of the classes, the parameters and the buffers of models; every process must call this.
-
-    It is the same whether a model is sharded or not.
-    """
-    whole = hashlib.sha256()
-    for name, model in sorted(models.items()):
-        whole.update(f"{name} {type(model).__qualname__.removeprefix('FSDP')}\n".encode())
-        tensors = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
-        with gathering(tensors.values()) as of_all:
-            for key, tensor in zip(tensors, of_all, strict=True):
-                whole.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                whole.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return whole.hexdigest()
+    gathered: list[Any] = [None] * num_processes() if rank() == 0 else []
+    _collectives.gather_object(predictions, gathered or None)
+    return gathered

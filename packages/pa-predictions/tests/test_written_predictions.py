@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 import os
@@ -16,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow.parquet
 import pytest
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,6 @@ from pa_core import (
     OtherProcessError,
     Trainer,
     TrainerCallback,
-    UnsupportedConfigurationError,
     gather_objects,
 )
 from tests.launching import Launch
@@ -146,8 +145,8 @@ def test_a_failure_of_one_process_ends_the_others_and_all_of_them_may_try_again(
 
 KILLED = """
 import os, sys
-sys.path.insert(0, sys.argv[2])
-from tests.pa_core.predictions.test_written_predictions import BATCH_SIZE, KilledAtBatch, numbers, trainer_with
+sys.path[:0] = sys.argv[2:]
+from test_written_predictions import BATCH_SIZE, KilledAtBatch, numbers, trainer_with
 
 killed = KilledAtBatch(6 if os.environ["RANK"] == "1" else 1_000)
 trainer_with(killed).predict(numbers(50), BATCH_SIZE, write=sys.argv[1], samples_per_piece=6)
@@ -157,7 +156,7 @@ trainer_with(killed).predict(numbers(50), BATCH_SIZE, write=sys.argv[1], samples
 def test_a_killed_prediction_of_two_processes_is_completed_by_one(launch: Launch, folder: Path) -> None:
     """What the killed processes have finished is kept, and the file is that of one process."""
     path = folder / "predictions.jsonl"
-    assert launch(KILLED, str(path), str(ROOT), ranks=2, timeout=60).status != 0
+    assert launch(KILLED, str(path), str(ROOT), str(Path(__file__).parent), ranks=2, timeout=60).status != 0
     pieces = pieces_of(path)
     assert 0 < len(pieces) < 9
     trainer = trainer_with()
@@ -224,8 +223,7 @@ def test_each_format_has_the_rows_of_the_dataset_in_order(folder: Path) -> None:
     assert [[float(row["scores_0"]), float(row["scores_1"])] for row in rows] == scores
     assert {row["is_even"] for row in rows} == {"True", "False"}
 
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = parquet.read_table(trainer.predict(numbers(11), BATCH_SIZE, write=folder / "p.parquet"))
+    table = pyarrow.parquet.read_table(trainer.predict(numbers(11), BATCH_SIZE, write=folder / "p.parquet"))
     assert table.column_names == ["name", "scores", "is_even"]
     assert table["scores"].to_pylist() == scores
     assert table["is_even"].to_pylist() == [one % 2 == 0 for one in range(11)]
@@ -481,7 +479,7 @@ def test_files_of_somebody_else_are_never_removed(folder: Path) -> None:
     assert (folder / "p.csv.pieces" / "thesis.tex").exists()
 
 
-@on_any_number_of_processes
+@pytest.mark.runs_on("one_process", "two_ranks", "bf16")
 def test_a_function_is_given_each_batch_once_and_goes_on_after_a_failure_where_pieces_are_noted(
     folder: Path,
 ) -> None:
@@ -522,14 +520,6 @@ def test_what_cannot_be_written_is_refused_at_once(arguments: dict[str, Any], ad
     """Before anything is predicted."""
     with pytest.raises((ConfigurationError, TypeError), match=advice):
         trainer_with().predict(numbers(3), **arguments)
-
-
-def test_parquet_without_its_package_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """The error names the extra."""
-    nothing: dict[str, None] = {}
-    monkeypatch.setattr(importlib.util, "find_spec", nothing.get)
-    with pytest.raises(UnsupportedConfigurationError, match=r"pa-core\[parquet\]"):
-        trainer_with().predict(numbers(3), write=folder / "p.parquet")
 
 
 def test_a_file_that_is_there_stays_until_the_new_one_is_whole(folder: Path) -> None:

@@ -1,0 +1,93 @@
+"""Predictions as columns: a value for each sample, under a name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from pa_core import BatchOutputError
+from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
+
+Column: TypeAlias = "Tensor | Sequence[Any]"
+"""A value for each sample of a batch: a tensor whose first dimension is the samples, or a list."""
+
+_NAME = "prediction"
+
+
+def columns_of(predictions: object, num_samples: int) -> dict[str, Column]:
+    """Return the columns of the predictions for a batch.
+
+    Args:
+        predictions: What ``predict_batch`` returned: a mapping, a dataclass or a named tuple, each item of which is a
+            column; a plain tuple of columns, which are called ``prediction_0`` and so on; or one column.
+        num_samples: The number of samples in the batch.
+
+    Raises:
+        BatchOutputError: Something in it does not have a value for each sample.
+
+    Example:
+        >>> columns_of({"label": torch.tensor([3, 1]), "name": ["cat", "dog"]}, 2)
+        {'label': tensor([3, 1]), 'name': ['cat', 'dog']}
+        >>> columns_of((torch.zeros(2), torch.ones(2)), 2)
+        {'prediction_0': tensor([0., 0.]), 'prediction_1': tensor([1., 1.])}
+    """
+    return {name: _column(name, value, num_samples, predictions) for name, value in _named(predictions).items()}
+
+
+def _named(predictions: Any) -> dict[str, Any]:
+    if is_mapping(predictions):
+        return {str(key): predictions[key] for key in keys_of(predictions)}
+    if dataclasses.is_dataclass(predictions):
+        fields = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
+        return {name: value for name, value in fields.items() if value is not None}
+    if issubclass(predictions.__class__, tuple):
+        names: Any = getattr(predictions, "_fields", [f"{_NAME}_{number}" for number in range(len(predictions))])
+        return dict(zip(names, predictions, strict=True))
+    return {_NAME: predictions}
+
+
+def _column(name: str, value: Any, num_samples: int, predictions: object) -> Column:
+    column = torch.as_tensor(value) if is_array(value) else value
+    is_column = column.dim() > 0 if isinstance(column, Tensor) else isinstance(column, list | tuple)
+    if not is_column or len(column) != num_samples:
+        raise BatchOutputError(
+            "The predictions for a batch cannot be written as columns with a value for each sample.",
+            given=f"{describe_batch(predictions)} for {num_samples} samples, of which {name!r} is not a column",
+            expected="tensors whose first dimension is the samples, and lists with an item for each sample; "
+            "or a mapping of them",
+            do="Override predict_batch(self, batch), and return what is to be written.",
+        )
+    if isinstance(column, Tensor) and column.dtype in (torch.bfloat16, torch.float16):
+        return column.float()  # the same values in a type that files know
+    return cast("Column", column)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as Python's own: of tensors and arrays the numbers, of containers those inside."""
+    if is_array(value):
+        return value.tolist()
+    if is_mapping(value):
+        return {key: plain(value[key]) for key in keys_of(value)}
+    return [plain(one) for one in value] if issubclass(value.__class__, list | tuple) else value
+
+
+def require_same_columns(names: Sequence[str], others: Sequence[str]) -> None:
+    """Raise an error for batches of a table that have other columns.
+
+    Args:
+        names: The columns of some batches.
+        others: The columns of other batches.
+
+    Raises:
+        BatchOutputError: They are not the same.
+    """
+    if list(names) != list(others):
+        raise BatchOutputError(
+            "The predictions for two batches have other columns.",
+            given=f"{', '.join(names)}; and {', '.join(others)}",
+            do="Return the same names from predict_batch each time, or write to a .jsonl file.",
+        )

@@ -1,0 +1,97 @@
+"""Predictions as tables of Arrow in Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from pa_core import BatchOutputError
+from pa_predictions._columns import Column, plain, require_same_columns
+
+_ROWS_OF_GROUP = 65_536
+
+
+def write_table(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None:
+    """Write a table; a tensor of several dimensions becomes lists.
+
+    Args:
+        batches: The columns of each batch, at least one.
+        file: Open for writing.
+
+    Raises:
+        BatchOutputError: The batches do not fit into one table.
+    """
+    arrow, parquet = _modules()
+    tables: list[Any] = []
+    with _one_type_a_column():
+        for columns in batches:
+            require_same_columns(tables[0].column_names if tables else list(columns), list(columns))
+            tables.append(arrow.table({name: _array(column) for name, column in columns.items()}))
+        whole = arrow.concat_tables(tables, promote_options="permissive")
+    parquet.write_table(whole.combine_chunks(), file)
+
+
+def join_tables(pieces: Sequence[Callable[[], BinaryIO]], file: BinaryIO) -> None:
+    """Join tables, in groups of 65,536 rows, because a piece may be as small as a batch.
+
+    Args:
+        pieces: Open each table for reading.
+        file: Open for writing.
+
+    Raises:
+        BatchOutputError: They do not fit into one table.
+    """
+    arrow, parquet = _modules()
+    schemas: list[Any] = []
+    for open_piece in pieces:
+        with open_piece() as piece:
+            schemas.append(parquet.read_schema(piece))
+        require_same_columns(schemas[0].names, schemas[-1].names)
+    with _one_type_a_column():
+        schema = arrow.unify_schemas(schemas, promote_options="permissive")
+    with parquet.ParquetWriter(file, schema) as writer:
+        rows = schema.empty_table()
+        for open_piece in pieces:
+            with open_piece() as piece:
+                rows = arrow.concat_tables([rows, parquet.read_table(piece).cast(schema)])
+            while rows.num_rows >= _ROWS_OF_GROUP:
+                writer.write_table(rows.slice(0, _ROWS_OF_GROUP).combine_chunks())
+                rows = rows.slice(_ROWS_OF_GROUP)
+        if rows.num_rows:
+            writer.write_table(rows.combine_chunks())
+
+
+def _array(column: Column) -> Any:
+    arrow, _ = _modules()
+    if not isinstance(column, Tensor):
+        return arrow.array(plain(column))
+    if column.dim() == 1:
+        return arrow.array(column.numpy())
+    number, width = column.shape[0], column.shape[1]
+    offsets = (torch.arange(number + 1, dtype=torch.int32) * width).numpy()
+    return arrow.ListArray.from_arrays(offsets, _array(column.reshape(-1, *column.shape[2:])))
+
+
+@contextmanager
+def _one_type_a_column() -> Generator[None]:
+    arrow, _ = _modules()
+    try:
+        yield
+    except arrow.ArrowException as error:
+        raise BatchOutputError(
+            "A column of the predictions has values of types that do not go together.",
+            given=str(error).splitlines()[0],
+            do="Return values of one type from predict_batch, or write to a .jsonl file.",
+        ) from error
+
+
+def _modules() -> tuple[Any, Any]:
+    """The package and its module for files, which have no types and take their time to be imported."""
+    import pyarrow
+    from pyarrow import parquet
+
+    return pyarrow, parquet

@@ -1,0 +1,166 @@
+"""The folder in which pieces of predictions survive a killed process, until all of them are there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from pa_checkpoint import CheckpointError, FolderLock, atomic_write
+from pa_core import ConfigurationError
+from pa_core.distributed import rank
+
+_IDENTITY: Final = "identity.json"
+_PIECE: Final = re.compile(r"(\d{12,})-(\d{12,})(\.\w+)\.[0-9a-f]{64}")
+
+
+class PieceFolder:
+    """Keeps pieces, each of them whole or not there, and what they are predictions of.
+
+    The name of a piece ends with the digest of its content, its samples and what they are predictions of: a piece that
+    was damaged or exchanged, even for one of other predictions, is found when it is read.
+
+    Args:
+        path: The folder, which all processes share; made if it is missing.
+        suffix: What the names of its files end in.
+    """
+
+    def __init__(self, path: Path, suffix: str) -> None:
+        self.path: Path = path
+        self._suffix = suffix
+        self._identity = b""
+        self._lock: FolderLock | None = None
+
+    def open(self, identity: Mapping[str, str], say: Callable[[str], object], *, remove_others: bool) -> None:
+        """Begin to read and write; the first process before all others, and `close` at the end.
+
+        Args:
+            identity: What decides the predictions, by name.
+            say: Told why it takes time, where it does.
+            remove_others: Whether pieces that are predictions of something else are removed.
+
+        Raises:
+            CheckpointError: There are such pieces, and they must not be removed; or the folder holds other files.
+            FolderInUseError: Another run is writing to the folder.
+            ConfigurationError: The processes do not share the folder.
+        """
+        self._identity = json.dumps(dict(identity), indent=1, sort_keys=True).encode()
+        path = self.path / _IDENTITY
+        if rank() > 0:
+            if not path.is_file() or path.read_bytes() != self._identity:
+                raise ConfigurationError(
+                    f"The processes do not share {self.path}, the folder of the pieces of the predictions. Write to a "
+                    "disk that they share, or iterate over predict() and write on the first process."
+                )
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self.path, say)
+        if path.exists():
+            before = _read_identity(path)
+            if before == identity:
+                return
+            if not remove_others:
+                names = [name for name in {**before, **identity} if before.get(name) != identity.get(name)]
+                shown = (f"{name}: {_short(before, name)}, now {_short(identity, name)}" for name in names)
+                raise CheckpointError(
+                    "There are pieces of other predictions, which were not completed.",
+                    given=f"{self.path}, in which {'; '.join(shown)}",
+                    do='Call predict() as before to complete them, or pass other_pieces="remove" to start again.',
+                )
+            self._remove_pieces()
+        elif foreign := [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")]:
+            raise CheckpointError(
+                f"{self.path} holds something else than pieces of predictions, such as {foreign[0]}. Move it out of "
+                "the way, or pass another folder as pieces."
+            )
+        atomic_write(path, lambda file: file.write(self._identity))
+
+    def found(self) -> dict[range, Path]:
+        """Return where the file of each piece is, by its samples; what is in it is not looked at."""
+        found = ((path, _PIECE.fullmatch(path.name)) for path in self.path.iterdir())
+        return {range(int(name[1]), int(name[2])): path for path, name in found if name and name[3] == self._suffix}
+
+    def write(self, piece: range, writer: Callable[[BinaryIO], object]) -> None:
+        """Write a piece, which is there once it is whole and has reached the disk.
+
+        Args:
+            piece: Its samples.
+            writer: Called with a file that is open for writing.
+        """
+        name = self._name(piece)
+        unfinished = self.path / f".{name}.tmp"
+        atomic_write(unfinished, writer)
+        with unfinished.open("rb") as file:
+            digest = self._digest(name, file)
+        unfinished.replace(self.path / f"{name}.{digest}")
+
+    def read(self, piece: range, path: Path | None) -> BinaryIO:
+        """Open a piece, all of which was compared with its digest.
+
+        Args:
+            piece: Its samples.
+            path: Its file, None if there is none.
+
+        Raises:
+            CheckpointError: It is not as it was written.
+        """
+        name = self._name(piece)
+        if path is not None and path.is_file() and not path.is_symlink():
+            file = path.open("rb")
+            if path.suffix == f".{self._digest(name, file)}":
+                file.seek(0)
+                return file
+            file.close()
+        raise CheckpointError(
+            f"{path or self.path / name}, a piece of the predictions, is not as it was written. Remove it, and call "
+            "predict() as before: its samples are predicted again."
+        )
+
+    def _name(self, piece: range) -> str:
+        return f"{piece.start:012d}-{piece.stop:012d}{self._suffix}"
+
+    def _digest(self, name: str, file: Any) -> str:
+        start = len(self._identity).to_bytes(8, "little") + self._identity + name.encode()
+        return hashlib.file_digest(file, lambda: hashlib.sha256(start)).hexdigest()
+
+    def remove(self) -> None:
+        """Remove the pieces, and the folder unless something else is in it."""
+        self._remove_pieces()
+        (self.path / _IDENTITY).unlink()
+        self.close()
+        with suppress(OSError):  # something else is in it
+            self.path.rmdir()
+
+    def _remove_pieces(self) -> None:
+        """Remove all pieces, and what kills have left of some."""
+        for path in list(self.path.iterdir()):
+            if _PIECE.fullmatch(path.name) or (path.name.startswith(".") and path.suffix == ".tmp"):
+                path.unlink()
+
+    def close(self) -> None:
+        """Let other runs write to the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def _read_identity(path: Path) -> dict[str, object]:
+    """What the pieces of a folder are predictions of."""
+    try:
+        identity: Any = json.loads(path.read_bytes() if path.is_file() else b"")
+    except (ValueError, RecursionError):
+        identity = None
+    if not isinstance(identity, dict):
+        raise CheckpointError(
+            f"{path} should say what the pieces are predictions of, and is damaged or something else. Remove its "
+            "folder, if the pieces in it are not needed, and call predict() as before."
+        )
+    return cast("dict[str, object]", identity)
+
+
+def _short(identity: Mapping[str, object], name: str) -> str:
+    return str(identity.get(name, "nothing"))[:16]

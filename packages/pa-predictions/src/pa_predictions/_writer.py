@@ -1,0 +1,226 @@
+"""Predictions that are written piece by piece, to a file that is made of the pieces, or to a function."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from numbers import Integral
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
+
+from pa_checkpoint import atomic_write
+from pa_core import ArgumentTypeError, ConfigurationError
+from pa_core.predictions import PredictionWriter
+from pa_predictions._columns import Column, columns_of
+from pa_predictions._parquet import join_tables, write_table
+from pa_predictions._piece_folder import PieceFolder
+from pa_predictions._text import join_csv, join_lines, write_csv, write_lines
+
+_MOST_PIECES = 1_000
+_MOST_SAMPLES = 65_536
+
+_Batches: TypeAlias = Iterable[tuple[range, Any]]
+
+
+class ResumableWriter:
+    """Writes predictions piece by piece; pieces that were written survive a kill.
+
+    ``Trainer.predict(dataset, write=...)`` makes one and calls it. A loop of yours can do so too: it opens the writer,
+    on the first process before the others, writes the missing pieces in any order and on any process, and finishes on
+    the first one when all are written.
+
+    Args:
+        write: A file whose name ends in .csv, .jsonl or .parquet; or a function that is called with the predictions for
+            each batch and the range of their positions.
+        num_samples: The number of samples.
+        batch_size: The number of samples of each batch but perhaps the last one.
+        samples_per_piece: The most samples of a piece, rounded up to whole batches. The default is a thousandth of
+            all samples, and 65,536 at most.
+        pieces: The folder of the pieces. The default is a folder next to the file, with ``.pieces`` added to its name.
+            With a function, the folder holds a record of what was written; without it, nothing survives a kill.
+        other_pieces: What to do with pieces of other predictions: ``"error"`` or ``"remove"``.
+
+    Attributes:
+        path: The file, None for a function.
+        missing: The samples of each piece that is not there yet, in order, once the writer is open.
+
+    Raises:
+        ArgumentTypeError: ``write`` is neither a path nor a function.
+        ConfigurationError: An argument cannot work.
+
+    Example:
+        >>> import tempfile
+        >>> temporary = tempfile.TemporaryDirectory()
+        >>> writer = ResumableWriter(f"{temporary.name}/squares.csv", num_samples=5, batch_size=2)
+        >>> writer.open({"weights": "those of Monday"})
+        >>> writer.missing
+        [range(0, 2), range(2, 4), range(4, 5)]
+        >>> for piece in writer.missing:
+        ...     writer.write(piece, ((batch, {"square": [one**2 for one in batch]}) for batch in writer.batches(piece)))
+        >>> writer.finish()
+        >>> writer.close()
+        >>> Path(temporary.name, "squares.csv").read_text().split()
+        ['square', '0', '1', '4', '9', '16']
+        >>> temporary.cleanup()
+    """
+
+    def __init__(
+        self,
+        write: str | Path | PredictionWriter[Any],
+        num_samples: int,
+        batch_size: int,
+        *,
+        samples_per_piece: int | None = None,
+        pieces: str | Path | None = None,
+        other_pieces: Literal["error", "remove"] = "error",
+    ) -> None:
+        if other_pieces not in ("error", "remove"):
+            raise ConfigurationError(f'other_pieces must be "error" or "remove", got {other_pieces!r}.')
+        # By default as many pieces as leave no process long without work, and lose little with a kill.
+        most = min(-(-num_samples // _MOST_PIECES), _MOST_SAMPLES) if samples_per_piece is None else samples_per_piece
+        for name, count in (("num_samples", num_samples), ("batch_size", batch_size), ("samples_per_piece", most)):
+            if isinstance(count, bool) or not isinstance(cast("object", count), Integral) or count < 1:
+                raise ConfigurationError(f"{name} must be a whole number of at least 1, got {count!r}.")
+        self.path: Path | None = None
+        if isinstance(write, str | Path):
+            self.path = _checked(write)
+            self._format: _Format = _format_of(self.path)
+        elif callable(write):
+            self._format = _format_with(write)
+        else:
+            raise ArgumentTypeError(
+                f"write={write!r} is nothing to write predictions to. Pass a path such as 'predictions.csv', or a "
+                "function of the predictions and their positions."
+            )
+        self.missing: Sequence[range] = []
+        self._batch_size: int = batch_size
+        self._piece_size: int = -(-most // batch_size) * batch_size
+        self._pieces: list[range] = _parts(range(num_samples), self._piece_size)
+        self._removes_others: bool = other_pieces == "remove"
+        if pieces is None and self.path is not None:
+            pieces = self.path.with_name(f"{self.path.name}.pieces")
+        suffix = ".done" if self.path is None else self.path.suffix
+        self._folder: PieceFolder | None = None if pieces is None else PieceFolder(Path(pieces).absolute(), suffix)
+
+    def batches(self, piece: range) -> list[range]:
+        """Return the positions of the samples of each batch of a piece.
+
+        Args:
+            piece: The positions of its samples.
+        """
+        return _parts(piece, self._batch_size)
+
+    def open(self, identity: Mapping[str, str], say: Callable[[str], object] = print) -> None:
+        """Find out which pieces are there; on several processes, the first one has to call this before the others.
+
+        Args:
+            identity: What decides the predictions, by name: pieces of others are not mixed with theirs.
+            say: Told what is there already, and why it takes time, where it does.
+
+        Raises:
+            CheckpointError: There are pieces of other predictions, or the folder holds something else.
+            FolderInUseError: Another run is writing them.
+            ConfigurationError: The processes do not share the folder.
+        """
+        self.missing = self._pieces
+        if self._folder is not None:
+            name = "a function" if self.path is None else self.path.suffix
+            cut = {"samples in a piece": str(self._piece_size), "written to": name}
+            self._folder.open({**identity, **cut}, say, remove_others=self._removes_others)
+            found = self._folder.found()
+            self.missing = [piece for piece in self._pieces if piece not in found]
+            if number := len(self._pieces) - len(self.missing):
+                say(f"{number} of {len(self._pieces)} pieces of the predictions are in {self._folder.path} already")
+
+    def write(self, piece: range, batches: Iterable[tuple[range, Any]]) -> None:
+        """Write a piece.
+
+        Args:
+            piece: The positions of its samples.
+            batches: The positions of the samples of each of its batches, with the predictions for them.
+
+        Raises:
+            BatchOutputError: The predictions do not fit the file.
+        """
+        if self._folder is None:
+            self._format.write(batches, io.BytesIO())
+        else:
+            self._folder.write(piece, partial(self._format.write, batches))
+
+    def finish(self) -> None:
+        """Join the pieces once all are written, and remove them; the first process has to call this.
+
+        Raises:
+            BatchOutputError: The pieces do not go together.
+            CheckpointError: A piece is not as it was written.
+            OSError: The file cannot be written.
+        """
+        if self._folder is None:
+            return
+        found = self._folder.found()
+        open_pieces = [partial(self._folder.read, piece, found.get(piece)) for piece in self._pieces]
+        if self.path is None:  # nothing is joined, but each piece was compared with its digest
+            self._format.join(open_pieces, io.BytesIO())
+        else:
+            atomic_write(self.path, partial(self._format.join, open_pieces))
+        self._folder.remove()
+
+    def close(self) -> None:
+        """Let others write the same, no matter whether this has finished."""
+        if self._folder is not None:
+            self._folder.close()
+
+
+class _Format(NamedTuple):
+    """What writes the batches of a piece to an open file, and what joins pieces that it opens."""
+
+    write: Callable[[_Batches, BinaryIO], None]
+    join: Callable[[Sequence[Callable[[], BinaryIO]], BinaryIO], None]
+
+
+def _format_of(path: Path) -> _Format:
+    formats = {
+        ".csv": _Format(partial(_write_columns, write_csv), join_csv),
+        ".jsonl": _Format(partial(_write_columns, write_lines), join_lines),
+        ".parquet": _Format(partial(_write_columns, write_table), join_tables),
+    }
+    if path.suffix not in formats:
+        raise ConfigurationError(
+            f"The format of write={str(path)!r} is not known. Choose a name that ends in .csv, .jsonl or .parquet, or "
+            "pass a function that writes the predictions for each batch."
+        )
+    return formats[path.suffix]
+
+
+def _write_columns(
+    write: Callable[[Iterable[Mapping[str, Column]], BinaryIO], None], batches: _Batches, file: BinaryIO
+) -> None:
+    write((columns_of(predictions, len(positions)) for positions, predictions in batches), file)
+
+
+def _format_with(function: PredictionWriter[Any]) -> _Format:
+    def call(batches: _Batches, _file: BinaryIO) -> None:
+        for positions, predictions in batches:
+            function(predictions, positions)
+
+    return _Format(call, join_lines)  # of what is empty
+
+
+def _checked(path: str | Path) -> Path:
+    if isinstance(path, str) and "://" in path:
+        raise ConfigurationError(
+            "Predictions are written to a file of this machine, or of a disk that all machines share, not to "
+            f"{path!r}. Write a local file, and send it to the store afterwards."
+        )
+    path = Path(path).absolute()
+    if path.exists() and not path.is_file():
+        raise ConfigurationError(
+            f"{path} is a {'folder' if path.is_dir() else 'device or pipe'}, where predictions are to be written. "
+            "Add a file name to the path."
+        )
+    return path
+
+
+def _parts(positions: range, size: int) -> list[range]:
+    return [positions[start : start + size] for start in range(0, len(positions), size)]
