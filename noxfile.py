@@ -446,12 +446,6 @@ def typed_wheels(session: nox.Session) -> None:
 
 
 @nox.session
-def typing_score(session: nox.Session) -> None:
-    """Write the table of type scores into CONTRIBUTING.md."""
-    everything(session).run("python", "-m", "tests.typing.scores", env={"TYPED_WHEELS": str(WHEELS)})
-
-
-@nox.session
 def benchmark(session: nox.Session) -> None:
     """Measure what training costs: `-- [WORD ...] [--rounds N] [--write] [--peers]`, for other trainers beside ours."""
     arguments = [argument for argument in session.posargs if argument != "--peers"]

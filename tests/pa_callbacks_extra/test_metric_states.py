@@ -87,7 +87,7 @@ CASES = {
 @pytest.mark.parametrize("batches_of_ranks", [(3, 3), (3, 1), (2, 0)], ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_each_batch_counts_once_whichever_process_had_it(case: Case, batches_of_ranks: tuple[int, ...]) -> None:
-    """The value of all processes is that of one process with all batches, in whatever way they were dealt."""
+    """The value of all processes is that of one process with all batches; each goes on with its own samples."""
     metrics, of_one_process = case.make(), case.make()
     for of_rank, count in enumerate(batches_of_ranks[: num_processes()]):
         for number in range(count):
@@ -95,8 +95,10 @@ def test_each_batch_counts_once_whichever_process_had_it(case: Case, batches_of_
             if of_rank == rank():
                 case.update(metrics, 10 * of_rank + number)
 
+    before = take_out(metrics)
     values, expected = compute_over_processes(metrics), compute_alone(of_one_process)
 
+    torch.testing.assert_close(take_out(metrics), before)
     assert values.keys() == expected.keys()
     for name, value in values.items():
         torch.testing.assert_close(value, expected[name], msg=name)
@@ -108,18 +110,6 @@ def compute_alone(metrics: MetricCollection) -> dict[str, Tensor]:
     for module in modules:
         module.distributed_available_fn = lambda: False
     return metrics.compute()
-
-
-@pytest.mark.runs_on("one_process", "two_ranks")
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_computing_leaves_the_metrics_as_they_are(case: Case) -> None:
-    """A value may be asked for in mid-epoch: afterwards each process goes on with its own samples."""
-    metrics = case.make()
-    for number in range(1 + (rank() == 0)):
-        case.update(metrics, number)
-    before = take_out(metrics)
-    compute_over_processes(metrics)
-    torch.testing.assert_close(take_out(metrics), before)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -1,4 +1,4 @@
-"""Each code sample of the reference runs, written as a user writes it, on the names that the reference gives.
+"""Code samples of the reference run, written as a user writes them, on the names that the reference gives.
 
 The functions that are called here are in ``scripts/reference_samples.py`` and its neighbours.
 """
@@ -57,11 +57,6 @@ def test_sample_launching_with_a_configuration_file(tmp_path: Path) -> None:
 
     assert launched.status == 0
     assert "Training ended: 2 epochs" in launched.output
-
-
-def test_sample_running_in_a_notebook(samples: dict[str, Any]) -> None:
-    """A training function is given to ``notebook_launcher``, in a notebook or in a debugger."""
-    assert samples["in_a_notebook"](num_processes=1) == [True]
 
 
 IN_TRAINING = """
@@ -153,22 +148,6 @@ def test_sample_a_custom_event_can_end_a_run(samples: dict[str, Any]) -> None:
     """What a callback finds wrong in an event of the user's own leaves ``train()``, as in any other event."""
     with pytest.raises(AssertionError):
         samples["custom_event"](batch_size=100)  # of 256 samples, the last batch has 56
-
-
-@everywhere
-def test_sample_a_scheduler_is_stepped_after_each_update(samples: dict[str, Any]) -> None:
-    """StepLR with a step size of 7 lowers the rate after every seventh update."""
-    rates, _ = samples["step_after_each_update"]()
-
-    assert rates == pytest.approx([0.1 * 0.1 ** (update // 7) for update in range(len(rates))])
-
-
-@everywhere
-def test_sample_a_step_size_in_epochs(samples: dict[str, Any]) -> None:
-    """A placeholder times seven lowers the rate after every seventh epoch."""
-    rates, updates_per_epoch = samples["step_after_each_seventh_epoch"]()
-
-    assert rates == pytest.approx([0.1] * 7 * updates_per_epoch + [0.01] * updates_per_epoch)
 
 
 @everywhere

@@ -195,16 +195,6 @@ def test_the_picture_has_a_curve_for_each_group(tmp_path: Path) -> None:
     assert (tmp_path / "schedule.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_dark_picture_has_a_dark_ground_and_light_text(tmp_path: Path) -> None:
-    """It can be read on a dark page."""
-    optimizer = two_groups(nn.Linear(4, 1))
-    plot_schedule(partial(StepLR, step_size=1), optimizer, 1, 2, tmp_path / "dark.svg", dark=True)
-    drawn = (tmp_path / "dark.svg").read_text()
-    assert "fill: #131416" in drawn
-    assert "fill: #ffffff" in drawn
-    assert "#000000" not in drawn
-
-
 SCRIPT = """
 import sys
 import torch

@@ -144,12 +144,6 @@ class Completeness:
 
 
 @functools.cache
-def version_of(checker: str) -> str:
-    """What a checker calls itself and its version, such as `mypy 2.4.1`."""
-    shown = run_command([sys.executable, "-m", checker, "--version"], folder=ROOT, env=QUIET)
-    return " ".join(shown.output.split()[:2])
-
-
 def copy_code(folder: Path) -> Path:
     """Copy the typing tests to where nothing else of this repository is, and return that folder."""
     target = folder / "tests" / "typing"

@@ -19,7 +19,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Accuracy, MetricCollection, Precision, Recall
 
-from pytorch_accelerated import Trainer, TrainerPlaceholderValues, notebook_launcher
+from pytorch_accelerated import Trainer, TrainerPlaceholderValues
 from pytorch_accelerated.callbacks import LogMetricsCallback, TrainerCallback
 
 
@@ -248,21 +248,6 @@ def rates_of(create_scheduler_fn, num_epochs=8, trainer_class=Trainer):
     return notes.rates, trainer.run_config.num_update_steps_per_epoch
 
 
-def step_after_each_update():
-    return rates_of(partial(lr_scheduler.StepLR, step_size=7, gamma=0.1))
-
-
-def step_after_each_seventh_epoch():
-    epochs_step_size = 7
-    return rates_of(
-        partial(
-            lr_scheduler.StepLR,
-            step_size=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH * epochs_step_size,
-            gamma=0.1,
-        )
-    )
-
-
 def one_cycle():
     return rates_of(
         partial(
@@ -300,14 +285,3 @@ def calls_of_a_run():
     split = len(calls)
     trainer.evaluate(digits(8, 16))
     return calls[:split], calls[split:]
-
-
-def in_a_notebook(num_processes):
-    losses = []
-
-    def main():
-        rates_of(None, num_epochs=1)
-        losses.append(True)
-
-    notebook_launcher(main, num_processes=num_processes)
-    return losses
