@@ -19,7 +19,7 @@ ELSEWHERE = {
     "sync_on_cpu": "pa_callbacks_extra/test_sync_batch_norm_callback.py::test_two_ranks_train_as_one_process",
     "sync_end": "pa_callbacks_extra/test_sync_batch_norm_callback.py::"
     "test_the_model_has_its_own_layers_again_however_a_run_ends",
-    "unknown_metric": "pa_core/callbacks/test_best_model.py::"
+    "unknown_metric": "pa_callbacks_extra/test_early_stopping.py::"
     "test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were",
     "best_entries": "pa_core/callbacks/test_best_model.py::test_the_best_model_is_saved_and_loaded",
     "replaced": "pa_core/callbacks/test_best_model.py::test_a_file_that_another_run_replaced_is_not_loaded",
@@ -57,11 +57,11 @@ ELSEWHERE = {
     "entries": "pa_core/test_tracking.py::test_the_numbers_of_a_mapping_have_names_of_their_own",
     "not_plain": "pa_core/test_tracking.py::test_what_is_not_plain_is_refused",
     "share": "pa_core/test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
-    "own_model": "pa_core/test_compile.py::test_a_compiled_model_trains_and_saves_its_plain_names",
+    "own_model": "pa_core/test_stopping.py::test_a_stop_ends_training_through_its_last_event",
     "loader": "pa_core/test_training.py::test_the_default_loaders_are_what_users_read",
     "reported": "pa_core/test_accumulation.py::test_reported_losses_are_means_over_tokens",
     "clipping": "pa_core/test_training.py::test_gradients_are_clipped_once_per_update",
-    "limit": "pa_core/test_epoch_lengths.py::test_a_number_of_updates_takes_as_many_epochs_as_it_needs",
+    "limit": "pa_core/test_events_of_endings.py::test_a_run_ends_through_the_events_of_the_table",
     "other_optimizer": "pa_core/test_input_checks.py::test_a_run_that_cannot_start_says_why_and_costs_nothing",
     "few_samples": "pa_core/test_two_ranks.py::test_fewer_samples_than_ranks_cannot_be_evaluated",
     "foreign_states": "pa_core/training_states/test_accelerate_states.py::"
