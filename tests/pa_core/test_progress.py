@@ -6,7 +6,6 @@ import pytest
 
 from pa_core.progress import Phase, Position, Progress
 from pa_core.tracking import RunClock
-from pa_core.training_state.records import read_record
 
 
 @pytest.fixture
@@ -58,5 +57,5 @@ def test_a_position_survives_being_stored(phase: Phase, clock: RunClock) -> None
     progress.start_epoch()
     train_group(progress, clock, [8], step=1)
     position = progress.position(phase)
-    assert read_record(Position, position.to_dict()) == position
+    assert Position.from_dict(position.to_dict()) == position
     assert (position.samples, position.steps) == ((8, 1) if phase.is_mid_epoch else (0, 0))

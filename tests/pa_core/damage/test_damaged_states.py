@@ -120,7 +120,7 @@ def test_a_module_that_refuses_its_extra_state_keeps_its_weights(tmp_path: Path)
         lambda: train_without_log(second, resume_from=tmp_path / "state"),
         lambda: second.load_training_state(tmp_path / "state"),
     ):
-        with pytest.raises(CheckpointError, match=r"(?s)extra state.*set_extra_state raised KeyError: 'scale'"):
+        with pytest.raises(CheckpointError, match=r"(?s)_extra_state: loading it raised KeyError: 'scale'"):
             load()
         assert restored(second) == before
 
@@ -145,7 +145,6 @@ def test_a_callback_that_refuses_its_state_is_named(saved: SavedRuns, tmp_path: 
 LOADERS: dict[str, Callable[[Any], object]] = {
     "the generator .* raised": lambda loader: loader["generators"].update(dict.fromkeys(loader["generators"], "x")),
     "where the epoch of the loader began": lambda loader: loader.update(epoch_start=None),
-    r"epoch_start\.streams is not the state of all generators": lambda loader: loader["epoch_start"].update(streams={}),
 }
 
 

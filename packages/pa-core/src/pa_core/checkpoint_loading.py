@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from pa_core.checkpoint import MODEL, MODULES, OPTIMIZER, SCHEDULER, TRAINABLE_ONLY, Trained, apart
 from pa_core.errors import CheckpointError
 from pa_core.incompatible_state import has_own_form, misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
+from pa_core.load_with_rollback import does_not_fit, load_optimizer_or_undo, load_or_undo, refusals_explained
 from pa_core.model_tensors import differences_of_weights, frozen_names, list_differences, local_piece
 from pa_core.sharding.sharded_states import load_whole_weights, split_like_parameters
 
@@ -103,11 +105,11 @@ def _check(part: Trained, states: Mapping[str, Any], source: str | Path, *, is_p
         if part.is_sharded and has_own_form(optimizer):
             misfit = "which part of such a state belongs to which process, the optimizer alone knows"
         if misfit is not None:
-            raise _does_not_fit(optimizer, source, f"the {OPTIMIZER}: {misfit}")
+            raise _explain(optimizer, OPTIMIZER, source)(misfit)
     if scheduler is not None and SCHEDULER in states:
         misfit = misfit_of_scheduler(scheduler, states[SCHEDULER])
         if misfit is not None:
-            raise _does_not_fit(scheduler, source, f"the {SCHEDULER}: {misfit}")
+            raise _explain(scheduler, SCHEDULER, source)(misfit)
 
 
 def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | Path, *, is_partial: bool) -> None:
@@ -127,27 +129,21 @@ def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | P
 def _load(part: Trained, states: Mapping[str, Any], source: str | Path, undo: ExitStack, *, is_partial: bool) -> None:
     """Load the states of a part, and note how each is undone."""
     # A copy of each state: training continues in the tensors that are loaded, and the caller has the content.
-    if part.scheduler is not None and SCHEDULER in states:
-        undo.callback(part.scheduler.load_state_dict, copy.deepcopy(part.scheduler.state_dict()))
-        with _explaining(part.scheduler, SCHEDULER, source):
-            state = without_foreign_entries(part.scheduler, states[SCHEDULER])
-            part.scheduler.load_state_dict(copy.deepcopy(state))
-    if part.optimizer is not None and OPTIMIZER in states:
-        before = part.optimizer.state_dict()  # whose tensors are not written to, where loading is that of torch
-        undo.callback(part.optimizer.load_state_dict, copy.deepcopy(before) if has_own_form(part.optimizer) else before)
-        with _explaining(part.optimizer, OPTIMIZER, source):
-            state = _own_copy(part, states[OPTIMIZER])
-            part.optimizer.load_state_dict(_with_notes_of_schedulers(part.optimizer, state))
+    optimizer, scheduler = part.optimizer, part.scheduler
+    if scheduler is not None and SCHEDULER in states:
+        state, before = without_foreign_entries(scheduler, states[SCHEDULER]), scheduler.state_dict()
+        explain = _explain(scheduler, SCHEDULER, source)
+        load_or_undo(scheduler.load_state_dict, copy.deepcopy(state), before, undo, explain)
+    if optimizer is not None and OPTIMIZER in states:
+        state = split_like_parameters(states[OPTIMIZER], optimizer) if part.is_sharded else states[OPTIMIZER]
+        state = _with_notes_of_schedulers(optimizer, copy.deepcopy(state))
+        load_optimizer_or_undo(optimizer, state, undo, _explain(optimizer, OPTIMIZER, source))
     undo.callback(copy_weights(part.model))
-    with _explaining(part.model, MODEL, source):
+    with refusals_explained(_explain(part.model, MODEL, source)):
         if part.is_sharded:
             load_whole_weights(part.model, states[MODEL])
         else:
             part.model.load_state_dict(states[MODEL], strict=not is_partial)
-
-
-def _own_copy(part: Trained, state: dict[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy(split_like_parameters(state, part.optimizer) if part.is_sharded and part.optimizer else state)
 
 
 def _with_notes_of_schedulers(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -194,21 +190,11 @@ def _copied(value: object) -> Any:
     return local_piece(value.detach()).to("cpu", copy=True) if isinstance(value, Tensor) else None
 
 
-@contextmanager
-def _explaining(target: object, name: str, source: str | Path) -> Generator[None]:
-    try:
-        yield
-    except Exception as error:
-        found = f"the {name}: loading it raised {type(error).__name__}: {error}"
-        raise _does_not_fit(target, source, found) from error
-
-
-def _does_not_fit(target: object, source: str | Path, found: str) -> CheckpointError:
-    kind = type(target).__name__
-    do = f"Build the {kind} as it was when the checkpoint was saved"
+def _explain(target: object, name: str, source: str | Path) -> Callable[[str], CheckpointError]:
+    do = f"Build the {type(target).__name__} as it was when the checkpoint was saved"
     if not isinstance(target, nn.Module):
         do += f", or pass {'load_optimizer' if isinstance(target, Optimizer) else 'load_scheduler'}=False"
-    return _refusal(f"The state does not fit this {kind}", f"{source} with {found}", f"{do}.")
+    return partial(does_not_fit, target, f"{source} with the {name}", f"{do}.")
 
 
 def _refusal(problem: str, given: str, do: str) -> CheckpointError:

@@ -35,6 +35,7 @@ from pa_core.distributed.failures import ending_process_unless_all_fail, showing
 from pa_core.distributed.hang_detector import HangDetector, Stage
 from pa_core.distributed.processes import fork_between_collectives
 from pa_core.incompatible_state import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
+from pa_core.load_with_rollback import load_state as load_optimizer_state
 from pa_core.model_tensors import (
     differences_of_weights,
     is_sharded,
@@ -57,7 +58,6 @@ from pa_core.sharding.sharded_states import split_like
 from pa_core.storage.plain_values import ensure_plain
 from pa_core.storage.torch_file import find_damage
 from pa_core.training_state.model_state import SavedModel, capture_model, restore_models
-from pa_core.training_state.model_state import load_state as load_optimizer_state
 from pa_core.user_warnings import warn_user
 from pa_data._fetching import (
     BatchFetcher,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -62,6 +62,11 @@ class Position:
         if not self.eval_sets:
             del values["eval_sets"]  # which states did not have before there were several
         return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Position:
+        """Return the position of which ``to_dict`` returned the values."""
+        return cls(**{**values, "phase": Phase(values["phase"]), "eval_sets": tuple(values.get("eval_sets", ()))})
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ from pa_core.data.custom_loader import (
     loader_parts,
 )
 from pa_core.errors import CheckpointError
+from pa_core.load_with_rollback import does_not_fit, refusals_explained
 from pa_core.model_tensors import supports_state_dict
-from pa_core.training_state.load_with_rollback import refusals_explained
 from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.snapshotable import Snapshotable
 from pa_core.types import SizedIterable, SupportsStateDict
@@ -198,7 +198,8 @@ class CustomLoaderState:
         return batches
 
     def _load(self, saved: Mapping[str, Any]) -> None:
-        with refusals_explained(f"the loader, {describe_loader(self.loader)}"):
+        where = f"a training state with a state of the loader {describe_loader(self.loader)}"
+        with refusals_explained(partial(does_not_fit, self._stateful, where, "")):
             cast("SupportsStateDict", self._stateful).load_state_dict(saved["state"])
         self._loaded = saved["state"]
 
@@ -408,7 +409,8 @@ def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
     """
     for name, _, restore in _generators(loader):
         if name in states:
-            with refusals_explained(f"the generator {name} of {describe_loader(loader)}"):
+            where = f"a training state with the generator {name} of {describe_loader(loader)}"
+            with refusals_explained(partial(does_not_fit, loader, where, "")):
                 restore(states[name])
 
 

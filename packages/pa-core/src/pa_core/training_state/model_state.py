@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -14,7 +15,8 @@ from torch.optim import Optimizer
 from pa_checkpoint import StoredTensor
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
-from pa_core.incompatible_state import has_own_form, misfit_of_optimizer
+from pa_core.incompatible_state import misfit_of_optimizer
+from pa_core.load_with_rollback import does_not_fit, load_optimizer_or_undo, load_or_undo
 from pa_core.model_tensors import differences_of_weights, is_sharded, list_differences, parameters_of
 from pa_core.sharding.sharded_states import split_like_parameters
 from pa_core.types import StatefulScheduler
@@ -89,11 +91,8 @@ def _require_fitting_state(
     if misfit is None and [tuple(one.shape) for one in saved.parameters_beside_the_model] != others:
         misfit = f"its parameters outside of the model have other shapes than {', '.join(map(str, others)) or 'none'}"
     if misfit is not None:
-        raise CheckpointError(
-            "The training state holds what this optimizer cannot continue with; nothing was loaded.",
-            given=f"optimizers.{name}.state: {misfit}",
-            do="Use another state, or create the optimizer as the saved run did.",
-        )
+        do = "Use another state, or create the optimizer as the saved run did."
+        raise does_not_fit(optimizer, f"optimizers.{name}.state", do, misfit)
 
 
 def _added_groups(saved: SavedOptimizer, parameters: Mapping[str, Tensor], number: int) -> list[list[Tensor]]:
@@ -101,11 +100,14 @@ def _added_groups(saved: SavedOptimizer, parameters: Mapping[str, Tensor], numbe
     return [[parameters[name] for name in names if name is not None] for names in saved.parameters[number:]]
 
 
-@contextmanager
 def restore_optimizer(
-    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], saved: SavedOptimizer
-) -> Generator[None]:
-    """Restore an optimizer to what was saved of it; an exception within the context undoes that.
+    optimizer: Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    saved: SavedOptimizer,
+    undo: ExitStack,
+    explain: Callable[[str], CheckpointError],
+) -> None:
+    """Restore an optimizer to what was saved of it, and note how that is undone.
 
     Groups that were added during the run, for layers that were unfrozen, are added again.
 
@@ -113,18 +115,11 @@ def restore_optimizer(
         optimizer: The optimizer, as the script made it.
         parameters: The parameters of all models, by name.
         saved: What was saved.
+        undo: As for ``load_optimizer_or_undo``.
+        explain: As for ``load_optimizer_or_undo``.
     """
-    groups, state = optimizer.param_groups, optimizer.state
-    num_groups = len(groups)
-    try:
-        for group in _added_groups(saved, parameters, num_groups):
-            optimizer.add_param_group({"params": group})
-        load_state(optimizer, split_like_parameters(saved.state, optimizer))
-        yield
-    except BaseException:
-        del groups[num_groups:]
-        optimizer.param_groups, optimizer.state = groups, state  # loading has replaced them, and changed none
-        raise
+    added = _added_groups(saved, parameters, len(optimizer.param_groups))
+    load_optimizer_or_undo(optimizer, split_like_parameters(saved.state, optimizer), undo, explain, added)
 
 
 def restore_parameters_beside_the_model(
@@ -141,44 +136,6 @@ def restore_parameters_beside_the_model(
     others = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
     for parameter, one in zip(others, saved.parameters_beside_the_model, strict=True):
         StoredTensor.of(one).read_into(parameter)
-
-
-def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load what an optimizer's ``state_dict`` returned, which may have its own form.
-
-    Args:
-        optimizer: The optimizer.
-        state: The state, with its tensors on the CPU.
-
-    Raises:
-        CheckpointError: Afterwards the optimizer lacks tensors of the state.
-    """
-    optimizer.load_state_dict(state)
-    if has_own_form(optimizer):
-        loaded = _shapes(optimizer.state_dict())
-        lost = [name for name, shape in _shapes(state).items() if loaded.get(name) != shape]
-        if lost:
-            kind = type(optimizer).__name__
-            raise CheckpointError(
-                f"load_state_dict() of {kind} does not restore what its state_dict() returned.",
-                given=f"after load_state_dict(), state_dict() lacks {lost[0]}",
-                do=f"Correct load_state_dict() of {kind}, and resume again; if it has none, write it.",
-            )
-    by_parameter = state.get("state")
-    if isinstance(by_parameter, Mapping):
-        _keep_precision(optimizer, cast("Mapping[object, object]", by_parameter))
-
-
-def _shapes(value: object, name: str = "state_dict()") -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors in a state by what leads to them."""
-    if isinstance(value, Tensor):
-        return {name: tuple(value.shape)}
-    items: Iterable[tuple[object, object]] = ()
-    if isinstance(value, Mapping):
-        items = cast("Mapping[object, object]", value).items()
-    elif isinstance(value, list | tuple):
-        items = enumerate(cast("Sequence[object]", value))
-    return {one: shape for key, item in items for one, shape in _shapes(item, f"{name}[{key!r}]").items()}
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -261,18 +218,6 @@ def _list(names: Sequence[str | None]) -> str:
     shown = ", ".join(name or "a parameter outside of the model" for name in names[:_SHOWN_NAMES])
     more = len(names) - _SHOWN_NAMES
     return f"{shown} and {more} more" if more > 0 else shown or "no parameters"
-
-
-def _keep_precision(optimizer: Optimizer, saved: Mapping[object, object]) -> None:
-    """Torch casts state to the precision of the parameter; an optimizer may keep its state in a higher one."""
-    for number, parameter in enumerate(parameters_of(optimizer)):
-        state, of_parameter = optimizer.state.get(parameter), saved.get(number)
-        if state is None or not isinstance(of_parameter, Mapping):
-            continue
-        for name, value in cast("Mapping[str, object]", of_parameter).items():
-            loaded = state.get(name)
-            if isinstance(value, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
-                state[name] = value.to(loaded.device)
 
 
 def _names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
@@ -371,7 +316,18 @@ def restore_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedMod
         if name in saved
     ]
     weights = [{name: value for name, value in one.weights.items() if name not in other} for _, one, other in restored]
-    _load_extra_states([model for model, _, _ in restored], weights)
+    with ExitStack() as undo:
+        for (model, _, _), matching in zip(restored, weights, strict=True):
+            if extra := [name for name in matching if name.endswith(_EXTRA_STATE)]:
+                own = model.state_dict()
+                load_or_undo(
+                    partial(model.load_state_dict, strict=False),
+                    {name: StoredTensor.resolve(matching[name]) for name in extra},
+                    {name: copy.deepcopy(own[name]) for name in extra},
+                    undo,
+                    partial(does_not_fit, model, f"a training state with {', '.join(extra)}", ""),
+                )
+        undo.pop_all()
     for (model, one, misfits), matching in zip(restored, weights, strict=True):
         model.load_state_dict(_read(matching, model), strict=not misfits)
         _restore_rest(model, one)
@@ -400,32 +356,6 @@ def _restore_rest(model: nn.Module, saved: SavedModel) -> None:
             StoredTensor.of(buffer).read_into(buffers[name])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(saved.trainable.get(name, parameter.requires_grad))
-
-
-def _load_extra_states(models: Sequence[nn.Module], weights: Sequence[Mapping[str, Any]]) -> None:
-    """Load what modules have returned from ``get_extra_state``: all of it or, if one raises an error, none."""
-    before: list[tuple[nn.Module, dict[str, Any]]] = []
-    for model, of_model in zip(models, weights, strict=True):
-        extra = {name: StoredTensor.resolve(value) for name, value in of_model.items() if name.endswith(_EXTRA_STATE)}
-        if not extra:
-            continue
-        own = model.state_dict()
-        before.append((model, {name: copy.deepcopy(own[name]) for name in extra}))
-        try:
-            model.load_state_dict(extra, strict=False)
-        except Exception as error:
-            for changed, extra_before in reversed(before):
-                with suppress(Exception):  # what the module has said of the state that it refuses tells more
-                    changed.load_state_dict(extra_before, strict=False)
-            raise _refused_extra_state(model, list(extra), error) from error
-
-
-def _refused_extra_state(model: nn.Module, names: list[str], error: Exception) -> CheckpointError:
-    return CheckpointError(
-        "A module does not take its extra state from the training state; no weight was loaded.",
-        given=f"{', '.join(names)} of {type(model).__name__}: set_extra_state raised {type(error).__name__}: {error}",
-        do="Use another state, or look at set_extra_state() of the module.",
-    )
 
 
 def _other_model(given: str, expected: str) -> CheckpointError:

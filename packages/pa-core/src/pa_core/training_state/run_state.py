@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,10 @@ from pa_checkpoint import StoredTensor
 from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.incompatible_state import misfit_of_scheduler, without_foreign_entries
-from pa_core.model_tensors import is_sharded_module, supports_state_dict
+from pa_core.load_with_rollback import does_not_fit, load_or_undo, refusals_explained
+from pa_core.model_tensors import differences_of_weights, is_sharded_module, list_differences, supports_state_dict
 from pa_core.progress import Phase, Position, Progress
 from pa_core.storage import State
-from pa_core.training_state.load_with_rollback import refusals_explained, taken_over
 from pa_core.training_state.model_state import (
     SavedModel,
     SavedOptimizer,
@@ -36,52 +36,17 @@ from pa_core.training_state.model_state import (
     restore_optimizer,
     restore_parameters_beside_the_model,
 )
-from pa_core.training_state.records import read_record
-from pa_core.training_state.run_settings import (
-    Difference,
-    compare_settings,
-    refuse_differences,
-)
+from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
 from pa_core.training_state.snapshotable import ResumableRun, Snapshotable
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
 from pa_data.orders import epoch_order
-from pa_data.rng import capture_rng_state, preserve_rng_state, restore_rng_state, seed_rng_of_rank
+from pa_data.rng import capture_rng_state, restore_rng_state, seed_rng_of_rank
+
+_RecordT = TypeVar("_RecordT", SavedModel, SavedOptimizer, "SavedProcess")
 
 OPTIMIZER = "optimizer"
 """The name of the only optimizer of a run, which what is saved by optimizer does without."""
-
-# Of the settings, those that are compared as numbers; others are only compared with what the script has.
-_Settings = TypedDict(
-    "_Settings",
-    {
-        "num_epochs": int,
-        "max_num_train_steps": int,
-        "num_processes": int,
-        "gradient_accumulation_steps": NotRequired[int],
-        "samples_per_update": int | str,
-        "shuffle": bool | None,
-        "loader": str,
-        "length of the schedule": NotRequired[int | None],
-    },
-)
-_Object = TypedDict("_Object", {"class": str, "state": Any})
-
-
-class _Group(TypedDict):
-    lr: NotRequired[float]
-
-
-class _EpochStart(TypedDict):
-    generators: dict[str, Any]
-    has_workers: bool
-    streams: dict[str, Any]
-
-
-class _Loader(TypedDict):
-    generators: dict[str, Any]
-    has_workers: bool
-    epoch_start: NotRequired[_EpochStart | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,31 +62,6 @@ class Extension:
     number_in_history: int
 
 
-@dataclass(frozen=True)
-class SavedSettings:
-    """What a run was requested.
-
-    Attributes:
-        position: Where it stands.
-        seed: The number that the order of the data and the augmentation follow from.
-        algorithm: The name of the permutation of ``Shuffled`` or ``Sequential``; None for other orders and
-            for a custom data loader.
-        settings: Its settings, as plain values.
-        hyperparameters: What was set on each optimizer when the run began, by name, as ``by_optimizer`` reads it.
-        nominal_items: The nominal number of items of an update of each optimizer, by name, as ``by_optimizer`` reads
-            it; None where samples are counted.
-        extension: Where the run continues if more is requested; None where it continues at its position.
-    """
-
-    position: Position
-    seed: int
-    algorithm: str | None
-    settings: dict[str, Any]
-    hyperparameters: list[dict[str, Any]] | dict[str, list[dict[str, Any]]]
-    nominal_items: float | dict[str, float | None] | None
-    extension: Extension | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class SavedProcess:
     """What differs between processes.
@@ -135,59 +75,8 @@ class SavedProcess:
 
     streams: dict[str, Any]
     losses: Tensor
-    loaders: dict[str, _Loader | None]
+    loaders: Mapping[str, Mapping[str, Any] | None]
     step_means: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
-
-
-@dataclass(frozen=True, slots=True)
-class SavedParts:
-    """Everything that a training state holds.
-
-    Attributes:
-        models: By name.
-        optimizers: By name.
-        schedulers: Their states, by name.
-        scalers: The state of the gradient scaler of fp16, if there was one.
-        history: The state of the run history.
-        callbacks: The states of callbacks, by the names of their classes.
-        objects: The classes and the states of the objects that were registered, in order.
-        run: The requested settings of the run.
-        ranks: What differs between processes, in the order of the ranks.
-        extras: Further entries of the script.
-    """
-
-    models: dict[str, SavedModel]
-    optimizers: dict[str, SavedOptimizer]
-    schedulers: dict[str, dict[str, Any]]
-    scalers: dict[str, dict[str, Any]]
-    history: dict[str, Any]
-    callbacks: dict[str, Any]
-    objects: list[_Object]
-    run: SavedSettings
-    ranks: list[SavedProcess]
-    extras: dict[str, Any]
-
-
-def read_parts(state: State) -> SavedParts:
-    """Return what a state holds.
-
-    Args:
-        state: The training state, whole and verified.
-
-    Raises:
-        CheckpointError: It is not what a run saves.
-    """
-    try:
-        parts: SavedParts = read_record(SavedParts, state.parts)
-        for found in _contradictions(parts, state.summary):
-            raise ValueError(found)
-    except ValueError as error:
-        raise CheckpointError(
-            "The training state has another form than this version of pa-core reads.",
-            given=f"{state.path}/state.json: {error}",
-            do="Use another state, such as the one before it, or the version of pa-core that saved this one.",
-        ) from error
-    return parts
 
 
 def by_optimizer(saved: Any) -> dict[str, Any]:
@@ -198,40 +87,6 @@ def by_optimizer(saved: Any) -> dict[str, Any]:
         {'optimizer': 32.0}
     """
     return cast("dict[str, Any]", saved) if isinstance(saved, dict) else {OPTIMIZER: saved}
-
-
-def _contradictions(parts: SavedParts, summary: Mapping[str, object]) -> Iterator[str]:
-    """Yield what contradicts itself, and what could not be restored."""
-    run, settings = parts.run, read_record(_Settings, parts.run.settings, "run.settings")
-    read_record(dict[str, list[_Group]], by_optimizer(run.hyperparameters), "run.hyperparameters")
-    if run.algorithm is not None:
-        epoch_order(0, seed=0, epoch=0, algorithm=run.algorithm)  # raises an error for one that is not known
-    if len(parts.ranks) != settings["num_processes"]:
-        yield f"ranks has {len(parts.ranks)} entries instead of {settings['num_processes']}, as run.settings says"
-    if run.settings.get("scheduler") is not None and not parts.schedulers:
-        yield f"schedulers is empty instead of the state of {run.settings['scheduler']}, as run.settings says"
-    told = summary.get("update"), summary.get("complete")
-    if (run.position.updates, run.position.phase is Phase.COMPLETE) != told:
-        yield f"run.position is {run.position} instead of update {told[0]}, complete: {told[1]}, as the manifest says"
-    for number, process in enumerate(parts.ranks):
-        yield from _unrestorable(process, f"ranks.{number}")
-
-
-def _unrestorable(process: SavedProcess, path: str) -> Iterator[str]:
-    losses = process.losses
-    if losses.shape != (2,) or not losses.is_floating_point() or not (losses[1].isfinite() and losses[1] >= 0):
-        yield f"{path}.losses is {losses!r} instead of a total and a number of samples"
-    streams = {f"{path}.streams": process.streams}
-    for name, loader in process.loaders.items():
-        if loader is not None and (start := loader.get("epoch_start")) is not None:
-            streams[f"{path}.loaders.{name}.epoch_start.streams"] = start["streams"]
-    for inside, state in streams.items():
-        try:
-            with preserve_rng_state():
-                restore_rng_state(state, torch.device("cpu"))
-                random.gauss()  # may have been drawn before, as a second number of a pair
-        except Exception as error:  # generators raise errors of many kinds
-            yield f"{inside} is not the state of all generators: {type(error).__name__}: {error}"
 
 
 def find_extension(
@@ -290,16 +145,32 @@ _LOSS_FUNC, _SCHEDULER = "loss_func", "scheduler"
 
 
 @dataclass(frozen=True)
-class RunState(SavedSettings):
+class RunState:
     """What a training state holds besides the objects of the run.
 
     Attributes:
+        position: Where it stands.
+        seed: The number that the order of the data and the augmentation follow from.
+        algorithm: The name of the permutation of ``Shuffled`` or ``Sequential``; None for other orders and
+            for a custom data loader.
+        settings: Its settings, as plain values.
+        hyperparameters: What was set on each optimizer when the run began, by name.
+        nominal_items: The nominal number of items of an update of each optimizer, by name; None where samples are
+            counted.
+        extension: Where the run continues if more is requested; None where it continues at its position.
         loaders: What is saved of the custom data loaders of this process, by what they are for.
         scaler: The gradient scaler of fp16.
         objects: What was registered to be saved with the run.
         rng_state: The RNG state to save; None for the current one.
     """
 
+    position: Position
+    seed: int
+    algorithm: str | None
+    settings: Mapping[str, Any]
+    hyperparameters: Mapping[str, list[dict[str, Any]]]
+    nominal_items: Mapping[str, float | None]
+    extension: Extension | None = None
     loaders: Mapping[str, Any] = field(default_factory=dict[str, Any])
     scaler: SupportsStateDict | None = None
     objects: Sequence[SupportsStateDict] = ()
@@ -365,24 +236,47 @@ class SavedRun:
     """
 
     def __init__(self, state: State) -> None:
-        self._parts = read_parts(state)
-        run = self._parts.run
         self.path: Path = state.path
         self.digest: str = state.digest
         self.name: str = str(state.summary["run"])
-        self.position: Position = run.position
-        self.seed: int = run.seed
-        self.algorithm: str | None = run.algorithm
-        self.settings: Mapping[str, Any] = run.settings
-        self.nominal_items: Mapping[str, float | None] = by_optimizer(run.nominal_items)
-        self.extension: Extension | None = run.extension
         self.is_extended: bool = False
-        self.extras: dict[str, Any] = StoredTensor.resolve(self._parts.extras)
+        try:
+            self._read(state.parts)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                "The training state has another form than this version of pa-core reads.",
+                given=f"{state.path}/state.json: {type(error).__name__}: {error}",
+                do="Use another state, such as the one before it, or the version of pa-core that saved this one.",
+            ) from error
+
+    def _read(self, parts: Mapping[str, Any]) -> None:
+        run = parts["run"]
+        self.position: Position = Position.from_dict(run["position"])
+        self.seed: int = run["seed"]
+        self.algorithm: str | None = run["algorithm"]
+        if self.algorithm is not None:
+            epoch_order(0, seed=0, epoch=0, algorithm=self.algorithm)  # raises an error for one that is not known
+        self.settings: Mapping[str, Any] = run["settings"]
+        self.nominal_items: Mapping[str, float | None] = by_optimizer(run["nominal_items"])
+        self._hyperparameters: Mapping[str, list[dict[str, Any]]] = by_optimizer(run["hyperparameters"])
+        after = run.get("extension")
+        self.extension: Extension | None = after and Extension(
+            Position.from_dict(after["position"]), after["number_in_history"]
+        )
+        self._models = {name: _record(SavedModel, one) for name, one in parts["models"].items()}
+        self._optimizers = {name: _record(SavedOptimizer, one) for name, one in parts["optimizers"].items()}
+        self._ranks = [_record(SavedProcess, one) for one in parts["ranks"]]
+        self._schedulers: dict[str, dict[str, Any]] = parts["schedulers"]
+        self._scalers: dict[str, dict[str, Any]] = parts["scalers"]
+        self._history: dict[str, Any] = parts["history"]
+        self._callbacks: dict[str, Any] = parts["callbacks"]
+        self._objects: list[dict[str, Any]] = parts["objects"]
+        self.extras: dict[str, Any] = StoredTensor.resolve(parts["extras"])
 
     @property
     def current_epoch(self) -> int:
         """The number of the current epoch in the run history, or in the run where a history saved no clock."""
-        clock = self._parts.history.get("clock")
+        clock = self._history.get("clock")
         return self.position.epochs + 1 if clock is None else int(clock["epoch"])
 
     def extend(self, run: ResumableRun) -> None:
@@ -416,26 +310,14 @@ class SavedRun:
         return differences
 
     def _how_to_keep_the_updates(self, settings: Mapping[str, Any]) -> str:
-        samples, processes = self.settings["samples_per_update"], settings["num_processes"]
-        if isinstance(samples, str) != isinstance(settings["samples_per_update"], str):
-            return ""  # an order that makes the batches, and one that does not
-        if isinstance(samples, str):
-            return self._how_to_keep_the_batches(processes)
+        total, processes = self.settings["samples_per_update"], settings["num_processes"]
         steps, batch_size = settings["gradient_accumulation_steps"], settings["train_per_device_batch_size"]
-        ways: list[str] = []
-        if samples % (processes * steps) == 0:
-            ways.append(f"per_device_batch_size={samples // (processes * steps)}")
-        if samples % (processes * batch_size) == 0:
-            ways.append(f"gradient_accumulation_steps={samples // (processes * batch_size)}")
-        if not ways:
-            return f"{samples} samples cannot be shared by {processes} processes and {steps} batches each."
-        return f"{_with(processes)}, pass {' or '.join(ways)}."
-
-    def _how_to_keep_the_batches(self, processes: int) -> str:
-        batches: int = self.settings["num_processes"] * self.settings["gradient_accumulation_steps"]
-        if batches % processes:
-            return f"{batches} batches cannot be shared by {processes} processes."
-        return f"{_with(processes)}, pass gradient_accumulation_steps={batches // processes}."
+        ways = {"per_device_batch_size": steps, "gradient_accumulation_steps": batch_size}
+        if isinstance(total, str):  # of an order that makes the batches, which are counted
+            total = self.settings["num_processes"] * self.settings["gradient_accumulation_steps"]
+            ways = {"gradient_accumulation_steps": 1}
+        fitting = [f"{name}={total // processes // by}" for name, by in ways.items() if total % (processes * by) == 0]
+        return f"With num_processes={processes}, pass {' or '.join(fitting)}." if fitting else ""
 
     def restore(
         self,
@@ -461,11 +343,12 @@ class SavedRun:
         Raises:
             CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
         """
-        before = by_optimizer(self._parts.run.hyperparameters)
+        before = self._hyperparameters
         with ExitStack() as undo:
             self._restore_objects(objects, undo)
-            self._take_over(run.run_history, self._parts.history, "the run history", undo)
+            self._load(run.run_history, self._history, "the run history", undo)
             self._restore_training(run, scaler, allowed, undo)
+            undo.pop_all()
         schedulers, differences = run.named_schedulers(), list[Difference]()
         for name, optimizer in run.named_optimizers().items():
             if name in before:
@@ -484,68 +367,67 @@ class SavedRun:
         """
         with ExitStack() as undo:
             self._restore_training(run, scaler, allowed, undo)
+            undo.pop_all()
 
     def _restore_training(
         self, run: Snapshotable, scaler: SupportsStateDict | None, allowed: Collection[str], undo: ExitStack
     ) -> None:
         """Check everything, then restore: first objects that may raise an error, and last the weights, which cannot."""
-        models, saved_models = self._models(run)
-        loss_func = {_LOSS_FUNC: run.loss_func} if isinstance(run.loss_func, nn.Module) else {}
-        saved_loss_func = {name: self._parts.models[name] for name in loss_func if name in self._parts.models}
-        is_partial = "model" in allowed and _differ(models, saved_models)
+        models, saved = run.named_models(), dict(self._models)
+        loss_func = {_LOSS_FUNC: run.loss_func} if isinstance(run.loss_func, nn.Module) and _LOSS_FUNC in saved else {}
+        saved_loss_func = {_LOSS_FUNC: saved[_LOSS_FUNC]} if loss_func else {}
+        if _LOSS_FUNC not in models:
+            saved.pop(_LOSS_FUNC, None)
+        is_partial = "model" in allowed and _differ(models, saved)
         if not is_partial:
-            require_same_models(models, saved_models)
-        if saved_loss_func and "model" not in allowed:
+            require_same_models(models, saved)
+        if "model" not in allowed:
             require_same_models(loss_func, saved_loss_func)
         parameters, optimizers = named_parameters(models), dict[str, Optimizer]()
         if not is_partial and "optimizer" not in allowed:
             optimizers.update(run.named_optimizers())
-            require_same_optimizers(optimizers, parameters, self._parts.optimizers)
+            require_same_optimizers(optimizers, parameters, self._optimizers)
         schedulers = {} if "scheduler" in allowed else self._fitting_schedulers(run)
-        if scaler is not None and "scaler" in self._parts.scalers:
-            self._take_over(scaler, self._parts.scalers["scaler"], "the gradient scaler", undo)
+        if scaler is not None and "scaler" in self._scalers:
+            self._load(scaler, self._scalers["scaler"], "the gradient scaler", undo)
         for name, optimizer in optimizers.items():
-            with refusals_explained(f"the optimizer {name}, {type(optimizer).__name__}", self.path):
-                undo.enter_context(restore_optimizer(optimizer, parameters, self._parts.optimizers[name]))
+            explain = self._explain(optimizer, f"the optimizer {name}")
+            restore_optimizer(optimizer, parameters, self._optimizers[name], undo, explain)
         for name, scheduler in schedulers.items():  # now the optimizer has the groups that it was saved with
-            state = without_foreign_entries(scheduler, self._parts.schedulers[name])
-            self._take_over(scheduler, state, f"the scheduler {name}", undo)
-        restore_models({**models, **loss_func}, {**saved_models, **saved_loss_func})
+            state = without_foreign_entries(scheduler, self._schedulers[name])
+            self._load(scheduler, state, f"the scheduler {name}", undo)
+        restore_models({**models, **loss_func}, {**saved, **saved_loss_func})
         for name, optimizer in optimizers.items():
-            restore_parameters_beside_the_model(optimizer, parameters, self._parts.optimizers[name])
-
-    def _models(self, run: Snapshotable) -> tuple[dict[str, nn.Module], dict[str, SavedModel]]:
-        """The models of the run and what was saved of them, without a loss function."""
-        models, saved = dict(run.named_models()), dict(self._parts.models)
-        if _LOSS_FUNC not in models:
-            saved.pop(_LOSS_FUNC, None)
-        return models, saved
+            restore_parameters_beside_the_model(optimizer, parameters, self._optimizers[name])
 
     def _fitting_schedulers(self, run: Snapshotable) -> dict[str, StatefulScheduler]:
         """The schedulers of the run of which there is a state, by name; an error if one cannot take it over."""
-        saved = self._parts.schedulers
-        schedulers = {name: one for name, one in run.named_schedulers().items() if name in saved}
+        schedulers = {name: one for name, one in run.named_schedulers().items() if name in self._schedulers}
         for name, scheduler in schedulers.items():
-            misfit = misfit_of_scheduler(scheduler, saved[name])
-            if misfit is not None:
-                raise CheckpointError(
-                    f"The training state holds what this {type(scheduler).__name__} cannot continue with; nothing was "
-                    "loaded.",
-                    given=f"{self.path}, with schedulers.{name}: {misfit}",
-                    do='Use another state, or begin a new schedule: resume_allow=("scheduler",).',
-                )
+            if misfit := misfit_of_scheduler(scheduler, self._schedulers[name]):
+                do = 'Use another state, or begin a new schedule: resume_allow=("scheduler",).'
+                raise does_not_fit(scheduler, f"{self.path}, with schedulers.{name}", do, misfit)
         return schedulers
 
-    def _take_over(self, target: SupportsStateDict, state: Any, what: str, undo: ExitStack) -> None:
-        undo.enter_context(taken_over(target, state, what, self.path))
+    def _load(self, target: SupportsStateDict, state: Any, what: str, undo: ExitStack) -> None:
+        """Load the state of an object; its tensors are split like the object's."""
+        own, explain = target.state_dict(), self._explain(target, what)
+        state = StoredTensor.resolve(state, own)
+        # A module would load what fits before it raises an error of what does not.
+        if isinstance(target, nn.Module) and (differences := differences_of_weights(target, state, "state")):
+            raise explain(list_differences(differences.values()))
+        load_or_undo(target.load_state_dict, state, own, undo, explain)
+
+    def _explain(self, target: object, what: str) -> Callable[[str], CheckpointError]:
+        return partial(does_not_fit, target, f"{self.path}, with a state of {what}", "")
 
     def restore_callbacks(self, run: Snapshotable) -> None:
         """Restore the states of callbacks; warn about callbacks without a state, and states without a callback."""
-        saved, is_sharded_run = dict(self._parts.callbacks), any(map(is_sharded_module, run.named_models().values()))
+        saved, is_sharded_run = dict(self._callbacks), any(map(is_sharded_module, run.named_models().values()))
         for callback in _stateful(run.callback_handler.callbacks):
             name = _name(callback)
             if name in saved:
-                with refusals_explained(f"the callback {name}", self.path):
+                with refusals_explained(self._explain(callback, f"the callback {name}")):
                     own = callback.state_dict() if is_sharded_run else None
                     callback.load_state_dict(StoredTensor.resolve(saved.pop(name), own))
             else:
@@ -557,19 +439,19 @@ class SavedRun:
         """Restore the RNG state of this process; seed another where there were more or fewer processes."""
         rank = distributed.rank()
         if self._is_split_as_before():
-            restore_rng_state(self._parts.ranks[rank].streams, run.device)
+            restore_rng_state(self._ranks[rank].streams, run.device)
         else:
             seed_rng_of_rank(self.seed, self.position.updates, rank, run.device)
 
     def restore_losses(self, run: Snapshotable) -> None:
         """Restore the means of the epoch: each process its own, or the first one all of them."""
         rank = distributed.rank()
-        losses = [one.losses for one in self._parts.ranks]
+        losses = [one.losses for one in self._ranks]
         if self._is_split_as_before():
             run.loss_tracker.load_totals(losses[rank].to(run.device))
         elif rank == 0:
             run.loss_tracker.load_totals(torch.stack(losses).sum(0).to(run.device))
-        means = [one.step_means for one in self._parts.ranks]
+        means = [one.step_means for one in self._ranks]
         run.step_means.load_totals([means[rank]] if self._is_split_as_before() else means if rank == 0 else [])
 
     def state_of_loader(self, name: str, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -581,7 +463,7 @@ class SavedRun:
         """
         if not self._is_split_as_before() or settings["loader"] != self.settings["loader"]:
             return None
-        return self._parts.ranks[distributed.rank()].loaders.get(name)
+        return self._ranks[distributed.rank()].loaders.get(name)
 
     def steps_in_epoch(self, settings: Mapping[str, Any]) -> int:
         """Return how many batches of each process were trained on, in batches of the current run.
@@ -595,10 +477,10 @@ class SavedRun:
         return math.ceil(self.position.samples / global_batch)
 
     def _is_split_as_before(self) -> bool:
-        return len(self._parts.ranks) == distributed.num_processes()
+        return len(self._ranks) == distributed.num_processes()
 
     def _restore_objects(self, objects: Sequence[SupportsStateDict], undo: ExitStack) -> None:
-        given, expected = [_name(one) for one in objects], [one["class"] for one in self._parts.objects]
+        given, expected = [_name(one) for one in objects], [one["class"] for one in self._objects]
         if given != expected:
             raise CheckpointError(
                 "Other objects are registered than when the state was saved.",
@@ -606,12 +488,13 @@ class SavedRun:
                 expected=", ".join(expected) or "none",
                 do="Call register_for_checkpointing with the same kinds of objects in the same order.",
             )
-        for one, saved in zip(objects, self._parts.objects, strict=True):
-            self._take_over(one, saved["state"], "a registered object", undo)
+        for one, saved in zip(objects, self._objects, strict=True):
+            self._load(one, saved["state"], "a registered object", undo)
 
 
-def _with(processes: int) -> str:
-    return f"With {processes} {'process' if processes == 1 else 'processes'}"
+def _record(kind: type[_RecordT], values: Mapping[str, Any]) -> _RecordT:
+    """Make a record of what was saved; entries of other versions are left out."""
+    return kind(**{one.name: values[one.name] for one in fields(kind) if one.name in values})
 
 
 def _scheduler_of(optimizer: str) -> str:
