@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import TensorDataset
 
-from pa_core import InMemoryRunHistory, TrainerRunConfig
+from pa_core import InMemoryRunHistory, RunHistory, TrainerRunConfig
 from pa_core.callbacks import CallbackHandler
 from pa_core.data import KeyedDataLoader
 from pa_core.distributed.rank_sync import RankSync
@@ -31,13 +31,16 @@ UPDATES_PER_EPOCH = _SAMPLES // _BATCH_SIZE
 class TwoModels:
     """A generator and a discriminator; the discriminator's optimizer also trains the last layer of the generator."""
 
+    run_config: TrainerRunConfig
+
     def __init__(self, seed: int = 0, rate: float = 0.1) -> None:
         torch.manual_seed(seed)
         self.device = torch.device("cpu")
         self.loss_func: object = None
-        self.run_history = InMemoryRunHistory()
+        self.run_history: RunHistory = InMemoryRunHistory()
         self.callback_handler = CallbackHandler[Any]()
         self.loss_tracker, self.step_means = LossTracker(), StepMeans()
+        self.preemptible = True
         self.train_dataloader: SizedIterable = []
         self.eval_dataloader: SizedIterable | None = None
         self.eval_dataloaders: dict[str, SizedIterable] = {}
@@ -98,7 +101,6 @@ class RunByHand(TwoModels):
         losses: The loss of each update of this process.
         at_update: Called after each update, before its safe point.
         at_end: Called after the last epoch, as the last events of a run are.
-        preemptible: Whether an evaluation may be interrupted.
     """
 
     def __init__(self, folder: Path, *, num_epochs: int = 3, seed: int = 0) -> None:
@@ -108,7 +110,6 @@ class RunByHand(TwoModels):
         self.losses: list[float] = []
         self.at_update: Callable[[RunByHand], None] = lambda _: None
         self.at_end: Callable[[], object] = lambda: None
-        self.preemptible = True
         self.run_config = TrainerRunConfig(
             num_epochs=num_epochs,
             train_per_device_batch_size=_BATCH_SIZE,

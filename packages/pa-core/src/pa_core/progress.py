@@ -66,7 +66,8 @@ class Position:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Position:
         """Return the position of which ``to_dict`` returned the values."""
-        return cls(**{**values, "phase": Phase(values["phase"]), "eval_sets": tuple(values.get("eval_sets", ()))})
+        read: dict[str, Any] = {"phase": Phase(values["phase"]), "eval_sets": tuple(values.get("eval_sets", ()))}
+        return cls(**{**values, **read})
 
 
 @dataclass(slots=True)

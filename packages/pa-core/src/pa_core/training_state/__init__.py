@@ -9,7 +9,7 @@ from pa_core.training_state.resume import Resumption
 from pa_core.training_state.run_settings import check_resume_overrides
 from pa_core.training_state.run_state import RunState, SavedRun, capture
 from pa_core.training_state.saved_runs import find_saved_run
-from pa_core.training_state.snapshotable import ResumableRun, Snapshotable
+from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.training_state.state_writer import StateRequest
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "RunParts",
     "RunState",
     "SavedRun",
-    "Snapshotable",
     "StateRequest",
     "capture",
     "check_resume_overrides",

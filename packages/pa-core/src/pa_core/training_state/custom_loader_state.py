@@ -28,7 +28,7 @@ from pa_core.errors import CheckpointError
 from pa_core.load_with_rollback import does_not_fit, refusals_explained
 from pa_core.model_tensors import supports_state_dict
 from pa_core.training_state.run_state import SavedRun
-from pa_core.training_state.snapshotable import Snapshotable
+from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
 from pa_data.rng import capture_rng_state, numpy_random, restore_rng_state
 
@@ -235,7 +235,7 @@ class RunLoaders:
             self._in_training = CustomLoaderState(cast("SizedIterable", loader), self._device)
         return self._in_training
 
-    def capture(self, run: Snapshotable, *, mid_epoch: bool) -> dict[str, Any]:
+    def capture(self, run: ResumableRun, *, mid_epoch: bool) -> dict[str, Any]:
         """Return what a training state holds of the loaders of this process.
 
         Args:
@@ -249,7 +249,7 @@ class RunLoaders:
                 captured[name] = _capture_between_epochs(innermost(loader))
         return captured
 
-    def resume_between_epochs(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
+    def resume_between_epochs(self, run: ResumableRun, saved: SavedRun, settings: Mapping[str, Any]) -> None:
         """Restore the loaders to where they were between two epochs; this may draw random numbers.
 
         Args:
@@ -264,7 +264,7 @@ class RunLoaders:
 
     def resume_mid_epoch(
         self,
-        run: Snapshotable,
+        run: ResumableRun,
         train_dl: object,
         saved: SavedRun,
         settings: Mapping[str, Any],
@@ -298,7 +298,7 @@ class RunLoaders:
             run.print(f"Resuming mid-epoch. {in_training.describe_resumption(state, steps)}")
             in_training.resume_mid_epoch(state, steps, report)
 
-    def _resume_evaluation(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
+    def _resume_evaluation(self, run: ResumableRun, saved: SavedRun, settings: Mapping[str, Any]) -> None:
         for name, loader in _of_evaluation(run).items():
             state = saved.state_of_loader(name, settings)
             if state is not None:
@@ -428,7 +428,7 @@ def _generators(loader: object) -> Iterator[tuple[str, Callable[[], Any], Callab
                 yield named, partial(getattr, one.bit_generator, "state"), partial(setattr, one.bit_generator, "state")
 
 
-def _of_evaluation(run: Snapshotable) -> dict[str, SizedIterable]:
+def _of_evaluation(run: ResumableRun) -> dict[str, SizedIterable]:
     """The evaluation loaders of a run, under their names in a state."""
     if run.eval_dataloaders:
         return {f"evaluation of {name}": loader for name, loader in run.eval_dataloaders.items()}

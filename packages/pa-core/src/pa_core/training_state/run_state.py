@@ -37,7 +37,7 @@ from pa_core.training_state.model_state import (
     restore_parameters_beside_the_model,
 )
 from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
-from pa_core.training_state.snapshotable import ResumableRun, Snapshotable
+from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
 from pa_data.orders import epoch_order
@@ -177,7 +177,7 @@ class RunState:
     rng_state: Mapping[str, Any] | None = None
 
 
-def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
+def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
     """Return all parts of a training state, by reference; every process must call this.
 
     Args:
@@ -321,7 +321,7 @@ class SavedRun:
 
     def restore(
         self,
-        run: Snapshotable,
+        run: ResumableRun,
         *,
         hyperparameters: Mapping[str, Sequence[Mapping[str, Any]]],
         scaler: SupportsStateDict | None = None,
@@ -358,7 +358,7 @@ class SavedRun:
         return differences
 
     def restore_training(
-        self, run: Snapshotable, scaler: SupportsStateDict | None, allowed: Collection[str] = ()
+        self, run: ResumableRun, scaler: SupportsStateDict | None, allowed: Collection[str] = ()
     ) -> None:
         """Restore models, optimizers, schedulers and scaler.
 
@@ -370,7 +370,7 @@ class SavedRun:
             undo.pop_all()
 
     def _restore_training(
-        self, run: Snapshotable, scaler: SupportsStateDict | None, allowed: Collection[str], undo: ExitStack
+        self, run: ResumableRun, scaler: SupportsStateDict | None, allowed: Collection[str], undo: ExitStack
     ) -> None:
         """Check everything, then restore: first objects that may raise an error, and last the weights, which cannot."""
         models, saved = run.named_models(), dict(self._models)
@@ -400,7 +400,7 @@ class SavedRun:
         for name, optimizer in optimizers.items():
             restore_parameters_beside_the_model(optimizer, parameters, self._optimizers[name])
 
-    def _fitting_schedulers(self, run: Snapshotable) -> dict[str, StatefulScheduler]:
+    def _fitting_schedulers(self, run: ResumableRun) -> dict[str, StatefulScheduler]:
         """The schedulers of the run of which there is a state, by name; an error if one cannot take it over."""
         schedulers = {name: one for name, one in run.named_schedulers().items() if name in self._schedulers}
         for name, scheduler in schedulers.items():
@@ -421,7 +421,7 @@ class SavedRun:
     def _explain(self, target: object, what: str) -> Callable[[str], CheckpointError]:
         return partial(does_not_fit, target, f"{self.path}, with a state of {what}", "")
 
-    def restore_callbacks(self, run: Snapshotable) -> None:
+    def restore_callbacks(self, run: ResumableRun) -> None:
         """Restore the states of callbacks; warn about callbacks without a state, and states without a callback."""
         saved, is_sharded_run = dict(self._callbacks), any(map(is_sharded_module, run.named_models().values()))
         for callback in _stateful(run.callback_handler.callbacks):
@@ -435,7 +435,7 @@ class SavedRun:
         for name in saved:
             warn_user(f"The state of the callback {name} in {self.path} is ignored: the run has no such callback.")
 
-    def restore_rng_state(self, run: Snapshotable) -> None:
+    def restore_rng_state(self, run: ResumableRun) -> None:
         """Restore the RNG state of this process; seed another where there were more or fewer processes."""
         rank = distributed.rank()
         if self._is_split_as_before():
@@ -443,7 +443,7 @@ class SavedRun:
         else:
             seed_rng_of_rank(self.seed, self.position.updates, rank, run.device)
 
-    def restore_losses(self, run: Snapshotable) -> None:
+    def restore_losses(self, run: ResumableRun) -> None:
         """Restore the means of the epoch: each process its own, or the first one all of them."""
         rank = distributed.rank()
         losses = [one.losses for one in self._ranks]

@@ -20,12 +20,25 @@ class _HasCallbacks(Protocol):
     def callbacks(self) -> Sequence[object]: ...
 
 
-class Snapshotable(Protocol):
+class ResumableRun(Protocol):
     """A run whose state can be saved and restored.
 
     Models, optimizers and schedulers are named. With one of each they are called "model", "optimizer" and "scheduler";
     where there are several, a scheduler has the name of its optimizer.
+
+    Attributes:
+        run_history: The recorded metrics.
+        run_config: The settings of the run.
+        eval_dataloader: The evaluation loader, None without one.
+        epoch_lengths: How many updates each epoch has.
+        preemptible: Whether evaluations look between their batches for a request to end the run.
     """
+
+    run_history: RunHistory
+    run_config: TrainerRunConfig
+    eval_dataloader: SizedIterable | None
+    epoch_lengths: EpochLengths
+    preemptible: bool
 
     @property
     def device(self) -> torch.device:
@@ -33,13 +46,13 @@ class Snapshotable(Protocol):
         ...
 
     @property
-    def loss_func(self) -> object:
-        """The loss function; part of the state if it is a module."""
+    def train_dataloader(self) -> SizedIterable:
+        """The training loader."""
         ...
 
     @property
-    def run_history(self) -> RunHistory:
-        """The recorded metrics."""
+    def loss_func(self) -> object:
+        """The loss function; part of the state if it is a module."""
         ...
 
     @property
@@ -55,16 +68,6 @@ class Snapshotable(Protocol):
     @property
     def step_means(self) -> StepMeans:
         """The values logged in the epoch so far, of this process."""
-        ...
-
-    @property
-    def train_dataloader(self) -> SizedIterable:
-        """The training loader."""
-        ...
-
-    @property
-    def eval_dataloader(self) -> SizedIterable | None:
-        """The evaluation loader, None without one."""
         ...
 
     @property
@@ -86,23 +89,4 @@ class Snapshotable(Protocol):
 
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node."""
-        ...
-
-
-class ResumableRun(Snapshotable, Protocol):
-    """A run that is in progress: it may be resumed, and its states saved at safe points."""
-
-    @property
-    def run_config(self) -> TrainerRunConfig:
-        """The settings of the run."""
-        ...
-
-    @property
-    def epoch_lengths(self) -> EpochLengths:
-        """How many updates each epoch has."""
-        ...
-
-    @property
-    def preemptible(self) -> bool:
-        """Whether evaluations look between their batches for a request to end the run."""
         ...
