@@ -69,3 +69,27 @@ def test_processes_that_do_not_share_a_disk_are_told_so(tmp_path: Path) -> None:
     trainer = Trainer(torch.nn.Identity(), None, None, callbacks=[])
     with pytest.raises(ConfigurationError, match="do not share"):
         trainer.predict(TensorDataset(torch.arange(9.0)), 2, write=tmp_path / "p.csv")
+
+
+def test_what_is_no_file_is_not_removed_either(tmp_path: Path) -> None:
+    """A folder with the name of a piece is named, even where other pieces are removed, before anything is written."""
+    path = tmp_path / "squares.csv"
+    squares(path, most=1)
+    (piece,) = tmp_path.glob("*.pieces/0*")
+    piece.unlink()
+    piece.mkdir()
+    writer = ResumableWriter(path, 10, 2, samples_per_piece=3, other_pieces="remove")
+    with closing(writer), pytest.raises(CheckpointError, match=rf"{piece.name}.*Remove it"):
+        writer.open({"weights": "those of Tuesday"})
+    assert piece.is_dir()
+
+
+def test_a_forged_identity_lets_no_piece_of_others_in(tmp_path: Path) -> None:
+    """What the document says is not enough: the digest of each piece knows what it is a prediction of."""
+    path = tmp_path / "squares.csv"
+    squares(path, most=1, identity={"weights": "those of Tuesday"})
+    (identity,) = tmp_path.glob("*.pieces/identity.json")
+    identity.write_text(identity.read_text().replace("Tuesday", "Monday"))
+    with pytest.raises(CheckpointError, match=r"0+-0+4\.csv.*Remove it"):
+        squares(path, most=3)
+    assert not path.exists()

@@ -57,9 +57,8 @@ def _column(name: str, value: Any, num_samples: int, predictions: object) -> Col
         raise BatchOutputError(
             "The predictions for a batch cannot be written as columns with a value for each sample.",
             given=f"{describe_batch(predictions)} for {num_samples} samples, of which {name!r} is not a column",
-            expected="tensors whose first dimension is the samples, and lists with an item for each sample; "
-            "or a mapping of them",
-            do="Override predict_batch(self, batch), and return what is to be written.",
+            do="Override predict_batch(self, batch), and return what is to be written: tensors whose first dimension "
+            "is the samples, lists with an item for each, or a mapping of them.",
         )
     if isinstance(column, Tensor) and column.dtype in (torch.bfloat16, torch.float16):
         return column.float()  # the same values in a type that files know

@@ -15,7 +15,7 @@ from pa_core import ConfigurationError
 from pa_core.distributed import rank
 
 _IDENTITY: Final = "identity.json"
-_PIECE: Final = re.compile(r"(\d{12,})-(\d{12,})(\.\w+)\.[0-9a-f]{64}")
+_PIECE: Final = re.compile(r"(\d{12,})-(\d{12,})\.\w+\.[0-9a-f]{64}")
 
 
 class PieceFolder:
@@ -30,7 +30,7 @@ class PieceFolder:
     """
 
     def __init__(self, path: Path, suffix: str) -> None:
-        self.path: Path = path
+        self.path: Path = path.absolute()
         self._suffix = suffix
         self._identity = b""
         self._lock: FolderLock | None = None
@@ -67,9 +67,8 @@ class PieceFolder:
                 names = [name for name in {**before, **identity} if before.get(name) != identity.get(name)]
                 shown = (f"{name}: {_short(before, name)}, now {_short(identity, name)}" for name in names)
                 raise CheckpointError(
-                    "There are pieces of other predictions, which were not completed.",
-                    given=f"{self.path}, in which {'; '.join(shown)}",
-                    do='Call predict() as before to complete them, or pass other_pieces="remove" to start again.',
+                    f"{self.path} has pieces of other predictions, which were not completed: {'; '.join(shown)}. Call "
+                    'predict() as before to complete them, or pass other_pieces="remove" to start again.'
                 )
             self._remove_pieces()
         elif foreign := [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")]:
@@ -80,9 +79,17 @@ class PieceFolder:
         atomic_write(path, lambda file: file.write(self._identity))
 
     def found(self) -> dict[range, Path]:
-        """Return where the file of each piece is, by its samples; what is in it is not looked at."""
-        found = ((path, _PIECE.fullmatch(path.name)) for path in self.path.iterdir())
-        return {range(int(name[1]), int(name[2])): path for path, name in found if name and name[3] == self._suffix}
+        """Return where the file of each piece is, by its samples; what is in it is not looked at.
+
+        Raises:
+            CheckpointError: Something other than a file has the name of a piece.
+        """
+        names = ((path, _PIECE.fullmatch(path.name)) for path in self.path.iterdir())
+        found = {path: range(int(name[1]), int(name[2])) for path, name in names if name}
+        for path in found:
+            if path.is_symlink() or not path.is_file():
+                raise _not_as_written(path)
+        return {piece: path for path, piece in found.items()}
 
     def write(self, piece: range, writer: Callable[[BinaryIO], object]) -> None:
         """Write a piece, which is there once it is whole and has reached the disk.
@@ -109,16 +116,13 @@ class PieceFolder:
             CheckpointError: It is not as it was written.
         """
         name = self._name(piece)
-        if path is not None and path.is_file() and not path.is_symlink():
+        if path is not None:
             file = path.open("rb")
-            if path.suffix == f".{self._digest(name, file)}":
+            if path.name == f"{name}.{self._digest(name, file)}":
                 file.seek(0)
                 return file
             file.close()
-        raise CheckpointError(
-            f"{path or self.path / name}, a piece of the predictions, is not as it was written. Remove it, and call "
-            "predict() as before: its samples are predicted again."
-        )
+        raise _not_as_written(path or self.path / name)
 
     def _name(self, piece: range) -> str:
         return f"{piece.start:012d}-{piece.stop:012d}{self._suffix}"
@@ -137,15 +141,21 @@ class PieceFolder:
 
     def _remove_pieces(self) -> None:
         """Remove all pieces, and what kills have left of some."""
-        for path in list(self.path.iterdir()):
-            if _PIECE.fullmatch(path.name) or (path.name.startswith(".") and path.suffix == ".tmp"):
-                path.unlink()
+        for path in [*self.found().values(), *self.path.glob(".*.tmp")]:
+            path.unlink()
 
     def close(self) -> None:
         """Let other runs write to the folder."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _not_as_written(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path}, a piece of the predictions, is not as it was written. Remove it, and call predict() as before: its "
+        "samples are predicted again."
+    )
 
 
 def _read_identity(path: Path) -> dict[str, object]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from pa_checkpoint import atomic_write
 from pa_core import ArgumentTypeError, ConfigurationError
 from pa_core.predictions import PredictionWriter
-from pa_predictions._columns import Column, columns_of
+from pa_predictions._columns import columns_of
 from pa_predictions._parquet import join_tables, write_table
 from pa_predictions._piece_folder import PieceFolder
 from pa_predictions._text import join_csv, join_lines, write_csv, write_lines
@@ -20,7 +20,12 @@ from pa_predictions._text import join_csv, join_lines, write_csv, write_lines
 _MOST_PIECES = 1_000
 _MOST_SAMPLES = 65_536
 
-_Batches: TypeAlias = Iterable[tuple[range, Any]]
+_FORMATS = {
+    ".csv": (write_csv, join_csv),
+    ".jsonl": (write_lines, join_lines),
+    ".parquet": (write_table, join_tables),
+}
+"""What writes the columns of the batches of a piece, and what joins pieces that it opens, by the end of a name."""
 
 
 class ResumableWriter:
@@ -82,13 +87,9 @@ class ResumableWriter:
         for name, count in (("num_samples", num_samples), ("batch_size", batch_size), ("samples_per_piece", most)):
             if isinstance(count, bool) or not isinstance(cast("object", count), Integral) or count < 1:
                 raise ConfigurationError(f"{name} must be a whole number of at least 1, got {count!r}.")
-        self.path: Path | None = None
-        if isinstance(write, str | Path):
-            self.path = _checked(write)
-            self._format: _Format = _format_of(self.path)
-        elif callable(write):
-            self._format = _format_with(write)
-        else:
+        self.path: Path | None = _checked(write) if isinstance(write, str | Path) else None
+        self._function: PredictionWriter[Any] | None = None if isinstance(write, str | Path) else write
+        if self.path is None and not callable(write):
             raise ArgumentTypeError(
                 f"write={write!r} is nothing to write predictions to. Pass a path such as 'predictions.csv', or a "
                 "function of the predictions and their positions."
@@ -100,8 +101,8 @@ class ResumableWriter:
         self._removes_others: bool = other_pieces == "remove"
         if pieces is None and self.path is not None:
             pieces = self.path.with_name(f"{self.path.name}.pieces")
-        suffix = ".done" if self.path is None else self.path.suffix
-        self._folder: PieceFolder | None = None if pieces is None else PieceFolder(Path(pieces).absolute(), suffix)
+        self._suffix: str = ".done" if self.path is None else self.path.suffix
+        self._folder: PieceFolder | None = None if pieces is None else PieceFolder(Path(pieces), self._suffix)
 
     def batches(self, piece: range) -> list[range]:
         """Return the positions of the samples of each batch of a piece.
@@ -125,9 +126,9 @@ class ResumableWriter:
         """
         self.missing = self._pieces
         if self._folder is not None:
-            name = "a function" if self.path is None else self.path.suffix
-            cut = {"samples in a piece": str(self._piece_size), "written to": name}
-            self._folder.open({**identity, **cut}, say, remove_others=self._removes_others)
+            name = "a function" if self.path is None else self._suffix
+            own = {"samples in a piece": str(self._piece_size), "written to": name}
+            self._folder.open({**identity, **own}, say, remove_others=self._removes_others)
             found = self._folder.found()
             self.missing = [piece for piece in self._pieces if piece not in found]
             if number := len(self._pieces) - len(self.missing):
@@ -144,9 +145,17 @@ class ResumableWriter:
             BatchOutputError: The predictions do not fit the file.
         """
         if self._folder is None:
-            self._format.write(batches, io.BytesIO())
+            self._write_batches(batches, io.BytesIO())
         else:
-            self._folder.write(piece, partial(self._format.write, batches))
+            self._folder.write(piece, partial(self._write_batches, batches))
+
+    def _write_batches(self, batches: Iterable[tuple[range, Any]], file: BinaryIO) -> None:
+        if self._function is None:
+            write_columns, _ = _FORMATS[self._suffix]
+            write_columns((columns_of(predictions, len(positions)) for positions, predictions in batches), file)
+        else:
+            for positions, predictions in batches:
+                self._function(predictions, positions)
 
     def finish(self) -> None:
         """Join the pieces once all are written, and remove them; the first process has to call this.
@@ -160,51 +169,18 @@ class ResumableWriter:
             return
         found = self._folder.found()
         open_pieces = [partial(self._folder.read, piece, found.get(piece)) for piece in self._pieces]
-        if self.path is None:  # nothing is joined, but each piece was compared with its digest
-            self._format.join(open_pieces, io.BytesIO())
+        if self.path is None:
+            for open_piece in open_pieces:
+                open_piece().close()  # it was compared with its digest
         else:
-            atomic_write(self.path, partial(self._format.join, open_pieces))
+            _, join = _FORMATS[self._suffix]
+            atomic_write(self.path, partial(join, open_pieces))
         self._folder.remove()
 
     def close(self) -> None:
         """Let others write the same, no matter whether this has finished."""
         if self._folder is not None:
             self._folder.close()
-
-
-class _Format(NamedTuple):
-    """What writes the batches of a piece to an open file, and what joins pieces that it opens."""
-
-    write: Callable[[_Batches, BinaryIO], None]
-    join: Callable[[Sequence[Callable[[], BinaryIO]], BinaryIO], None]
-
-
-def _format_of(path: Path) -> _Format:
-    formats = {
-        ".csv": _Format(partial(_write_columns, write_csv), join_csv),
-        ".jsonl": _Format(partial(_write_columns, write_lines), join_lines),
-        ".parquet": _Format(partial(_write_columns, write_table), join_tables),
-    }
-    if path.suffix not in formats:
-        raise ConfigurationError(
-            f"The format of write={str(path)!r} is not known. Choose a name that ends in .csv, .jsonl or .parquet, or "
-            "pass a function that writes the predictions for each batch."
-        )
-    return formats[path.suffix]
-
-
-def _write_columns(
-    write: Callable[[Iterable[Mapping[str, Column]], BinaryIO], None], batches: _Batches, file: BinaryIO
-) -> None:
-    write((columns_of(predictions, len(positions)) for positions, predictions in batches), file)
-
-
-def _format_with(function: PredictionWriter[Any]) -> _Format:
-    def call(batches: _Batches, _file: BinaryIO) -> None:
-        for positions, predictions in batches:
-            function(predictions, positions)
-
-    return _Format(call, join_lines)  # of what is empty
 
 
 def _checked(path: str | Path) -> Path:
@@ -218,6 +194,11 @@ def _checked(path: str | Path) -> Path:
         raise ConfigurationError(
             f"{path} is a {'folder' if path.is_dir() else 'device or pipe'}, where predictions are to be written. "
             "Add a file name to the path."
+        )
+    if path.suffix not in _FORMATS:
+        raise ConfigurationError(
+            f"The format of write={str(path)!r} is not known. Choose a name that ends in .csv, .jsonl or .parquet, or "
+            "pass a function that writes the predictions for each batch."
         )
     return path
 
