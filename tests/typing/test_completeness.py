@@ -26,7 +26,7 @@ def test_a_distribution_is_typed_completely(completeness: dict[str, Completeness
     """`pyright --verifytypes` knows every symbol of it, and infers none."""
     assert completeness[name].incomplete == ()
     assert completeness[name].score == 1
-    assert completeness[name].num_symbols > 10
+    assert completeness[name].num_symbols > 0
 
 
 @pytest.mark.parametrize("package", PACKAGES.values())
