@@ -139,7 +139,7 @@ class Distribution:
         return {self}.union(*(other.with_ours() for other in DISTRIBUTIONS if other.name in names))
 
     def tests(self) -> str:
-        """The folder of its tests, which a library that needs nothing else of ours has itself."""
+        """The folder of its tests: its own, or one in `tests`."""
         own = f"packages/{self.name}/tests"
         return own if (ROOT / own).is_dir() else f"tests/{self.name.replace('-', '_')}"
 
