@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.epoch_rows import format_rate, format_time, is_loss
-from pa_core.callbacks.log_metrics import EpochTable, LogMetricsCallback, RowDisplay, known_directions
+from pa_core.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.callbacks.best_metric import BestMetric, JudgesMetric, direction_in_name
+from pa_core.callbacks.epoch_rows import EpochRows, format_pairs, format_rate, format_time, is_loss
 from pa_core.callbacks.run_summary import describe_trained, format_duration, format_table, summarise
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
 from pa_core.model_tensors import learning_rates_of
-from pa_core.tracking.run_history import INTERMEDIATE_PREFIX
+from pa_core.tracking import RunClock
+from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, UpdatedMetrics, values_with_epochs
 
 
-class PrintProgressCallback(RowDisplay):
+class PrintProgressCallback(TrainerCallback):
     """Prints a message at the start and the end of a run, and a row for each epoch.
 
     The message at the start says how long the run is and what it trains: how many of the parameters, and which of them
@@ -59,19 +60,27 @@ class PrintProgressCallback(RowDisplay):
           evaluation_loss ...
     """
 
+    joins_sanity_evaluation = False
+
     def __init__(self, greater_is_better: Mapping[str, bool] = MappingProxyType({})) -> None:
-        super().__init__()
         self.greater_is_better = greater_is_better
         self._run_since = self._epoch_since = 0.0
         self._training = _TrainingTime()
         self._learning_rate: float | None = None
+        self._shows_all = False  # LogMetricsCallback sets it; otherwise the rows have the losses
+        self._begin_table()
+
+    def _begin_table(self) -> None:
+        self._rows = EpochRows()
+        self._best: dict[str, BestMetric] = {}
+        self._updated: UpdatedMetrics | None = None
+        self._metrics: dict[str, float] = {}  # of the next row
+        self._is_within_epoch = False  # whether that is of an evaluation within a training epoch
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin a table, of the losses alone unless a callback wants all metrics printed."""
-        loggers = [one for one in trainer.callback_handler.callbacks if isinstance(one, LogMetricsCallback)]
-        shows_all = any(one._only_prints for one in loggers)  # pyright: ignore[reportPrivateUsage]  # nobody else needs to know
-        self._table = EpochTable((lambda name: True) if shows_all else is_loss, self.greater_is_better)
+        """Begin a table."""
+        self._begin_table()
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -111,37 +120,36 @@ class PrintProgressCallback(RowDisplay):
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print what was recorded after the last row, and start the clock of the epoch."""
-        self._table.begin(trainer)
-        self._table.print_late(trainer)
+        self._pass_over_earlier_runs(trainer)
+        self._print_late(trainer)
         self._epoch_since = trainer.run_history.clock.seconds
-        self._training.start_epoch(trainer)
+        self._training.start_epoch(trainer.run_history.clock)
         self._learning_rate = None
 
     @override
     def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
         """Leave out the time in which nothing was trained."""
         self._epoch_since = trainer.run_history.clock.seconds
-        self._training.start(trainer)
+        self._training.start(trainer.run_history.clock)
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Note what the first update took, in which workers start and a model may be compiled."""
-        if not self._training.is_warm:
-            self._training.warm_up(trainer)
+        self._training.warm_up(trainer.run_history.clock)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Stop the clock of the training, and note its metrics."""
-        self._table.print_late(trainer, INTERMEDIATE_PREFIX)
+        self._print_late(trainer, INTERMEDIATE_PREFIX)
         self._stop_training(trainer)
-        self._table.take(trainer, lambda name: "train" in name)
+        self._take(trainer, lambda name: "train" in name)
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Stop the clock of the training."""
-        self._table.begin(trainer)
-        if is_intermediate and not self._table.is_within_epoch:
-            self._table.print_late(trainer, INTERMEDIATE_PREFIX)
+        self._pass_over_earlier_runs(trainer)
+        if is_intermediate and not self._is_within_epoch:
+            self._print_late(trainer, INTERMEDIATE_PREFIX)
         self._stop_training(trainer)
 
     @override
@@ -149,18 +157,18 @@ class PrintProgressCallback(RowDisplay):
         self, trainer: AnyTrainer, *, is_intermediate: bool = False, num_sets_to_come: int = 0, **kwargs: Any
     ) -> None:
         """Note the metrics, and print the row of an evaluation within the epoch, when all of its sets are evaluated."""
-        self._table.take(trainer, lambda name: "train" not in name)
+        self._take(trainer, lambda name: "train" not in name)
         if not is_intermediate:
             return
-        self._table.is_within_epoch = True
+        self._is_within_epoch = True
         if num_sets_to_come == 0:
             self._print_row(trainer)
-        self._training.start(trainer)
+        self._training.start(trainer.run_history.clock)
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print the row of the epoch."""
-        self._table.take(trainer)
+        self._take(trainer)
         self._print_row(trainer)
 
     @override
@@ -183,7 +191,7 @@ class PrintProgressCallback(RowDisplay):
         """Print what ran, and the table of the metrics."""
         if not trainer.was_complete:
             self._print_what_ran(trainer)
-        table = format_table(summarise(trainer.run_history, known_directions(trainer, self.greater_is_better)))
+        table = format_table(summarise(trainer.run_history, self._known_directions(trainer)))
         if table:
             trainer.print(table, flush=True)
 
@@ -205,21 +213,78 @@ class PrintProgressCallback(RowDisplay):
         """Print that the evaluation has ended, and its metrics."""
         seconds = trainer.run_history.clock.seconds - self._run_since
         trainer.print(f"Evaluation ended in {format_duration(seconds)}", flush=True)
-        self._table.take(trainer)
-        self._table.print_pairs(trainer)
+        self._take(trainer)
+        self._print_pairs(trainer, indent=2)
 
     def _stop_training(self, trainer: AnyTrainer) -> None:
-        if self._training.stop(trainer):
+        if self._training.stop(trainer.run_history.clock):
             self._learning_rate = _learning_rate(trainer)
 
+    def _pass_over_earlier_runs(self, trainer: AnyTrainer) -> None:
+        """Note what was recorded before this run, which by its first epoch is reset or restored."""
+        if self._updated is None:
+            self._updated = UpdatedMetrics(trainer.run_history)
+
+    def _take(self, trainer: AnyTrainer, wanted: Callable[[str], bool] = lambda name: True) -> None:
+        """Note for the next row the metrics that were updated since this was done last."""
+        if self._updated is not None:
+            self._metrics |= self._updated.take(
+                trainer.run_history, lambda name: (self._shows_all or is_loss(name)) and wanted(name)
+            )
+
+    def _print_late(self, trainer: AnyTrainer, prefix: str = "") -> None:
+        """Print below the last row what was recorded after it, of metrics whose names begin with the prefix."""
+        self._take(trainer, lambda name: name.startswith(prefix))
+        self._print_pairs(trainer, indent=7)
+
+    def _print_pairs(self, trainer: AnyTrainer, indent: int) -> None:
+        metrics, self._metrics = self._metrics, {}
+        if metrics:
+            trainer.print("\n".join(format_pairs(metrics, indent=indent)), flush=True)
+
     def _print_row(self, trainer: AnyTrainer) -> None:
-        """Print a row, with learning rate, samples per second and time of the epoch so far."""
+        """Print what was noted, if anything was, with learning rate, speed and time of the epoch so far."""
+        metrics, self._metrics = self._metrics, {}
+        is_within_epoch, self._is_within_epoch = self._is_within_epoch, False
+        if not metrics:
+            return
+        directions = self._known_directions(trainer)
+        best = {name for name, value in metrics.items() if self._is_best(trainer, name, value, directions)}
+        epoch = str(trainer.run_history.current_epoch)
+        if is_within_epoch:
+            # They have the columns of the evaluation after the epoch: the same is measured there.
+            metrics = {name.removeprefix(INTERMEDIATE_PREFIX): value for name, value in metrics.items()}
+            best = {name.removeprefix(INTERMEDIATE_PREFIX) for name in best}
+            epoch = _epochs_trained(trainer)
+        has_train_loss = is_within_epoch or "train_loss_epoch" in trainer.run_history.get_metric_names()
+        expected = ["train_loss_epoch"] if has_train_loss else []
         figures = {
             "lr": "-" if self._learning_rate is None else f"{self._learning_rate:.3g}",
             "samples/s": self._training.rate_of_epoch() or "-",
             "time": format_time(trainer.run_history.clock.seconds - self._epoch_since),
         }
-        self._table.print_row(trainer, figures)
+        # Without flush, lines of the progress, which are written at once, would overtake these in a log file.
+        trainer.print("\n".join(self._rows.lines(epoch, metrics, best, figures, expected)), flush=True)
+
+    def _is_best(self, trainer: AnyTrainer, name: str, value: float, directions: Mapping[str, bool]) -> bool:
+        """Return whether a value is better than in all rows before, including the rows of an interrupted run."""
+        higher = directions.get(name, None if "train" in name else direction_in_name(name))
+        if higher is None:
+            return False
+        epoch = trainer.run_history.current_epoch
+        if name not in self._best:
+            self._best[name] = BestMetric(greater_is_better=higher)
+            for earlier, of_epoch in values_with_epochs(trainer.run_history, name)[:-1]:
+                if of_epoch < epoch or name.startswith(INTERMEDIATE_PREFIX):
+                    self._best[name].update(earlier, of_epoch)
+        is_first = self._best[name].value is None
+        return self._best[name].update(value, epoch) and not is_first
+
+    def _known_directions(self, trainer: AnyTrainer) -> dict[str, bool]:
+        """Return whether a higher value is better, for metrics by name, as callbacks judge or this one was told."""
+        judges = [one for one in trainer.callback_handler.callbacks if isinstance(one, JudgesMetric)]
+        # The first of several decides.
+        return {**{one.watch_metric: one.greater_is_better for one in reversed(judges)}, **self.greater_is_better}
 
     def _print_what_ran(self, trainer: AnyTrainer) -> None:
         ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
@@ -229,65 +294,59 @@ class PrintProgressCallback(RowDisplay):
         trainer.print(f"Training ended: {ran} in {format_duration(seconds)}{speed}", flush=True)
 
 
-class _Reading(NamedTuple):
-    """Samples and seconds, of the clock of the run history at one moment or since another one."""
-
-    samples: int
-    seconds: float
-
-    @classmethod
-    def of(cls, trainer: AnyTrainer) -> _Reading:
-        clock = trainer.run_history.clock
-        return cls(clock.samples, clock.seconds)
-
-
 class _TrainingTime:
-    """The samples and the seconds of the training alone, without evaluations.
-
-    Attributes:
-        is_warm: Whether the first update is over.
-    """
+    """The samples and the seconds of the training alone, without evaluations and the first update of the run."""
 
     def __init__(self) -> None:
-        self.is_warm = False
-        self._total = self._warm_up = self._before_epoch = _Reading(0, 0.0)
-        self._since: _Reading | None = None
+        self._is_warm = False
+        self._since: tuple[int, float] | None = None
+        # of each epoch, the current one last
+        self._samples, self._seconds = [0], [0.0]
 
-    def start_epoch(self, trainer: AnyTrainer) -> None:
-        self._before_epoch = self._total
-        self.start(trainer)
+    def start_epoch(self, clock: RunClock) -> None:
+        self._samples.append(0)
+        self._seconds.append(0.0)
+        self.start(clock)
 
-    def start(self, trainer: AnyTrainer) -> None:
-        self._since = _Reading.of(trainer)
+    def start(self, clock: RunClock) -> None:
+        self._since = clock.samples, clock.seconds
 
-    def stop(self, trainer: AnyTrainer) -> bool:
+    def stop(self, clock: RunClock) -> bool:
         """Stop the clock; return whether it was running."""
         if self._since is None:
             return False
-        now = _Reading.of(trainer)
-        samples, seconds = now.samples - self._since.samples, now.seconds - self._since.seconds
-        self._total = _Reading(self._total.samples + samples, self._total.seconds + seconds)
+        self._samples[-1] += clock.samples - self._since[0]
+        self._seconds[-1] += clock.seconds - self._since[1]
         self._since = None
         return True
 
-    def warm_up(self, trainer: AnyTrainer) -> None:
-        """Note that the first update is over."""
-        self.is_warm = True
-        if self.stop(trainer):
-            self._warm_up = self._total
-            self.start(trainer)
+    def warm_up(self, clock: RunClock) -> None:
+        """Leave out what has passed so far, if this is the end of the first update."""
+        if not self._is_warm:
+            self._is_warm = True
+            self.start(clock)
 
     def rate_of_epoch(self) -> str:
-        """Return samples per second, without the first update of the run unless there is no other; empty if unknown."""
-        return self._rate_since(max(self._before_epoch, self._warm_up)) or self._rate_since(self._before_epoch)
+        """Return samples per second; empty if unknown."""
+        return _rate(self._samples[-1], self._seconds[-1])
 
     def rate_of_run(self) -> str:
         """Return the same of all epochs."""
-        return self._rate_since(self._warm_up) or self._rate_since(_Reading(0, 0.0))
+        return _rate(sum(self._samples), sum(self._seconds))
 
-    def _rate_since(self, before: _Reading) -> str:
-        samples, seconds = self._total.samples - before.samples, self._total.seconds - before.seconds
-        return format_rate(samples / seconds) if samples > 0 and seconds > 0 else ""
+
+def _rate(samples: int, seconds: float) -> str:
+    return format_rate(samples / seconds) if samples > 0 and seconds > 0 else ""
+
+
+def _epochs_trained(trainer: AnyTrainer) -> str:
+    """How many epochs were trained so far, as "1.25"; of a stream without an end, after which update: "@500"."""
+    lengths, completed = trainer.epoch_lengths, trainer.num_epochs_completed
+    if not lengths.are_known:
+        return f"@{trainer.num_updates_completed}"
+    done = trainer.num_updates_completed - lengths.updates_before(completed)
+    part = done / lengths.updates_of(completed)
+    return f"{trainer.run_history.current_epoch - 1 + part:.2f}"
 
 
 def _writes_to(trainer: AnyTrainer) -> str:

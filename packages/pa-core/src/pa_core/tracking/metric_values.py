@@ -6,7 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from torch import Tensor, nn
@@ -16,25 +16,15 @@ from pa_core.errors import CheckpointError, ConfigurationError
 
 MetricValue: TypeAlias = float | Tensor
 
-_EXACT_AS_DOUBLE = 2**53
 _STORABLE = (Tensor, nn.Parameter)  # of another class, one element is recorded without its shape
 
 
-class Kept(NamedTuple):
-    """A value that a column of doubles cannot give back as it was, copied and without graphs."""
-
-    value: Any
-
-
-def recordable(name: str, value: object) -> MetricValue | Kept:
+def recordable(name: str, value: object) -> Any:
     """Return a copy of a value, which nothing changes any more, or raise an error.
 
     Args:
         name: The metric, for messages.
         value: What is to be recorded.
-
-    Returns:
-        A number, a tensor without dimensions, or ``Kept`` with any other plain value.
 
     Raises:
         ConfigurationError: The value is not plain: it, or something in it, could not be part of a training state.
@@ -42,10 +32,9 @@ def recordable(name: str, value: object) -> MetricValue | Kept:
     if isinstance(value, Tensor) and _is_number(value) and (value.dim() == 0 or type(value) not in _STORABLE):
         return value.detach().reshape(()).clone()
     if isinstance(value, bool):
-        return Kept(value)
+        return value
     if isinstance(value, Real):
-        number = int(value) if isinstance(value, Integral) else float(value)
-        return number if isinstance(number, float) or abs(number) <= _EXACT_AS_DOUBLE else Kept(number)
+        return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, defaultdict):
         value = dict(cast("defaultdict[object, object]", value))  # what makes its missing values is not plain
     try:
@@ -57,7 +46,7 @@ def recordable(name: str, value: object) -> MetricValue | Kept:
             expected="a number, a string, a tensor, an array, or lists, tuples, sets and dictionaries of them",
             do="Record what is to be read of it: a number, such as float(...), a string, or several in a dictionary.",
         ) from error
-    return Kept(_copy(value))
+    return _copy(value)
 
 
 def as_number(value: object) -> float | None:

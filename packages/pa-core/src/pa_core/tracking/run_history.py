@@ -11,12 +11,11 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from pa_core.errors import CheckpointError, MetricNotFoundError
-from pa_core.tracking.metric_values import Kept, MetricValue, as_number, numbers_of_mapping, recordable
+from pa_core.tracking.metric_values import as_number, numbers_of_mapping, recordable
 
 INTERMEDIATE_PREFIX = "intermediate_"
 """What is recorded in an evaluation within a training epoch has it, so that other names have one value an epoch."""
@@ -255,15 +254,16 @@ class MetricRecord:
 
 
 class InMemoryRunHistory(RunHistory):
-    """A history that keeps every value in memory, at about 50 bytes a number.
+    """A history that keeps every value in memory, at about 70 bytes a number.
 
-    A value is a number, a string, a tensor or an array, or a list, a tuple, a set or a dictionary of such values, and
-    is given back as it was recorded. The numbers in a dictionary that is recorded as ``name`` are also found under
-    ``name_key``. What is not a number is left out of ``records``, and so of plots and tables.
+    A value is a number, a string, a tensor or an array, or a list, a tuple, a set or a dictionary of such values. The
+    numbers in a dictionary that is recorded as ``name`` are also recorded as ``name_key``. What is not a number is left
+    out of ``records``, and so of plots and tables.
 
     A tensor is recorded as it is at that moment: nothing of its graph or of the tensor that it was a part of
-    is kept, and a later change of it changes nothing here. A tensor on an accelerator is not waited for when
-    it is recorded, but when its value is first read.
+    is kept, and a later change of it changes nothing here. The latest value is given back as it was recorded; in the
+    list of all values, and after a resume, a scalar tensor is a plain number. A tensor on an accelerator is not waited
+    for when it is recorded, but when its value is first read.
 
     Example:
         >>> history = InMemoryRunHistory()
@@ -284,12 +284,7 @@ class InMemoryRunHistory(RunHistory):
     _prefix = ""
 
     @cached_property
-    def _metrics(self) -> dict[str, MetricColumns]:
-        return {}
-
-    @cached_property
-    def _entries(self) -> dict[str, dict[str, MetricColumns]]:
-        """By the metric that is a mapping: its numbers, under their full names."""
+    def _metrics(self) -> dict[str, _Series]:
         return {}
 
     @override
@@ -298,40 +293,29 @@ class InMemoryRunHistory(RunHistory):
         latest = ", ".join(f"{name}={number:.6g}" for name, number in numbers.items() if number is not None)
         return f"<{type(self).__name__} in epoch {self.current_epoch}: {latest or 'nothing recorded'}>"
 
-    def _find(self, metric_name: str) -> MetricColumns | None:
-        """The values under a name; one that was recorded under it hides the entry of a mapping."""
-        found = self._metrics.get(metric_name)
-        if found is None:
-            of_mappings = (entries[metric_name] for entries in self._entries.values() if metric_name in entries)
-            found = next(of_mappings, None)
-        return found
-
-    def _columns_of(self, metric_name: str) -> MetricColumns:
-        columns = self._find(metric_name)
-        if columns is None:
-            names = ", ".join(self.get_metric_names())
+    def _series_of(self, metric_name: str) -> _Series:
+        if metric_name not in self._metrics:
             raise MetricNotFoundError(
-                f"The metric {metric_name!r} was never recorded. Recorded were: {names or 'none so far'}. Correct the "
-                "name (a prefix is part of it), or record it with update_metric first."
+                f"The metric {metric_name!r} was never recorded. Recorded were: "
+                f"{', '.join(self._metrics) or 'none so far'}. Correct the name (a prefix is part of it), or record it "
+                "with update_metric first."
             )
-        return columns
+        return self._metrics[metric_name]
 
     @override
     def get_metric_names(self) -> KeysView[str]:
         """Return the names of all metrics, as a set in the order in which they were first recorded."""
-        return {full_name: None for name in self._metrics for full_name in (name, *self._entries.get(name, ()))}.keys()
+        return dict.fromkeys(self._metrics).keys()
 
     @override
     def get_metric_values(self, metric_name: str) -> list[Any]:
-        """Return all values of a metric as they were recorded, numbers on the CPU; none if it never was."""
-        columns = self._find(metric_name)
-        return [] if columns is None else list(columns.recorded())
+        """Return all values of a metric, those of scalar tensors as plain numbers; none if it never was recorded."""
+        return list(self._metrics[metric_name].read()) if metric_name in self._metrics else []
 
     @override
     def count_metric_values(self, metric_name: str) -> int:
         """Return how many values of a metric were recorded."""
-        columns = self._find(metric_name)
-        return 0 if columns is None else len(columns)
+        return len(self._metrics[metric_name].values) if metric_name in self._metrics else 0
 
     @override
     def get_latest_metric(self, metric_name: str) -> Any:
@@ -340,7 +324,7 @@ class InMemoryRunHistory(RunHistory):
         Raises:
             MetricNotFoundError: It was never recorded.
         """
-        return self._columns_of(metric_name).latest
+        return self._series_of(metric_name).latest
 
     @override
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
@@ -351,17 +335,8 @@ class InMemoryRunHistory(RunHistory):
         """
         name = self._prefix + metric_name
         value = metric_value if type(metric_value) is float else recordable(name, metric_value)
-        columns = self._metrics.get(name)
-        if columns is None:
-            columns = self._metrics[name] = MetricColumns()
-        columns.append(value, self.clock)
-        if isinstance(value, Kept):
-            self._record_entries(name, value.value)
-
-    def _record_entries(self, name: str, value: object) -> None:
-        for full_name, number in numbers_of_mapping(name, value):
-            columns = self._entries.setdefault(name, {}).setdefault(full_name, MetricColumns())
-            columns.append(recordable(full_name, number), self.clock)
+        for full_name, one in ((name, value), *numbers_of_mapping(name, value)):
+            self._metrics.setdefault(full_name, _Series()).append(one, self.clock)
 
     @property
     @override
@@ -376,22 +351,17 @@ class InMemoryRunHistory(RunHistory):
     def reset(self) -> None:
         """Forget every recorded value and go back to the first epoch; a prefix that was set stays."""
         self._metrics.clear()
-        self._entries.clear()
         self.clock.reset()
 
     @override
     def delete_metric(self, metric_name: str) -> None:
-        """Forget all values of one metric, and the values that its mappings have under separate names.
+        """Forget all values of one metric.
 
         Raises:
             MetricNotFoundError: It was never recorded.
         """
-        self._columns_of(metric_name)
-        if self._metrics.pop(metric_name, None) is not None:
-            self._entries.pop(metric_name, None)
-        else:
-            for entries in self._entries.values():
-                entries.pop(metric_name, None)
+        self._series_of(metric_name)
+        del self._metrics[metric_name]
 
     def records(self, metric_name: str | None = None) -> list[MetricRecord]:
         """Return the values that are numbers with their moments: metric by metric, in the order of recording.
@@ -403,7 +373,7 @@ class InMemoryRunHistory(RunHistory):
             MetricNotFoundError: It was never recorded.
         """
         names = self.get_metric_names() if metric_name is None else (metric_name,)
-        return [MetricRecord(name, *row) for name in names for row in self._columns_of(name).rows()]
+        return [MetricRecord(name, *row) for name in names for row in self._series_of(name).rows()]
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Return every number with its moment as columns of equal length, for ``pandas.DataFrame(...)``.
@@ -416,13 +386,8 @@ class InMemoryRunHistory(RunHistory):
     @override
     def state_dict(self) -> dict[str, Any]:
         """Return all values, the clock and the prefix: ready for JSON where all values are numbers."""
-        entries = {name: _states(entries) for name, entries in self._entries.items()}
-        return {
-            **super().state_dict(),
-            "metric_name_prefix": self._prefix,
-            "metrics": _states(self._metrics),
-            **({"entries": entries} if entries else {}),
-        }
+        metrics = {name: one.state_dict() for name, one in self._metrics.items()}
+        return {**super().state_dict(), "metric_name_prefix": self._prefix, "metrics": metrics}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -432,8 +397,9 @@ class InMemoryRunHistory(RunHistory):
             CheckpointError: This is not the state of a history; what was recorded here is kept.
         """
         try:
-            metrics = _from_states(state_dict["metrics"])
-            entries = {name: _from_states(states) for name, states in state_dict.get("entries", {}).items()}
+            # Earlier states hold the numbers of mappings apart.
+            states = [state_dict["metrics"], *state_dict.get("entries", {}).values()]
+            metrics = {name: _Series.of(state) for group in reversed(states) for name, state in group.items()}
             prefix = str(state_dict["metric_name_prefix"])
             super().load_state_dict(state_dict)
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -443,8 +409,6 @@ class InMemoryRunHistory(RunHistory):
             ) from error
         self._metrics.clear()
         self._metrics.update(metrics)
-        self._entries.clear()
-        self._entries.update(entries)
         self._prefix = prefix
 
 
@@ -510,101 +474,61 @@ def values_with_epochs(history: RunHistory, metric_name: str) -> list[tuple[floa
     return [(number, 0) for number in numbers if number is not None]
 
 
-def _states(metrics: Mapping[str, MetricColumns]) -> dict[str, dict[str, Any]]:
-    return {name: columns.state_dict() for name, columns in metrics.items()}
-
-
-def _from_states(states: Mapping[str, Mapping[str, Any]]) -> dict[str, MetricColumns]:
-    return {name: MetricColumns.from_state_dict(state) for name, state in states.items()}
-
-
 # The type of each column, as ``array`` names it.
-_COLUMNS = {"value": "d", "epoch": "q", "update": "q", "samples": "q", "seconds": "d"}
+_MOMENT = {"epoch": "q", "update": "q", "samples": "q", "seconds": "d"}
 
 
-class MetricColumns:
-    """The values of one metric and their moments, without a Python object for each that is a number."""
+class _Series:
+    """The values of one metric and the moments of their recording."""
 
     # reading tensors of an accelerator waits for it, so rarely; holding them costs its memory
     _MAX_UNREAD = 512
 
     def __init__(self) -> None:
-        self.latest: Any = float("nan")
-        # by index: what is not a number, or not exactly one that the column can hold
-        self._kept: dict[int, Any] = {}
-        # "float", "int" or the dtype of a tensor; "float" where several of them were mixed
-        self._kind = ""
-        self._unread: dict[int, Tensor] = {}
-        self._columns: dict[str, array[Any]] = {name: array(code) for name, code in _COLUMNS.items()}
-        self._values: array[float] = self._columns["value"]
+        self.latest: Any = None
+        self.values: list[Any] = []
+        self._num_read = 0
+        self._moments: dict[str, array[Any]] = {name: array(code) for name, code in _MOMENT.items()}
 
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def append(self, value: MetricValue | Kept, clock: RunClock) -> None:
+    def append(self, value: object, clock: RunClock) -> None:
         """Add a value that is recorded now."""
-        number = float("nan")
-        if isinstance(value, Kept):
-            self._kept[len(self._values)] = self.latest = value.value
-        else:
-            self.latest = value
-            kind = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else type(value).__name__
-            self._kind = kind if self._kind in ("", kind) else "float"
-            if isinstance(value, Tensor) and not value.is_cpu:
-                self._unread[len(self._values)] = value
-            else:
-                number = float(value)
-        row = (number, clock.epoch, clock.update, clock.samples, clock.seconds)
-        for column, cell in zip(self._columns.values(), row, strict=True):
-            column.append(cell)
-        if len(self._unread) >= self._MAX_UNREAD:
-            self._read()
+        self.latest = value
+        self.values.append(value)
+        for name, column in self._moments.items():
+            column.append(getattr(clock, name))
+        if len(self.values) - self._num_read >= self._MAX_UNREAD:
+            self.read()
 
-    def _read(self) -> None:
-        for index, tensor in self._unread.items():
-            self._values[index] = float(tensor)
-        self._unread.clear()
-
-    def recorded(self) -> Iterator[Any]:
-        """Yield the values as they were recorded."""
-        self._read()
-        return map(self._recorded_at, range(len(self._values)))
-
-    def _recorded_at(self, index: int) -> Any:
-        if index in self._kept:
-            return self._kept[index]
-        value = self._values[index]
-        if self._kind in ("float", "int"):
-            return int(value) if self._kind == "int" else value
-        return torch.tensor(value, dtype=getattr(torch, self._kind))
+    def read(self) -> list[Any]:
+        """Return the values as they were recorded, of scalar tensors their numbers."""
+        unread = self.values[self._num_read :]
+        self.values[self._num_read :] = [
+            one.item() if isinstance(one, Tensor) and one.dim() == 0 and not one.is_complex() else one for one in unread
+        ]
+        self._num_read = len(self.values)
+        return self.values
 
     def rows(self) -> Iterator[tuple[float, int, int, int, float]]:
         """Yield value, epoch, update, samples and seconds of each record whose value is a number."""
-        self._read()
-        for index, (value, *moment) in enumerate(zip(*self._columns.values(), strict=True)):
-            number = as_number(self._kept[index]) if index in self._kept else value
-            if number is not None:
+        for value, *moment in zip(self.read(), *self._moments.values(), strict=True):
+            if (number := as_number(value)) is not None:
                 epoch, update, samples, seconds = moment
                 yield number, epoch, update, samples, seconds
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything as names and lists of numbers, with the values that are kept as they are."""
-        self._read()
-        return {
-            "kind": self._kind or "float",
-            **{name: column.tolist() for name, column in self._columns.items()},
-            **({"kept": [[index, value] for index, value in self._kept.items()]} if self._kept else {}),
-        }
+    def state_dict(self) -> dict[str, list[Any]]:
+        """Return everything as names and lists."""
+        return {"value": [*self.read()], **{name: column.tolist() for name, column in self._moments.items()}}
 
     @classmethod
-    def from_state_dict(cls, state_dict: Mapping[str, Any]) -> MetricColumns:
-        """Return the columns that ``state_dict`` was taken of."""
-        columns = cls()
-        if len({len(state_dict[name]) for name in _COLUMNS}) != 1 or not state_dict["value"]:
-            raise ValueError(f"the columns {tuple(_COLUMNS)} are empty or not equally long")
-        columns._kind = str(state_dict["kind"])
-        for name, column in columns._columns.items():
+    def of(cls, state_dict: Mapping[str, Any]) -> _Series:
+        """Return the series that ``state_dict`` was taken of."""
+        series = cls()
+        series.values += state_dict["value"]
+        for index, value in state_dict.get("kept", ()):  # where earlier states have what is not a number
+            series.values[index] = value
+        for name, column in series._moments.items():
             column.extend(state_dict[name])
-        columns._kept = {range(len(columns))[index]: value for index, value in state_dict.get("kept", ())}
-        columns.latest = columns._recorded_at(len(columns) - 1)
-        return columns
+            if len(column) != len(series.values):
+                raise ValueError(f"there are {len(series.values)} values and {len(column)} of {name}")
+        series.latest = series.values[-1]
+        return series
