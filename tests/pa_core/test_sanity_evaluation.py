@@ -197,22 +197,6 @@ def test_a_callback_that_stops_after_an_evaluation_does_not_stop_a_run_that_has_
     assert trainer.num_updates_completed == len(trainer.train_dataloader)
 
 
-class RecordsLate(TrainerCallback):
-    """Records a metric that no evaluation has."""
-
-    @override
-    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.run_history.update_metric("eval_by_hand", 1.0)
-
-
-def test_a_metric_that_no_evaluation_records_is_warned_of(tmp_path: Path) -> None:
-    """It may be recorded at the end of an epoch, as here."""
-    trainer = trainer_with(RecordsLate(), SaveBestModelCallback(tmp_path / "best.pt", watch_metric="eval_by_hand"))
-    with pytest.warns(UserWarning, match="No evaluation has recorded eval_by_hand"):
-        trainer.train(DATA, 1, DATA, sanity_eval_steps=1)
-    assert (tmp_path / "best.pt").exists()
-
-
 def test_metrics_of_the_training_and_of_evaluations_in_between_are_known(tmp_path: Path) -> None:
     """Nothing is said of names that follow from those that were recorded."""
     for metric in ("train_loss_epoch", "eval_loss_epoch", "intermediate_eval_loss_epoch"):

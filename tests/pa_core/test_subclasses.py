@@ -13,8 +13,6 @@ from typing_extensions import override
 from pa_core import OverrideError, Trainer, TrainerCallback, TrainerWithTimmScheduler
 from tests.small_runs import make_trainer, samples
 
-PARTS = sorted(name for name in vars(make_trainer()) if name.startswith("_"))
-
 MISSPELT = {
     "calculate_eval_batch_los": "calculate_eval_batch_loss",
     "calculate_train_batchloss": "calculate_train_batch_loss",
@@ -154,15 +152,6 @@ def test_the_guard_knows_every_private_attribute_of_a_trainer() -> None:
     trainer.train(samples(8), 1, samples(4), per_device_batch_size=4, create_scheduler_fn=step_size)
     declared = {name for cls in type(trainer).__mro__ for name in vars(cls).get("__annotations__", {})}
     assert {name for name in vars(trainer) if name.startswith("_")} <= declared
-
-
-@pytest.mark.parametrize("method", ["__init__", "train_epoch_start"])
-@pytest.mark.parametrize("name", PARTS)
-def test_an_attribute_with_the_name_of_a_private_part_is_named(name: str, method: str) -> None:
-    """A constructor or a hook that sets one gets a warning that points at the class."""
-    with pytest.warns(UserWarning, match=rf"Mine\.{method} sets {name}, the name .* Rename {name}\.") as caught:
-        exec(f"class Mine(Trainer):\n    def {method}(self):\n        self.{name} = 0.5", {"Trainer": Trainer})
-    assert [(one.filename, one.lineno) for one in caught] == [("<string>", 1)]
 
 
 def test_a_name_of_a_part_is_refused_in_the_body_of_a_class() -> None:

@@ -40,11 +40,9 @@ from pa_core import _accelerate, checkpoint, compatibility, distributed, input_c
 from pa_core._tqdm import bars_hidden
 from pa_core.callback_checks import (
     implements,
-    is_surely_a_typo,
     require_callback,
     require_iterable,
-    unknown_events,
-    warn_of_unknown_event,
+    warn_of_unknown_events,
     with_known_arguments,
 )
 from pa_core.checkpoint import save_safetensors
@@ -1173,10 +1171,7 @@ class CallbackHandler(Generic[_TrainerT]):
             )
         self.callbacks.append(instance)
         self._listeners.clear()
-        for name, nearest in unknown_events(instance, EVENT_NAMES).items():
-            if is_surely_a_typo(name, nearest) and (type(instance), name) not in self._warned:
-                self._warned.add((type(instance), name))
-                warn_of_unknown_event(instance, name, nearest)
+        warn_of_unknown_events(instance, EVENT_NAMES, self._warned, only_typos=True)
 
     def remove_callback(self, callback: TrainerCallback[_TrainerT, Any, Any]) -> None:
         """Take a registered callback out again.
@@ -1236,10 +1231,7 @@ class CallbackHandler(Generic[_TrainerT]):
     def warn_of_unfired_events(self) -> None:
         """Warn about each ``on_`` method that was never called by the end of a run."""
         for callback in self.callbacks:
-            for name, nearest in unknown_events(callback, EVENT_NAMES).items():
-                if name not in self._fired and (type(callback), name) not in self._warned:
-                    self._warned.add((type(callback), name))
-                    warn_of_unknown_event(callback, name, nearest)
+            warn_of_unknown_events(callback, {*EVENT_NAMES, *self._fired}, self._warned)
 
 
 def _unset() -> Any:

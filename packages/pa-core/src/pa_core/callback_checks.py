@@ -25,20 +25,16 @@ def require_iterable(callbacks: object, base: type) -> None:
     Raises:
         ArgumentTypeError: They are not.
     """
-    if isinstance(callbacks, Iterable):
-        return
-    if _is_callback(callbacks, base):
+    if not isinstance(callbacks, Iterable):
         shown = callbacks.__name__ if isinstance(callbacks, type) else f"{type(callbacks).__name__}(...)"
+        is_callback = _is_callback(callbacks, base)
         raise ArgumentTypeError(
             "The callbacks are not in a list.",
-            given=f"callbacks={shown}",
-            do=f"Put it into a list: callbacks=[{shown}].",
+            given=f"callbacks={shown if is_callback else callbacks!r}",
+            do=f"Put it into a list: callbacks=[{shown}]."
+            if is_callback
+            else "Pass callbacks=[] for none, or leave the argument out for the default ones.",
         )
-    raise ArgumentTypeError(
-        "The callbacks are not a list.",
-        given=f"callbacks={callbacks!r}",
-        do="Pass callbacks=[] for none, or leave the argument out for the default ones.",
-    )
 
 
 def require_callback(callback: object, base: type) -> None:
@@ -109,41 +105,28 @@ def with_known_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
     return listener
 
 
-def unknown_events(callback: object, events: Collection[str]) -> dict[str, str]:
-    """Map the ``on_`` methods of a callback that are not events of the trainer to the nearest event.
+def warn_of_unknown_events(
+    callback: object, events: Collection[str], warned: set[tuple[type, str]], *, only_typos: bool = False
+) -> None:
+    """Point at ``on_`` methods that are never called, in their class: that is what has to be renamed.
 
     Args:
         callback: The callback.
         events: The names of all events.
+        warned: What was warned of before, to which the methods are added.
+        only_typos: Only of those that are surely meant to be an event; others may be custom events.
     """
+    kind = type(callback)
     named = [name for name in dir(callback) if name.startswith("on_") and name not in events]
-    unknown = [name for name in named if callable(getattr(type(callback), name, None))]
-    return {name: difflib.get_close_matches(name, events, n=1, cutoff=0.0)[0] for name in unknown}
-
-
-def is_surely_a_typo(name: str, nearest: str) -> bool:
-    """Return whether a method is meant to be an event; others may be custom events, and are warned about later.
-
-    Args:
-        name: Its name.
-        nearest: The name of the nearest event.
-    """
-    return difflib.SequenceMatcher(None, name, nearest).ratio() >= _SURELY_A_TYPO
-
-
-def warn_of_unknown_event(callback: object, name: str, nearest: str) -> None:
-    """Point at a method that is never called, in its class: that is what has to be renamed.
-
-    Args:
-        callback: The callback.
-        name: The name of the method.
-        nearest: The name of the nearest event.
-    """
-    message = (
-        f"{type(callback).__name__}.{name} is never called: no event has this name. The nearest event is {nearest}."
-    )
-    code = getattr(inspect.unwrap(getattr(type(callback), name)), "__code__", None)
-    if code is None:
-        warn_user(message)
-    else:
-        warnings.warn_explicit(message, UserWarning, code.co_filename, code.co_firstlineno)
+    for name in named:
+        nearest = difflib.get_close_matches(name, events, n=1, cutoff=_SURELY_A_TYPO if only_typos else 0.0)
+        method = getattr(kind, name, None)
+        if not nearest or (kind, name) in warned or not callable(method):
+            continue
+        warned.add((kind, name))
+        message = f"{kind.__name__}.{name} is never called: no event has this name. The nearest event is {nearest[0]}."
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        if code is None:
+            warn_user(message)
+        else:
+            warnings.warn_explicit(message, UserWarning, code.co_filename, code.co_firstlineno)

@@ -21,10 +21,6 @@ _KINDS_OF_PARALLELISM = "dp_replicate", "dp_shard", "tp", "cp", "sp"
 _ENGINE = "It brings its own training engine. Launch with accelerate launch --use_fsdp --fsdp_version 2."
 _FSDP1 = "It is the first version of FSDP. Pass --fsdp_version 2 to accelerate launch, or fsdp_version=2 to the plugin."
 _FP8 = "Layers would not be converted. Use bf16."
-_OWN_LOADERS = (
-    "has no effect on the trainer's own loaders, whose order follows from the seed of the run. Accelerate applies it "
-    "where it splits the samples itself: with an IterableDataset, a sampler or your DataLoader."
-)
 
 
 def _unsupported(given: str, advice: str) -> UnsupportedConfigurationError:
@@ -120,12 +116,12 @@ def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str
             "itself. Create the Accelerator with cpu=True (or set ACCELERATE_USE_CPU=true) to train on CPU, or start "
             "the script without the launcher."
         )
+    handler: Any = getattr(accelerator, "ddp_handler", None)
+    plugin = _accelerate.sharding_plugin(accelerator, arguments)
     if accelerator.mixed_precision == "fp8":
         raise _unsupported("mixed_precision='fp8'", _FP8)
-    handler: Any = getattr(accelerator, "ddp_handler", None)
     if handler is not None and "power_sgd" in str(handler.comm_hook.value):
         raise _unsupported(f"comm_hook={handler.comm_hook.name}", "Use BF16 or FP16, which send half as much.")
-    plugin = _accelerate.sharding_plugin(accelerator, arguments)
     if plugin is not None and plugin.fsdp_version == 1:
         raise _unsupported("FullyShardedDataParallelPlugin(fsdp_version=1)", _FSDP1)
     if plugin is not None and _accelerate.computed_precision(accelerator) == "fp16":
@@ -171,32 +167,22 @@ def _require_data_parallel(parallelism: Any, processes: int, is_sharded: bool) -
 
 
 def _warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
-    """Warn about each setting that has no effect on a run, with what does the same here."""
+    """Warn about settings that have no effect on a run and would be missed, with what does the same here."""
     settings: Any = accelerator
-    loading, accumulating = settings.dataloader_config, settings.gradient_state
     computed, steps = _accelerate.computed_precision(accelerator), accelerator.gradient_accumulation_steps
-    is_scaled = accelerator.scaler is not None
-    data_seed = getattr(loading, "data_seed", None)
     project = cast("dict[str, object]", vars(settings.project_configuration)).values()
     ignored = {
         f"mixed_precision={accelerator.mixed_precision!r} has no effect on the device "
         f"{_accelerate.device_of(accelerator)}: the run computes in fp32. Use 'bf16' there, or 'no'.": (
             computed != accelerator.mixed_precision
         ),
-        f"GradScalerKwargs have no effect in {computed!r}.": settings.scaler_handler is not None and not is_scaled,
+        f"GradScalerKwargs have no effect in {computed!r}.": settings.scaler_handler and accelerator.scaler is None,
         f"gradient_accumulation_steps={steps} of accelerate has no effect. Pass it to train(), or to Run.": steps != 1,
-        "sync_with_dataloader=False has no effect.": not accumulating.sync_with_dataloader,
-        "sync_each_batch=True has no effect.": accumulating.plugin_kwargs.get("sync_each_batch"),
-        f"dispatch_batches={loading.dispatch_batches} {_OWN_LOADERS}": loading.dispatch_batches is not None,
-        f"use_seedable_sampler=True {_OWN_LOADERS}": loading.use_seedable_sampler,
-        f"data_seed={data_seed} {_OWN_LOADERS}": data_seed,
-        f"rng_types={settings.rng_types} {_OWN_LOADERS}": settings.rng_types != ["generator"],
         "log_with has no effect. Pass TrackerCallback of pa-callbacks-extra as a callback.": settings.log_with,
         "project_dir and project_config have no effect: what saves takes its folder as an argument.": any(project),
         "step_scheduler_with_optimizer=False has no effect. Override scheduler_step() to step otherwise.": (
             not settings.step_scheduler_with_optimizer
         ),
-        "ProfileKwargs have no effect. Use ProfilerCallback of pa-callbacks-extra.": settings.profile_handler,
     }
     for text, is_set in ignored.items():
         if is_set:

@@ -224,7 +224,8 @@ def open_trackers(
         UnsupportedConfigurationError: The package of a tracker is not installed.
     """
     names = require_trackers(names)
-    _check_arguments(names, project_name, init_kwargs)
+    if others := ", ".join(repr(name) for name in init_kwargs if name not in names):
+        raise ConfigurationError(f"There are init_kwargs for {others}, and the trackers are {', '.join(names)}.")
     trackers: dict[str, _accelerate.TrackerLike] = {}
     ids: dict[str, str] = {}
     with ExitStack() as opened:
@@ -315,18 +316,6 @@ def _start(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[s
         ) from error
 
 
-def _check_arguments(names: tuple[str, ...], project_name: str, init_kwargs: Mapping[str, Mapping[str, Any]]) -> None:
-    if not project_name:
-        raise ConfigurationError(
-            f"project_name must be the name under which the trackers shall show the run, got {project_name!r}."
-        )
-    if others := [name for name in init_kwargs if name not in names]:
-        raise ConfigurationError(
-            f"There are init_kwargs for {', '.join(map(repr, others))}, and the trackers are "
-            f"{', '.join(map(repr, names))}. Correct the names, or open those trackers too."
-        )
-
-
 def flatten_config(config: Mapping[str, object]) -> dict[str, bool | int | float | str]:
     """Return settings in the form that every tracker takes: one level, with numbers, truth values and text.
 
@@ -345,10 +334,8 @@ def flatten_config(config: Mapping[str, object]) -> dict[str, bool | int | float
         if isinstance(value, Mapping):
             inner = flatten_config(cast("Mapping[str, object]", value))
             flat.update({f"{name}.{key}": item for key, item in inner.items()})
-        elif isinstance(value, bool | str):
+        elif isinstance(value, int) and abs(value) <= _LARGEST_EXACT_INTEGER:
             flat[str(name)] = value
-        elif isinstance(value, int):
-            flat[str(name)] = value if abs(value) <= _LARGEST_EXACT_INTEGER else str(value)
         else:
             flat[str(name)] = value if isinstance(value, float) and math.isfinite(value) else str(value)
     return flat

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import dis
 import inspect
 import warnings
 from collections.abc import Collection, Iterator
@@ -84,7 +83,7 @@ def check_subclass(cls: type, trainer_class: type, events: Collection[str]) -> N
                     f"{owner.__name__}.{name} overrides a method of pytorch-accelerated that this trainer does not "
                     f"have and would never call. {_NEVER_CALLED[name]}"
                 )
-    for text in (*_texts_on_attributes(cls, private), *_texts_on_names(cls, trainer_class, events)):
+    for text in _uncalled_methods(cls, trainer_class, events):
         # above __init_subclass__ is ABCMeta.__new__, and above that the class statement
         warnings.warn(text, UserWarning, stacklevel=4)
 
@@ -100,24 +99,11 @@ def _private_names(trainer_class: type) -> set[str]:
     return {name for name in names if name.startswith("_") and not name.startswith("__")} - {"_abc_impl"}
 
 
-def _functions(cls: type) -> dict[str, FunctionType]:
-    return {name: value for name, value in vars(cls).items() if isinstance(value, FunctionType)}
-
-
-def _texts_on_attributes(cls: type, private: Collection[str]) -> Iterator[str]:
-    """Attributes that methods set under names of the trainer's own, which its loop would miss."""
-    for method, function in _functions(cls).items():
-        stored = {one.argval for one in dis.get_instructions(function) if one.opname == "STORE_ATTR"}
-        for name in sorted(stored.intersection(private)):
-            if not isinstance(getattr(cls, name, None), property):  # as of names that pytorch-accelerated has
-                yield f"{cls.__name__}.{method} sets {name}, the name of a private part of the trainer. Rename {name}."
-
-
-def _texts_on_names(cls: type, trainer_class: type, events: Collection[str]) -> Iterator[str]:
+def _uncalled_methods(cls: type, trainer_class: type, events: Collection[str]) -> Iterator[str]:
     """Methods that nothing calls, though their names say that the loop should; a helper may have any name."""
     own = [one for one in _our_classes(trainer_class) if one.__module__ != "pa_core.any_trainer"]
     called = [*_OVERRIDABLE, *(name for one in own for name in vars(one))]
-    functions = _functions(cls)
+    functions = {name: value for name, value in vars(cls).items() if isinstance(value, FunctionType)}
     for name in functions:
         is_helper = any(name in other.__code__.co_names for other in functions.values())
         is_known = name == "create_scheduler_fn" or any(hasattr(base, name) for base in cls.__bases__)

@@ -18,7 +18,6 @@ from pa_core.callbacks.epoch_rows import is_loss
 from pa_core.errors import ConfigurationError, MetricNotFoundError
 from pa_core.tracking.metric_values import as_number
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX
-from pa_core.user_warnings import warn_user
 
 _SURELY_MEANT = 0.85
 # The words are those of metric names as scripts, torchmetrics and scikit-learn have them.
@@ -148,18 +147,24 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
     recorded = sorted(trainer.run_history.get_metric_names())
     if metric_name not in recorded:
         raise _never_recorded(trainer, metric_name, recorded)
-    value = _number_to_judge_by(trainer, metric_name, recorded)
+    latest = trainer.run_history.get_latest_metric(metric_name)
+    value = as_number(latest)
+    if value is None:
+        entries = [name for name in recorded if name.startswith(f"{metric_name}_")]
+        do = f"Watch one of its numbers: {', '.join(entries)}." if entries else "Record the number to judge by too."
+        raise ConfigurationError(
+            f"The metric to watch is not a number: watch_metric={metric_name!r}, of which a {type(latest).__name__} "
+            f"was recorded. {do}"
+        )
     if trainer.run_config.num_processes == 1:
         return value
-    of_each_process = trainer.gather(torch.tensor([value], dtype=torch.float64, device=trainer.device))
-    return float(of_each_process[0])
+    return float(trainer.gather(torch.tensor([value], dtype=torch.float64, device=trainer.device))[0])
 
 
 def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> None:
     """Raise an error for names of metrics that are similar to metrics which an evaluation has recorded.
 
-    Others may be recorded in training, or at the end of an epoch: they cause a warning if they look like metrics of
-    evaluations.
+    Others may be recorded in training, or at the end of an epoch.
 
     Args:
         trainer: The trainer, which has evaluated and not trained yet.
@@ -170,48 +175,24 @@ def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> 
     """
     recorded = sorted({*trainer.run_history.get_metric_names(), "train_loss_epoch"})
     for name in metric_names:
-        if any(f"_{name}".endswith(f"_{one}") for one in recorded):  # some callbacks evaluate too, with a prefix
-            continue
+        is_known = any(f"_{name}".endswith(f"_{one}") for one in recorded)  # some callbacks evaluate with a prefix
         likely = [one for one in recorded if "train" in one or "train" not in name]
-        if difflib.get_close_matches(name, likely, n=1, cutoff=_SURELY_MEANT):
+        if not is_known and difflib.get_close_matches(name, likely, n=1, cutoff=_SURELY_MEANT):
             raise _never_recorded(trainer, name, recorded)
-        if "eval" in name:
-            nearest = difflib.get_close_matches(name, recorded, n=1, cutoff=0.0)[0]
-            warn_user(
-                f"No evaluation has recorded {name}, which is to be watched; the nearest name is {nearest}. If it is "
-                "not recorded at the end of the first epoch either, the run ends there."
-            )
 
 
 def _never_recorded(trainer: AnyTrainer, metric_name: str, recorded: list[str]) -> MetricNotFoundError:
+    do = f"Record it before the end of each epoch: run_history.update_metric({metric_name!r}, ...)."
+    if nearest := difflib.get_close_matches(metric_name, recorded, n=1, cutoff=_SURELY_MEANT):
+        do = f"Correct the name: watch_metric={nearest[0]!r}."
+    elif "eval" in metric_name and trainer.eval_dataloader is None:
+        do = "Evaluate in each epoch: pass eval_dataset to Trainer.train(), or do it in your custom training loop."
     return MetricNotFoundError(
         "The metric to watch was never recorded.",
         given=f"watch_metric={metric_name!r}",
         expected=f"one of the recorded metrics: {', '.join(recorded) or 'none so far'}",
-        do=_how_to_record(trainer, metric_name, recorded),
+        do=do,
     )
-
-
-def _how_to_record(trainer: AnyTrainer, metric_name: str, recorded: list[str]) -> str:
-    nearest = difflib.get_close_matches(metric_name, recorded, n=1, cutoff=_SURELY_MEANT)
-    if nearest:
-        return f"Correct the name: watch_metric={nearest[0]!r}."
-    if "eval" in metric_name and trainer.eval_dataloader is None:
-        return "Evaluate in each epoch: pass eval_dataset to Trainer.train(), or do it in your custom training loop."
-    return f"Record it before the end of each epoch: run_history.update_metric({metric_name!r}, ...)."
-
-
-def _number_to_judge_by(trainer: AnyTrainer, metric_name: str, recorded: list[str]) -> float:
-    latest = trainer.run_history.get_latest_metric(metric_name)
-    number = as_number(latest)
-    if number is None:
-        entries = [name for name in recorded if name.startswith(f"{metric_name}_")]
-        do = f"Watch one of its numbers: {', '.join(entries)}." if entries else "Record the number to judge by too."
-        raise ConfigurationError(
-            f"The metric to watch is not a number: watch_metric={metric_name!r}, of which a {type(latest).__name__} "
-            f"was recorded. {do}"
-        )
-    return number
 
 
 class _FalseByDefault(int):
@@ -276,25 +257,24 @@ def resolve_direction(watch_metric: str, greater_is_better: bool) -> bool:
         watch_metric: The metric that the callback judges by.
         greater_is_better: What the caller said, or ``FALSE_BY_DEFAULT``.
     """
+    problem = ""
     if greater_is_better is FALSE_BY_DEFAULT and direction_in_name(watch_metric):
-        _warn_of_creation(
+        problem = (
             f"A lower {watch_metric} counts as better, as greater_is_better is False by default. Pass "
             "greater_is_better=True, or greater_is_better=False if lower is better indeed."
         )
-    if greater_is_better and is_loss(watch_metric):
-        _warn_of_creation(
+    elif greater_is_better and is_loss(watch_metric):
+        problem = (
             f"A higher {watch_metric} counts as better, as greater_is_better=True. Of a loss a lower value "
             "is better: leave greater_is_better out."
         )
+    if problem:
+        # at the line that creates the callback, which constructors of its base classes may have called this for
+        level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented
+        while frame.f_code.co_name == "__init__" and frame.f_back is not None:
+            level, frame = level + 1, frame.f_back
+        warnings.warn(problem, UserWarning, stacklevel=level)
     return bool(greater_is_better)
-
-
-def _warn_of_creation(message: str) -> None:
-    """Warn at the line that creates the callback, which constructors of its base classes may have called this for."""
-    level, frame = 3, sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # documented
-    while frame.f_code.co_name == "__init__" and frame.f_back is not None:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def _words(metric_name: str) -> set[str]:

@@ -173,10 +173,14 @@ class SaveBestModelCallback(TrainerCallback):
 
     def _require_writable(self, trainer: AnyTrainer) -> None:
         """Raise an error, before any time is spent, for a path that no file can be written to."""
-        problem: CheckpointError | None = None
+        problem = None
         if trainer.is_local_main_process and not trainer.was_complete:
+            path = self.path.resolve()
             try:
-                _try_to_write(self.path.resolve())
+                if path.exists() and not path.is_file():
+                    raise OSError(f"it is a {'folder' if path.is_dir() else 'device or pipe'}")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=path.parent).close()
             except OSError as error:
                 problem = CheckpointError(
                     f"{type(self).__name__} cannot save a model to save_path={str(self.save_path)!r}: {error}. Choose "
@@ -185,11 +189,7 @@ class SaveBestModelCallback(TrainerCallback):
         raise_on_all(problem)
 
     def _what_identifies_the_best(self) -> dict[str, Any]:
-        return {
-            "watch_metric": self.watch_metric,
-            "best_value": self.best.value,
-            "best_epoch": self.best.epoch,
-        }
+        return {"watch_metric": self.watch_metric, "best_value": self.best.value, "best_epoch": self.best.epoch}
 
     def _require_own_file(self) -> None:
         expected = self._what_identifies_the_best()
@@ -202,13 +202,6 @@ class SaveBestModelCallback(TrainerCallback):
                 f"It has {found}, and this run saved {expected}. The model has the weights of the last update. Give "
                 "each run its own save_path, or pass load_saved_checkpoint=False."
             )
-
-
-def _try_to_write(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        raise OSError(f"it is a {'folder' if path.is_dir() else 'device or pipe'}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def _names_of_trained(trainer: AnyTrainer) -> set[str]:

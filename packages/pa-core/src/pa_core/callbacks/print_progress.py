@@ -12,7 +12,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, JudgesMetric, direction_in_name
 from pa_core.callbacks.epoch_rows import EpochRows, format_pairs, format_rate, format_time, is_loss
-from pa_core.callbacks.run_summary import describe_trained, format_duration, format_table, summarise
+from pa_core.callbacks.run_summary import describe_trained, format_duration, format_table
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
@@ -89,19 +89,16 @@ class PrintProgressCallback(TrainerCallback):
         self._training = _TrainingTime()
         if trainer.was_complete:
             return
-        config = trainer.run_config
-        updates = config.num_update_steps_per_epoch
-        has_own_batches = trainer.epoch_lengths.updates_per_group > 1
+        config, lengths = trainer.run_config, trainer.epoch_lengths
+        updates, total = config.num_update_steps_per_epoch, config.max_num_train_steps
+        has_own_batches = lengths.updates_per_group > 1
         at_most = "at most " if has_own_batches else ""
         length = f"{_count(config.num_epochs, 'epoch')} of {at_most}{_count(updates, 'update')}"
-        if not trainer.epoch_lengths.are_known:
+        if not lengths.are_known:
             length = f"{_count(updates, 'update')} of a stream"
-        total = config.max_num_train_steps
-        whole = trainer.epoch_lengths.updates_before(config.num_epochs)
         if total is not None and total < config.num_epochs * updates:
-            length += (
-                f", at most {_count(total, 'update')}" if total < whole else f" on average, {_count(total, 'update')}"
-            )
+            is_cut = total < lengths.updates_before(config.num_epochs)
+            length += f"{', at most' if is_cut else ' on average,'} {_count(total, 'update')}"
         samples = f"{_count(config.train_total_batch_size, 'sample')} per update"
         loader = innermost(trainer.train_dataloader)
         if is_keyed(loader) and loader.given_order.makes_batches:
@@ -191,18 +188,16 @@ class PrintProgressCallback(TrainerCallback):
         """Print what ran, and the table of the metrics."""
         if not trainer.was_complete:
             self._print_what_ran(trainer)
-        table = format_table(summarise(trainer.run_history, self._known_directions(trainer)))
+        table = format_table(trainer.run_history, self._known_directions(trainer))
         if table:
             trainer.print(table, flush=True)
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print that the evaluation starts."""
-        loader = trainer.eval_dataloader
-        loaders = [*trainer.eval_dataloaders.values()] or ([] if loader is None else [loader])
-        lengths = [length_of(loader) for loader in loaders]
-        known = sum(length for length in lengths if length is not None)
-        batches = "a stream" if None in lengths else _count(known, "batch", "batches")
+        loaders = [*trainer.eval_dataloaders.values()] or [trainer.eval_dataloader]
+        lengths = [length_of(one) for one in loaders if one is not None]
+        batches = "a stream" if None in lengths else _count(sum(filter(None, lengths)), "batch", "batches")
         if trainer.eval_sets:
             batches += f" of {', '.join(trainer.eval_sets)}"
         trainer.print(f"Evaluation starts: {batches}; {trainer.describe_run()}", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from torch import Tensor
 from typing_extensions import override
@@ -18,8 +18,6 @@ from pa_core.device_reads import ScalarTransfer
 from pa_core.model_tensors import learning_rates_of
 from pa_core.tracking import LossTracker
 from pa_core.types import BatchOutput
-
-_Phase: TypeAlias = Literal["train", "eval", "prediction"]
 
 SECONDS_BETWEEN_LINES = 30.0  # the log of a day has some thousand lines
 _SECONDS_BETWEEN_REFRESHES = 0.1
@@ -48,7 +46,7 @@ class ProgressBarCallback(TrainerCallback):
     joins_sanity_evaluation = False
 
     def __init__(self) -> None:
-        self._open: dict[_Phase, _EpochProgress] = {}
+        self._open: dict[str, _EpochProgress] = {}
         self._only_evaluates = False
         self._run: Bar | None = None
 
@@ -59,13 +57,9 @@ class ProgressBarCallback(TrainerCallback):
         self._run = _draw_run_bar(trainer)
 
     @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Move the bar of the run on."""
-        self._show_run(trainer)
-
-    @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Close the bar of the run."""
+        self._show_run(trainer)
         self._close_run()
 
     @override
@@ -89,7 +83,7 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         """Count the batch."""
-        if "train" in self._open and self._open["train"].step(trainer, batch_output["batch_size"]):
+        if self._step(trainer, "train", batch_output["batch_size"]):
             self._show_run(trainer)
 
     @override
@@ -102,21 +96,19 @@ class ProgressBarCallback(TrainerCallback):
         """Open the display of an evaluation epoch, below the display of the training epoch if there is one."""
         if "train" in self._open:
             self._open["train"].pause()
-        loader, name = trainer.eval_dataloader, trainer.eval_name
-        if loader is None:
+        if trainer.eval_dataloader is None:
             return
+        title, name = f"Epoch {trainer.run_history.current_epoch} eval ", trainer.eval_name or ""
         if self._only_evaluates:
-            title = "Evaluation" if name is None else f"Evaluation of {name}"
-        else:
-            title = f"Epoch {trainer.run_history.current_epoch} eval" + (f" {name}" if name is not None else "")
+            title = "Evaluation of " if name else "Evaluation"
         keeps_last = not is_intermediate and not _prints_rows(trainer)
-        self._begin(trainer, "eval", title, length_of(loader), keeps_last=keeps_last)
+        total = length_of(trainer.eval_dataloader)
+        self._begin(trainer, "eval", f"{title}{name}".rstrip(), total, keeps_last=keeps_last)
 
     @override
     def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         """Count the batch."""
-        if "eval" in self._open:
-            self._open["eval"].step(trainer, batch_output["batch_size"])
+        self._step(trainer, "eval", batch_output["batch_size"])
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -133,8 +125,7 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_prediction_step_end(self, trainer: AnyTrainer, *, batch_size: int, **kwargs: Any) -> None:
         """Count the batch."""
-        if "prediction" in self._open:
-            self._open["prediction"].step(trainer, batch_size)
+        self._step(trainer, "prediction", batch_size)
 
     @override
     def on_prediction_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -144,30 +135,30 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Close what is open."""
-        self._close_all(trainer)
+        for phase in reversed(list(self._open)):
+            self._close(trainer, phase, is_complete=False)
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
         """Close what is open, so that the traceback starts on its own line."""
-        self._close_all(trainer)
+        self.on_stop_training_error(trainer)
         self._close_run()
 
-    def _begin(self, trainer: AnyTrainer, phase: _Phase, title: str, total: int | None, *, keeps_last: bool) -> None:
+    def _begin(self, trainer: AnyTrainer, phase: str, title: str, total: int | None, *, keeps_last: bool) -> None:
         if trainer.run_config.is_local_process_zero:
             is_drawn = _draws_bars(trainer)
             self._open[phase] = _EpochProgress(phase, title, total, is_drawn=is_drawn, keeps_last=keeps_last)
 
-    def _close_all(self, trainer: AnyTrainer) -> None:
-        for phase in reversed(list(self._open)):
-            self._close(trainer, phase, is_complete=False)
+    def _step(self, trainer: AnyTrainer, phase: str, batch_size: int) -> bool:
+        return phase in self._open and self._open[phase].step(trainer, batch_size)
 
-    def _close(self, trainer: AnyTrainer, phase: _Phase, *, is_complete: bool) -> None:
+    def _close(self, trainer: AnyTrainer, phase: str, *, is_complete: bool) -> None:
         if phase in self._open:
             self._open.pop(phase).close(trainer, is_complete=is_complete)
 
     def _show_run(self, trainer: AnyTrainer) -> None:
         if self._run is not None:
-            self._run.update(trainer.num_updates_completed - self._run.n)
+            _move(self._run, trainer.num_updates_completed)
 
     def _close_run(self) -> None:
         if self._run is not None:
@@ -190,7 +181,7 @@ class _EpochProgress:
         keeps_last: Whether the last state stays: the bar on a terminal, and a line in a log or in a notebook.
     """
 
-    def __init__(self, phase: _Phase, title: str, total: int | None, *, is_drawn: bool, keeps_last: bool) -> None:
+    def __init__(self, phase: str, title: str, total: int | None, *, is_drawn: bool, keeps_last: bool) -> None:
         self._phase = phase
         self._title = title
         self._total = total
@@ -199,9 +190,8 @@ class _EpochProgress:
         self._keeps_last = keeps_last
         self._transfer = ScalarTransfer[str]()
         self._means: dict[str, float] = {}
-        self._batches = 0
+        self._batches = self._samples = 0
         self._batches_to_warm_up = _BATCHES_TO_WARM_UP
-        self._samples = 0
         self._seconds_between = _SECONDS_BETWEEN_REFRESHES if is_drawn else SECONDS_BETWEEN_LINES
         self._started = self._paused = time.monotonic()
         self._next_refresh = self._started + self._seconds_between
@@ -217,8 +207,8 @@ class _EpochProgress:
         if now < self._next_refresh:
             return False
         for name, tracker in self._trackers(trainer).items():
-            total_and_count = tracker.totals()
-            self._transfer.send(total_and_count[0] / total_and_count[1], tag=name)
+            total, count = tracker.totals()
+            self._transfer.send(total / count, tag=name)
         self._means.update(self._transfer.arrived())
         self._show(trainer, now, self._figures(trainer, now))
         return True
@@ -252,23 +242,20 @@ class _EpochProgress:
             self._means = {name: tracker.average for name, tracker in self._trackers(trainer).items()}
         now = time.monotonic()
         figures = self._figures(trainer, now)
-        if self._bar is not None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            _move(bar, self._batches, figures)
+            bar.close()
+        if self._keeps_last and self._batches and (bar is None or not is_terminal(sys.stdout)):
             self._show(trainer, now, figures)
-            self._bar.close()
-        if self._keeps_last and self._batches and (self._bar is None or not is_terminal(sys.stdout)):
-            self._write_line(trainer, figures)
 
     def _show(self, trainer: AnyTrainer, now: float, figures: str) -> None:
         self._next_refresh = now + self._seconds_between
-        if self._bar is None:
-            self._write_line(trainer, figures)
+        if self._bar is not None:
+            _move(self._bar, self._batches, figures)
         else:
-            self._bar.set_postfix_str(figures, refresh=False)
-            self._bar.update(self._batches - self._bar.n)
-
-    def _write_line(self, trainer: AnyTrainer, figures: str) -> None:
-        total = "" if self._total is None else f"/{self._total}"
-        trainer.print(f"{self._title}: {self._batches}{total} batches, {figures}", flush=True)
+            total = "" if self._total is None else f"/{self._total}"
+            trainer.print(f"{self._title}: {self._batches}{total} batches, {figures}", flush=True)
 
     def _figures(self, trainer: AnyTrainer, now: float) -> str:
         figures = [f"{name}={mean:.4g}" for name, mean in self._means.items()]
@@ -284,6 +271,11 @@ class _EpochProgress:
 
     def _trackers(self, trainer: AnyTrainer) -> dict[str, LossTracker]:
         return {} if self._phase == "prediction" else {"loss": trainer.loss_tracker, **trainer.step_means}
+
+
+def _move(bar: Bar, count: int, figures: str = "") -> None:
+    bar.set_postfix_str(figures, refresh=False)
+    bar.update(count - bar.n)
 
 
 def _draws_bars(trainer: AnyTrainer) -> bool:
@@ -308,14 +300,11 @@ def _draw_run_bar(trainer: AnyTrainer) -> Bar | None:
 
 def _num_batches_to_train(trainer: AnyTrainer) -> int | None:
     """Return the length of the epoch that begins, which may be the one that ``max_num_train_steps`` cuts."""
-    config, whole = trainer.run_config, length_of(trainer.train_dataloader)
-    if trainer.epoch_lengths.updates_per_group > 1:
+    config, lengths, whole = trainer.run_config, trainer.epoch_lengths, length_of(trainer.train_dataloader)
+    if lengths.updates_per_group > 1:
         return None  # of each batch come several, or fewer
     if config.max_num_train_steps is None or whole is None:
         return whole
-    updates_left = config.max_num_train_steps - trainer.num_updates_completed
     # A run that was resumed mid-epoch has made some of the epoch's updates before.
-    updates_done = max(
-        0, trainer.num_updates_completed - trainer.epoch_lengths.updates_before(trainer.num_epochs_completed)
-    )
-    return min(whole, (updates_left + updates_done) * config.gradient_accumulation_steps)
+    begun_at = min(trainer.num_updates_completed, lengths.updates_before(trainer.num_epochs_completed))
+    return min(whole, (config.max_num_train_steps - begun_at) * config.gradient_accumulation_steps)

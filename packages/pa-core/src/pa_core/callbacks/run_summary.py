@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -18,17 +17,8 @@ _MINUTE, _HOUR = 60, 3600
 _NUM_NAMES = 2
 
 
-class MetricSummary(NamedTuple):
-    """What the table says about one metric; ``best`` and ``best_epoch`` are None where they are not known."""
-
-    name: str
-    last: float
-    best: float | None
-    best_epoch: int | None
-
-
-def summarise(history: RunHistory, greater_is_better: Mapping[str, bool]) -> list[MetricSummary]:
-    """Summarise all metrics of a history that have numbers, by name.
+def format_table(history: RunHistory, greater_is_better: Mapping[str, bool]) -> str:
+    """Lay out the last and the best value of each metric that has numbers, by name; empty without any.
 
     Args:
         history: The history; the epoch of a value is known of an ``InMemoryRunHistory`` only.
@@ -40,35 +30,23 @@ def summarise(history: RunHistory, greater_is_better: Mapping[str, bool]) -> lis
         >>> history = InMemoryRunHistory()
         >>> for accuracy in (0.5, 0.75, 0.625):
         ...     history.update_metric("accuracy", accuracy)
-        >>> summarise(history, {})
-        [MetricSummary(name='accuracy', last=0.625, best=0.75, best_epoch=1)]
+        >>> print(format_table(history, {}))
+          metric     last  best  epoch
+          accuracy  0.625  0.75      1
     """
-    values = {name: values_with_epochs(history, name) for name in sorted(history.get_metric_names())}
-    return [
-        _summary(name, of_metric, greater_is_better.get(name, direction_in_name(name)))
-        for name, of_metric in values.items()
-        if of_metric
-    ]
-
-
-def format_table(metrics: Iterable[MetricSummary]) -> str:
-    """Lay the summaries out in aligned columns, one line for each metric; empty without any.
-
-    Example:
-        >>> print(format_table([MetricSummary("eval_loss_epoch", 0.25, 0.125, 3)]))
-          metric           last   best  epoch
-          eval_loss_epoch  0.25  0.125      3
-    """
-    rows = [(metric.name, _number(metric.last), _number(metric.best), _number(metric.best_epoch)) for metric in metrics]
-    if not rows:
+    rows = [("metric", "last", "best", "epoch")]
+    for name in sorted(history.get_metric_names()):
+        if values := values_with_epochs(history, name):
+            best = BestMetric(greater_is_better.get(name, direction_in_name(name)) is True)
+            if name in greater_is_better or direction_in_name(name) is not None:
+                for value, epoch in values:
+                    best.update(value, epoch)
+            rows.append((name, _number(values[-1][0]), _number(best.value), _number(best.epoch or None)))
+    if len(rows) == 1:
         return ""
-    rows.insert(0, ("metric", "last", "best", "epoch"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  "
-        + "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    )
+    cells = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
+    return "\n".join("  " + "  ".join(row) for row in cells)
 
 
 def format_duration(seconds: float) -> str:
@@ -84,16 +62,6 @@ def format_duration(seconds: float) -> str:
     if seconds < _HOUR:
         return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
     return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
-
-
-def _summary(name: str, records: list[tuple[float, int]], higher: bool | None) -> MetricSummary:
-    last = records[-1][0]
-    if higher is None:
-        return MetricSummary(name, last, None, None)
-    best = BestMetric(greater_is_better=higher)
-    for value, epoch in records:
-        best.update(value, epoch)
-    return MetricSummary(name, last, best.value, best.epoch or None)
 
 
 def _number(value: float | None) -> str:
@@ -130,14 +98,12 @@ def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optim
     frozen = sum(one.numel() for one in known if not one.requires_grad)
     left_out = {names[one]: one.numel() for one in known if one.requires_grad and id(one) not in held}
     total = sum(one.numel() for one in known)
-    trained = total - frozen - sum(left_out.values())
+    trained, unknown = total - frozen - sum(left_out.values()), len(names) - len(known)
     if total == 0:
         return ""
-    unknown = len(names) - len(known)
-    later = f", and {unknown} tensors of sizes that are not known yet" if unknown else ""
-    if total == trained:
-        return f"all {total:,} parameters{later}"
-    words = f"{trained:,} of {total:,} parameters{later}"
+    words = f"all {total:,} parameters" if total == trained else f"{trained:,} of {total:,} parameters"
+    if unknown:
+        words += f", and {unknown} tensors of sizes that are not known yet"
     if frozen:
         words += f" ({frozen:,} frozen)"
     if left_out:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from typing_extensions import override
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.signal_watch import SignalWatch
-from pa_core.callbacks.uploads import Uploads, check_upload_arguments, warn_that_it_continues
+from pa_core.callbacks.uploads import Uploads, check_upload_arguments, remove_or_warn
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
@@ -114,26 +115,30 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._folder: Path = self.save_dir
         self._last_sequence = 0
         self._last_save = 0.0
-        self._has_asked: bool = False
-        self._has_warned: bool = False
-        self._is_lost: bool = False
+        self._has_asked = self._is_lost = False
         self._uploads: Uploads | None = None
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Find out, before any time is spent, whether states can be saved, and begin to watch for signals."""
-        self._has_asked = self._has_warned = self._is_lost = False
+        self._has_asked = self._is_lost = False
         self._uploads = None
         self._folder = Path(os.path.realpath(self.save_dir))
         continued = trainer.reserve_state_folder(self._folder, upload_to=self.upload_to)
         trainer.check_training_state()
         if distributed.rank() == 0:
-            self._tidy_up_at_start(continued)
+            # A complete run saves nothing any more that would remove what a process that was killed has left.
+            remove_or_warn(StateFolder(self._folder).remove_leftovers)
+            if continued is not None:
+                self._tidy_up(continued)
         self._last_save = time.monotonic()
         trainer.enter_run_context(SignalWatch(self._signals, trainer.request_preemption))
         if self.upload_to is not None:
             # Left before the signals are: none ends the process while it waits for the last state to be sent.
-            self._uploads = trainer.enter_run_context(self._begin_uploads(trainer, self.upload_to, continued))
+            uploads = Uploads(self.upload_to, self.max_checkpoints, self.upload_errors, trainer.print)
+            uploads.begin(self._folder, continued)
+            self._last_sequence = max(self._last_sequence, uploads.next_sequence - 1)
+            self._uploads = trainer.enter_run_context(uploads)
         trainer.preemptible = bool(self._signals)
         if trainer.resume_from is not None and not trainer.was_complete:
             self._say_what_a_kill_would_lose(trainer)
@@ -176,14 +181,13 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._save(trainer, "final")
 
     def _say_what_a_kill_would_lose(self, trainer: AnyTrainer) -> None:
-        periods = (self.save_every_n_epochs, self.save_every_n_steps, self.save_every_n_seconds)
-        if any(period is not None for period in periods):
-            return
-        when = "at the end of the run only" if self.save_at_end else "at no time"
-        trainer.print(
-            f"Training states are saved {when}: a run that is killed loses everything since update "
-            f"{trainer.num_updates_completed}. Pass save_every_n_epochs=1 to SaveTrainingStateCallback, for example."
-        )
+        if (self.save_every_n_epochs, self.save_every_n_steps, self.save_every_n_seconds) == (None, None, None):
+            when = "at the end of the run only" if self.save_at_end else "at no time"
+            trainer.print(
+                f"Training states are saved {when}: a run that is killed loses everything since update "
+                f"{trainer.num_updates_completed}. Pass save_every_n_epochs=1 to SaveTrainingStateCallback, for "
+                "example."
+            )
 
     def _is_due(self) -> bool:
         interval = self.save_every_n_seconds
@@ -205,21 +209,6 @@ class SaveTrainingStateCallback(TrainerCallback):
             keep_other_runs=True,
         )
 
-    def _begin_uploads(self, trainer: AnyTrainer, url: str, continued: Path | None) -> Uploads:
-        uploads = Uploads(url, self.max_checkpoints, self.upload_errors, trainer.print)
-        uploads.begin(self._folder, continued)
-        self._last_sequence = max(self._last_sequence, uploads.next_sequence - 1)
-        return uploads
-
-    def _tidy_up_at_start(self, continued: Path | None) -> None:
-        """Remove what a process that was killed has left; a complete run saves nothing any more that would do it."""
-        try:
-            StateFolder(self._folder).remove_leftovers()
-        except CheckpointError as error:
-            self._warn_of_what_stays(error)
-        if continued is not None:
-            self._tidy_up(continued)
-
     def _tidy_up(self, newest: Path) -> None:
         """Remove what is too old, and what an earlier process of this run has left half written."""
         folder = StateFolder(self._folder)
@@ -231,19 +220,10 @@ class SaveTrainingStateCallback(TrainerCallback):
             )
         if self._uploads is not None:
             self._uploads.add(newest, run)
-        try:
-            folder.remove_leftovers(run)
-            if self.max_checkpoints is not None:
-                unsent = () if self._uploads is None else self._uploads.unsent
-                folder.keep(self.max_checkpoints, run, unless=unsent)
-        except CheckpointError as error:
-            self._warn_of_what_stays(error)
-
-    def _warn_of_what_stays(self, error: CheckpointError) -> None:
-        """Say once in a run that something takes room; it does not end the run."""
-        if not self._has_warned:
-            self._has_warned = True
-            warn_that_it_continues(error)
+        remove_or_warn(partial(folder.remove_leftovers, run))
+        if self.max_checkpoints is not None:
+            unsent = () if self._uploads is None else self._uploads.unsent
+            remove_or_warn(partial(folder.keep, self.max_checkpoints, run, unless=unsent))
 
 
 def _saves_by_time(callback: object) -> bool:

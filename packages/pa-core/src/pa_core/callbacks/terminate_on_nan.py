@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from typing_extensions import override
@@ -13,12 +13,6 @@ from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.device_reads import ScalarTransfer
 from pa_core.errors import NonFiniteLossError
 from pa_core.types import BatchOutput
-
-
-class _Place(NamedTuple):
-    phase: str
-    step: int
-    epoch: int
 
 
 class TerminateOnNaNCallback(TrainerCallback):
@@ -46,7 +40,7 @@ class TerminateOnNaNCallback(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self._losses = ScalarTransfer[_Place]()
+        self._losses = ScalarTransfer[tuple[str, str]]()  # with each, its name and its place
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -93,24 +87,19 @@ class TerminateOnNaNCallback(TrainerCallback):
         self._require_finite(self._losses.wait_for_all())
 
     def _look_at(self, trainer: AnyTrainer, loss: Tensor, phase: str, step: int) -> None:
+        place = f"{phase} loss", f"at batch {step} of epoch {trainer.run_history.current_epoch}"
         if loss.is_cpu:
-            value = loss.item()
+            self._require_finite([(place, loss.item())])
+        else:
+            self._losses.send(loss, place)
+            self._require_finite(self._losses.arrived())
+
+    def _require_finite(self, losses: Iterable[tuple[tuple[str, str], float]]) -> None:
+        for (name, place), value in losses:
             if not math.isfinite(value):
-                raise _not_finite(value, _Place(phase, step, trainer.run_history.current_epoch))
-            return
-        self._losses.send(loss, _Place(phase, step, trainer.run_history.current_epoch))
-        self._require_finite(self._losses.arrived())
-
-    def _require_finite(self, losses: Iterable[tuple[_Place, float]]) -> None:
-        for place, value in losses:
-            if not math.isfinite(value):
-                raise _not_finite(value, place)
-
-
-def _not_finite(value: float, place: _Place) -> NonFiniteLossError:
-    return NonFiniteLossError(
-        f"The {place.phase} loss is not finite.",
-        given=f"loss={value} at batch {place.step} of epoch {place.epoch}",
-        do="Lower the learning rate, clip the gradients with gradient_clip_norm, or look at the data of this "
-        "batch. To continue regardless, leave TerminateOnNaNCallback out of the callbacks.",
-    )
+                raise NonFiniteLossError(
+                    f"The {name} is not finite.",
+                    given=f"loss={value} {place}",
+                    do="Lower the learning rate, clip the gradients with gradient_clip_norm, or look at the data of "
+                    "this batch. To continue regardless, leave TerminateOnNaNCallback out of the callbacks.",
+                )

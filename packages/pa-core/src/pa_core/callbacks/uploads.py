@@ -167,17 +167,10 @@ class Uploads:
         if exception is None and self._errors == "raise":
             raise_on_all(next(iter(self._take_problems()), None))
         self._warn_of_problems()
-        self._tidy_up()
-
-    def _tidy_up(self) -> None:
-        """Remove states that were kept on the disk because they were not sent yet."""
-        if self._newest is None or self._max_checkpoints is None:
-            return
-        state, run = self._newest
-        try:
-            StateFolder(state.parent).keep(self._max_checkpoints, run)
-        except CheckpointError as error:
-            warn_that_it_continues(error)
+        if self._newest is not None and self._max_checkpoints is not None:
+            # States that were kept on the disk because they were not sent yet.
+            state, run = self._newest
+            remove_or_warn(partial(StateFolder(state.parent).keep, self._max_checkpoints, run))
 
     def _warn_of_problems(self) -> None:
         for problem in self._take_problems():
@@ -236,6 +229,18 @@ class Uploads:
 def warn_that_it_continues(error: CheckpointError) -> None:
     """Warn about what takes room, or is not sent, and does not end the run."""
     warn_user(f"{error.problem.rstrip('.')} ({error.given}); the run continues. {error.do}")
+
+
+def remove_or_warn(remove: Callable[[], object]) -> None:
+    """Remove states, or warn about what takes room.
+
+    Args:
+        remove: Removes them.
+    """
+    try:
+        remove()
+    except CheckpointError as error:
+        warn_that_it_continues(error)
 
 
 def _explained(problem: str, place: object, error: Exception) -> CheckpointError:

@@ -64,7 +64,7 @@ class LimitBatches:
     """Limits every training and evaluation epoch of the trainers that are made within the context.
 
     Such a trainer has a ``LimitBatchesCallback``, which limits it wherever it is trained. A trainer that was made
-    before is limited, with a warning, in the runs that start within the context.
+    before is not limited.
 
     The context sets the environment variable ``PT_ACC_LIMIT_BATCHES``, which processes started within it see too,
     and restores its former value. Setting the variable for a script limits all of its trainers.

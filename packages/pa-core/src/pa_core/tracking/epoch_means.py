@@ -124,7 +124,7 @@ class StepMeans(dict[str, LossTracker]):
     def __init__(self) -> None:
         super().__init__()
         self._names_of_step: set[str] = set()
-        self._pending: dict[str, MetricValue] = {}
+        self._pending: dict[str, MetricValue] = {}  # until their samples are counted
         self._samples: int | None = None
         self._is_in_step = False
 
@@ -166,16 +166,13 @@ class StepMeans(dict[str, LossTracker]):
     def end_step(self) -> None:
         """End the step; does nothing when it has ended already."""
         self._is_in_step = False
-        if self._pending:
-            self._pending.clear()
+        self._pending = {}
 
     def count_samples(self, samples: int) -> None:
         """Note the number of samples of the step, which is the weight of what it logs."""
-        self._samples = samples
-        if self._pending:
-            for name, value in self._pending.items():
-                self._add(name, value, samples)
-            self._pending.clear()
+        self._samples, pending, self._pending = samples, self._pending, {}
+        for name in pending:
+            self._add(name, pending[name], samples)
 
     def log(self, name: str, value: MetricValue, count: int | None = None) -> None:
         """Add a value to a mean.
@@ -201,8 +198,9 @@ class StepMeans(dict[str, LossTracker]):
             raise logged_twice(name)
         value = single_number(name, value)
         self._names_of_step.add(name)
-        if count is not None or self._samples is not None:
-            self._add(name, value, count if count is not None else self._samples or 0)
+        weight = self._samples if count is None else count
+        if weight is not None:
+            self._add(name, value, weight)
         else:
             self._pending[name] = value.clone() if isinstance(value, Tensor) else value
 
@@ -212,15 +210,14 @@ class StepMeans(dict[str, LossTracker]):
 
     def load_totals(self, of_processes: Iterable[Mapping[str, tuple[float, int]]]) -> None:
         """Continue from what ``totals`` returned, here or on all processes together."""
-        sums: dict[str, tuple[float, int]] = {}
+        sums: dict[str, Tensor] = {}
         for totals in of_processes:
-            for name, (total, count) in totals.items():
-                total_before, count_before = sums.get(name, (0.0, 0))
-                sums[name] = total_before + total, count_before + count
+            for name, of_process in totals.items():
+                sums[name] = torch.tensor(of_process, dtype=torch.float64) + sums.get(name, 0)
         self.clear()
         for name, total_and_count in sums.items():
             self[name] = LossTracker()
-            self[name].load_totals(torch.tensor(total_and_count, dtype=torch.float64))
+            self[name].load_totals(total_and_count)
 
     def record(self, history: RunHistory, loss_name: str) -> None:
         """Record the means of an epoch.
@@ -238,13 +235,11 @@ class StepMeans(dict[str, LossTracker]):
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier() or name == "loss":
         raise ConfigurationError(
-            f"This cannot be the name of a logged value: log({name!r}, ...). Choose letters, digits and underscores; "
-            "train_, eval_ and _epoch are put around them."
+            f"This cannot be the name of a logged value: log({name!r}, ...). Choose letters, digits and underscores, "
+            "and not 'loss'; train_, eval_ and _epoch are put around them."
         )
-    if name == "loss":
-        raise ConfigurationError("The name 'loss' is taken. Choose another one, such as 'reconstruction_loss'.")
 
 
 def single_number(name: str, value: object) -> MetricValue:
@@ -262,14 +257,12 @@ def single_number(name: str, value: object) -> MetricValue:
         return value.long() if value.dtype is torch.bool else value
     if isinstance(value, Real):
         return float(value)
+    given = repr(value)
     if isinstance(value, Tensor):
-        raise ConfigurationError(
-            f"Only single numbers can be logged, got a tensor of shape {tuple(value.shape)} and dtype {value.dtype}. "
-            f"Log its mean, log({name!r}, value.mean()), or each element under its own name."
-        )
+        given = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}: log its mean, or each element"
     raise ConfigurationError(
-        f"Only single numbers can be logged, got {value!r}, of type {type(value).__name__}. Record anything else once "
-        f"an epoch, run_history.update_metric({name!r}, value)."
+        f"Only single numbers can be logged, got log({name!r}, ...) with {given}. Record anything else once an epoch, "
+        f"run_history.update_metric({name!r}, value)."
     )
 
 
