@@ -87,7 +87,6 @@ def test_arguments_reach_the_tracker(tmp_path: Path) -> None:
         ({"names": "tensorbord"}, ConfigurationError, "no tracker 'tensorbord'.*tensorboard"),
         ({"names": []}, ConfigurationError, "without a name"),
         ({"names": ["tensorboard", NOT_INSTALLED]}, UnsupportedConfigurationError, f"pip install {NOT_INSTALLED}"),
-        ({"project_name": ""}, ConfigurationError, "project_name must be .* got ''"),
         ({"init_kwargs": {"wandb": {}}}, ConfigurationError, "init_kwargs for 'wandb'"),
         ({"init_kwargs": {"tensorboard": {"key": "secret"}}}, ConfigurationError, "key; TypeError: .*'key'"),
     ],

@@ -160,7 +160,16 @@ class SaveBestModelCallback(TrainerCallback):
         Raises:
             CheckpointError: The file is missing, or another run has replaced it. The model is left as it is.
         """
-        self._require_own_file()
+        expected = self._what_identifies_the_best()
+        # On the meta device, no weight is read.
+        content = read_checkpoint(self.path, torch.device("meta")) if self.path.exists() else {}
+        found = {name: content.get(name) for name in expected}
+        if found != expected:
+            raise CheckpointError(
+                f"The best model cannot be loaded at the end of the run: its file {self.path} was replaced or removed. "
+                f"It has {found}, and this run saved {expected}. The model has the weights of the last update. Give "
+                "each run its own save_path, or pass load_saved_checkpoint=False."
+            )
         trainer.load_checkpoint(self.path, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler)
 
     def state_dict(self) -> dict[str, Any]:
@@ -190,18 +199,6 @@ class SaveBestModelCallback(TrainerCallback):
 
     def _what_identifies_the_best(self) -> dict[str, Any]:
         return {"watch_metric": self.watch_metric, "best_value": self.best.value, "best_epoch": self.best.epoch}
-
-    def _require_own_file(self) -> None:
-        expected = self._what_identifies_the_best()
-        # On the meta device, no weight is read.
-        content = read_checkpoint(self.path, torch.device("meta")) if self.path.exists() else {}
-        found = {name: content.get(name) for name in expected}
-        if found != expected:
-            raise CheckpointError(
-                f"The best model cannot be loaded at the end of the run: its file {self.path} was replaced or removed. "
-                f"It has {found}, and this run saved {expected}. The model has the weights of the last update. Give "
-                "each run its own save_path, or pass load_saved_checkpoint=False."
-            )
 
 
 def _names_of_trained(trainer: AnyTrainer) -> set[str]:

@@ -38,9 +38,7 @@ def get_default_callbacks(
         PrintProgressCallback
         LogMetricsCallback
     """
-    if progress_bar:
-        return DEFAULT_CALLBACKS
-    return tuple(callback for callback in DEFAULT_CALLBACKS if callback is not ProgressBarCallback)
+    return tuple(one for one in DEFAULT_CALLBACKS if progress_bar or one is not ProgressBarCallback)
 
 
 def warn_of_none_by_default(callbacks: Collection[object]) -> None:

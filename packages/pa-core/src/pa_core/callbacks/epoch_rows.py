@@ -92,13 +92,12 @@ class EpochRows:
         # A second line of the header is there for what it makes room for.
         fitting = max((_fitting(self._names, new, others, stacked) for stacked in (False, True)), key=len)
         self._below.update({*new} - {*fitting})
-        if len(fitting) == len(self._names):
-            return False
-        self._names = sorted(fitting, key=_rank)
-        one_line = _columns(self._names, stacked=False)
-        fits = _width([*others, *one_line]) <= WIDTH
-        self._columns = one_line if fits else _columns(self._names, stacked=True)
-        return True
+        if has_new := len(fitting) > len(self._names):
+            self._names = sorted(fitting, key=_rank)
+            one_line = _columns(self._names, stacked=False)
+            fits = _width([*others, *one_line]) <= WIDTH
+            self._columns = one_line if fits else _columns(self._names, stacked=True)
+        return has_new
 
 
 def is_loss(metric_name: str) -> bool:

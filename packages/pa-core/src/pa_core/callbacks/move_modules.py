@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
@@ -54,12 +52,7 @@ class MoveModulesToDeviceCallback(TrainerCallback):
 
 
 def _move_modules(trainer: AnyTrainer) -> None:
-    for module in _modules_of(trainer):
-        module.to(trainer.device)
-
-
-def _modules_of(trainer: AnyTrainer) -> Iterator[nn.Module]:
     placed_by_trainer = {id(trainer.model), id(trainer.get_model())}
     for _, module in named_modules_of(vars(trainer)):
         if id(module) not in placed_by_trainer:
-            yield module
+            module.to(trainer.device)

@@ -12,7 +12,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, JudgesMetric, direction_in_name
 from pa_core.callbacks.epoch_rows import EpochRows, format_pairs, format_rate, format_time, is_loss
-from pa_core.callbacks.run_summary import describe_trained, format_duration, format_table
+from pa_core.callbacks.run_summary import describe_trained, format_table
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
@@ -187,7 +187,11 @@ class PrintProgressCallback(TrainerCallback):
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print what ran, and the table of the metrics."""
         if not trainer.was_complete:
-            self._print_what_ran(trainer)
+            ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
+            rate = self._training.rate_of_run()
+            speed = f", {rate} samples/s in training" if rate else ""
+            seconds = trainer.run_history.clock.seconds - self._run_since
+            trainer.print(f"Training ended: {ran} in {format_time(seconds)}{speed}", flush=True)
         table = format_table(trainer.run_history, self._known_directions(trainer))
         if table:
             trainer.print(table, flush=True)
@@ -195,8 +199,9 @@ class PrintProgressCallback(TrainerCallback):
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print that the evaluation starts."""
-        loaders = [*trainer.eval_dataloaders.values()] or [trainer.eval_dataloader]
-        lengths = [length_of(one) for one in loaders if one is not None]
+        lengths = [length_of(one) for one in trainer.eval_dataloaders.values()]
+        if trainer.eval_dataloader is not None and not lengths:
+            lengths = [length_of(trainer.eval_dataloader)]
         batches = "a stream" if None in lengths else _count(sum(filter(None, lengths)), "batch", "batches")
         if trainer.eval_sets:
             batches += f" of {', '.join(trainer.eval_sets)}"
@@ -207,7 +212,7 @@ class PrintProgressCallback(TrainerCallback):
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print that the evaluation has ended, and its metrics."""
         seconds = trainer.run_history.clock.seconds - self._run_since
-        trainer.print(f"Evaluation ended in {format_duration(seconds)}", flush=True)
+        trainer.print(f"Evaluation ended in {format_time(seconds)}", flush=True)
         self._take(trainer)
         self._print_pairs(trainer, indent=2)
 
@@ -280,13 +285,6 @@ class PrintProgressCallback(TrainerCallback):
         judges = [one for one in trainer.callback_handler.callbacks if isinstance(one, JudgesMetric)]
         # The first of several decides.
         return {**{one.watch_metric: one.greater_is_better for one in reversed(judges)}, **self.greater_is_better}
-
-    def _print_what_ran(self, trainer: AnyTrainer) -> None:
-        ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
-        rate = self._training.rate_of_run()
-        speed = f", {rate} samples/s in training" if rate else ""
-        seconds = trainer.run_history.clock.seconds - self._run_since
-        trainer.print(f"Training ended: {ran} in {format_duration(seconds)}{speed}", flush=True)
 
 
 class _TrainingTime:

@@ -72,7 +72,7 @@ class ProgressBarCallback(TrainerCallback):
         """Open the display of a training epoch."""
         self._show_run(trainer)
         title = f"Epoch {trainer.run_history.current_epoch}"
-        self._begin(trainer, "train", title, _num_batches_to_train(trainer), keeps_last=not _prints_rows(trainer))
+        self._begin(trainer, "train", title, _num_batches_to_train(trainer))
 
     @override
     def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
@@ -101,9 +101,8 @@ class ProgressBarCallback(TrainerCallback):
         title, name = f"Epoch {trainer.run_history.current_epoch} eval ", trainer.eval_name or ""
         if self._only_evaluates:
             title = "Evaluation of " if name else "Evaluation"
-        keeps_last = not is_intermediate and not _prints_rows(trainer)
         total = length_of(trainer.eval_dataloader)
-        self._begin(trainer, "eval", f"{title}{name}".rstrip(), total, keeps_last=keeps_last)
+        self._begin(trainer, "eval", f"{title}{name}".rstrip(), total, is_intermediate=is_intermediate)
 
     @override
     def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
@@ -120,7 +119,7 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_prediction_run_start(self, trainer: AnyTrainer, *, num_batches: int, **kwargs: Any) -> None:
         """Open the display of a prediction."""
-        self._begin(trainer, "prediction", "Prediction", num_batches, keeps_last=True)
+        self._begin(trainer, "prediction", "Prediction", num_batches)
 
     @override
     def on_prediction_step_end(self, trainer: AnyTrainer, *, batch_size: int, **kwargs: Any) -> None:
@@ -144,10 +143,15 @@ class ProgressBarCallback(TrainerCallback):
         self.on_stop_training_error(trainer)
         self._close_run()
 
-    def _begin(self, trainer: AnyTrainer, phase: str, title: str, total: int | None, *, keeps_last: bool) -> None:
+    def _begin(
+        self, trainer: AnyTrainer, phase: str, title: str, total: int | None, *, is_intermediate: bool = False
+    ) -> None:
         if trainer.run_config.is_local_process_zero:
-            is_drawn = _draws_bars(trainer)
-            self._open[phase] = _EpochProgress(phase, title, total, is_drawn=is_drawn, keeps_last=keeps_last)
+            has_row = any(isinstance(one, PrintProgressCallback) for one in trainer.callback_handler.callbacks)
+            keeps_last = phase == "prediction" or not (is_intermediate or has_row)
+            self._open[phase] = _EpochProgress(
+                phase, title, total, is_drawn=_draws_bars(trainer), keeps_last=keeps_last
+            )
 
     def _step(self, trainer: AnyTrainer, phase: str, batch_size: int) -> bool:
         return phase in self._open and self._open[phase].step(trainer, batch_size)
@@ -281,10 +285,6 @@ def _move(bar: Bar, count: int, figures: str = "") -> None:
 def _draws_bars(trainer: AnyTrainer) -> bool:
     # Processes that were started from a cell have no widgets of their own.
     return is_terminal(sys.stderr) or (is_in_notebook() and trainer.num_processes == 1)
-
-
-def _prints_rows(trainer: AnyTrainer) -> bool:
-    return any(isinstance(one, PrintProgressCallback) for one in trainer.callback_handler.callbacks)
 
 
 def _draw_run_bar(trainer: AnyTrainer) -> Bar | None:

@@ -13,7 +13,6 @@ from pa_core.model_tensors import parameters_of
 from pa_core.tracking import RunHistory
 from pa_core.tracking.run_history import values_with_epochs
 
-_MINUTE, _HOUR = 60, 3600
 _NUM_NAMES = 2
 
 
@@ -47,21 +46,6 @@ def format_table(history: RunHistory, greater_is_better: Mapping[str, bool]) -> 
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
     return "\n".join("  " + "  ".join(row) for row in cells)
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration with as many digits as mean something.
-
-    Example:
-        >>> format_duration(3.14159), format_duration(75), format_duration(4000)
-        ('3.14 s', '1 min 15 s', '1 h 06 min')
-    """
-    if seconds < _MINUTE:
-        return f"{seconds:.3g} s"
-    whole = int(seconds)
-    if seconds < _HOUR:
-        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
-    return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
 
 
 def _number(value: float | None) -> str:

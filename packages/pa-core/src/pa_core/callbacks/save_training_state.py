@@ -148,14 +148,17 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Save if it is time, or have all processes do so if it is time on the clock of the first one."""
         if self.save_every_n_steps is not None and update % self.save_every_n_steps == 0:
             self._save(trainer, f"step_{update}")
-        elif not self._has_asked and self._is_due() and distributed.rank() == 0:
-            self._has_asked = True  # it takes until the next update for all to know
-            trainer.request_training_state()
+        elif self.save_every_n_seconds is not None and not self._has_asked and distributed.rank() == 0:
+            self._has_asked = time.monotonic() - self._last_save >= self.save_every_n_seconds
+            if self._has_asked:  # it takes until the next update for all to know
+                trainer.request_training_state()
 
     @override
     def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Save, unless another callback saves by the time, and may have made the request."""
-        if self.save_every_n_seconds is not None or not any(map(_saves_by_time, trainer.callback_handler.callbacks)):
+        callbacks = trainer.callback_handler.callbacks
+        periods = [one.save_every_n_seconds for one in callbacks if isinstance(one, SaveTrainingStateCallback)]
+        if self.save_every_n_seconds is not None or not any(periods):
             self._save(trainer, f"step_{update}")
 
     @override
@@ -189,10 +192,6 @@ class SaveTrainingStateCallback(TrainerCallback):
                 "example."
             )
 
-    def _is_due(self) -> bool:
-        interval = self.save_every_n_seconds
-        return interval is not None and time.monotonic() - self._last_save >= interval
-
     def _save(self, trainer: AnyTrainer, name: str) -> None:
         self._last_save = time.monotonic()
         self._has_asked = False
@@ -224,7 +223,3 @@ class SaveTrainingStateCallback(TrainerCallback):
         if self.max_checkpoints is not None:
             unsent = () if self._uploads is None else self._uploads.unsent
             remove_or_warn(partial(folder.keep, self.max_checkpoints, run, unless=unsent))
-
-
-def _saves_by_time(callback: object) -> bool:
-    return isinstance(callback, SaveTrainingStateCallback) and callback.save_every_n_seconds is not None

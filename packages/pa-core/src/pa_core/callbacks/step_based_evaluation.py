@@ -49,8 +49,10 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
     def __init__(self, eval_every_n_steps: int, eval_names: Collection[str] | None = None) -> None:
         check_count("eval_every_n_steps", eval_every_n_steps)
+        if isinstance(eval_names, str) or (eval_names is not None and not eval_names):
+            raise ConfigurationError(f"eval_names must be a list of names of evaluation sets, got {eval_names!r}.")
         self.eval_every_n_steps = eval_every_n_steps
-        self.eval_names: tuple[str, ...] | None = None if eval_names is None else _names(eval_names)
+        self.eval_names: tuple[str, ...] | None = None if eval_names is None else tuple(eval_names)
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -81,9 +83,3 @@ class StepBasedEvaluationCallback(TrainerCallback):
             return
         if not trainer.epoch_lengths.is_end_of_epoch(update):
             trainer.run_evaluation_epoch(is_intermediate=True, eval_names=self.eval_names)
-
-
-def _names(names: Collection[str]) -> tuple[str, ...]:
-    if isinstance(names, str) or not names:
-        raise ConfigurationError(f"eval_names must be a list of names of evaluation sets, got {names!r}.")
-    return tuple(names)

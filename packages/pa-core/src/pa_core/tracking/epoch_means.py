@@ -257,13 +257,12 @@ def single_number(name: str, value: object) -> MetricValue:
         return value.long() if value.dtype is torch.bool else value
     if isinstance(value, Real):
         return float(value)
-    given = repr(value)
+    given = f"{value!r}, of type {type(value).__name__}"
+    do = f"Record anything else once an epoch, run_history.update_metric({name!r}, value)."
     if isinstance(value, Tensor):
-        given = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}: log its mean, or each element"
-    raise ConfigurationError(
-        f"Only single numbers can be logged, got log({name!r}, ...) with {given}. Record anything else once an epoch, "
-        f"run_history.update_metric({name!r}, value)."
-    )
+        given = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+        do = f"Log its mean, log({name!r}, value.mean()), or each element under its own name."
+    raise ConfigurationError(f"Only single numbers can be logged, got {given}. {do}")
 
 
 def logged_twice(name: str) -> ConfigurationError:

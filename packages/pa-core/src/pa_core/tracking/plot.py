@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -31,10 +31,9 @@ _AXIS_LABELS: dict[PlotAxis, str] = {
     "seconds": "seconds since the start",
 }
 _PHASES = ("train", "eval", "evaluation", "val", "valid", "validation", "test")
-_LOSS_OF_SET = re.compile(r"eval_(?P<name>\w+)_loss_epoch")
+_LOSS_OF_SET = re.compile(r"(eval_\w+)_loss_epoch")
 _COLUMNS = 3
 _MARKED_POINTS = 50  # with more of them a marker at each would hide the line
-_COLOURED_ALIKE: tuple[str, ...] = ("train", "eval")  # in each panel; other curves take the colours after theirs
 
 
 _Curve: TypeAlias = tuple[list[float], list[float]]
@@ -110,7 +109,11 @@ def _records(history: RunHistory, metrics: Sequence[str] | None) -> dict[str, li
 def _panels(records: Mapping[str, list[MetricRecord]], x: PlotAxis) -> _Panels:
     """Sort the metrics into panels by quantity, and into series by what was measured on."""
     panels: defaultdict[str, dict[str, _Curve]] = defaultdict(dict)
-    phased_name = _phased_name(records)
+    # "ema_model_eval_loss_epoch" is the quantity "loss" of the series "ema_model eval". The longest name of a set
+    # counts; where a single dataset was evaluated, "eval_my_loss_epoch" is another loss of it.
+    sets = [match[1] for match in map(_LOSS_OF_SET.fullmatch, records) if match and "eval_loss_epoch" not in records]
+    phases = "|".join((*sorted(sets, key=len, reverse=True), *_PHASES))
+    phased_name = re.compile(rf"(?:(?P<prefix>.+?)_)??(?P<phase>{phases})_(?P<quantity>.+?)(?:_epoch)?")
     for name, of_metric in records.items():
         match = phased_name.fullmatch(name)
         quantity = match["quantity"] if match else name.removesuffix("_epoch")
@@ -120,26 +123,12 @@ def _panels(records: Mapping[str, list[MetricRecord]], x: PlotAxis) -> _Panels:
     return panels
 
 
-def _phased_name(names: Collection[str]) -> re.Pattern[str]:
-    """Return the pattern by which "ema_model_eval_loss_epoch" is the quantity "loss" of the series "ema_model eval"."""
-    sets = [match["name"] for match in map(_LOSS_OF_SET.fullmatch, names) if match]
-    # Where a single dataset was evaluated, "eval_my_loss_epoch" is another loss of it. The longest name counts.
-    of_sets = [] if "eval_loss_epoch" in names else [f"eval_{name}" for name in sorted(sets, key=len, reverse=True)]
-    phases = "|".join((*of_sets, *_PHASES))
-    return re.compile(rf"(?:(?P<prefix>.+?)_)??(?P<phase>{phases})_(?P<quantity>.+?)(?:_epoch)?")
-
-
 def _positions(records: Sequence[MetricRecord], x: PlotAxis) -> list[float]:
     if x != "epoch":
         return [getattr(record, x) for record in records]
     # the k-th of n values of an epoch stands at k/n of it, and so the last one where the epoch ends
-    per_epoch = Counter(record.epoch for record in records)
-    met: Counter[int] = Counter()
-    positions: list[float] = []
-    for record in records:
-        met[record.epoch] += 1
-        positions.append(record.epoch - 1 + met[record.epoch] / per_epoch[record.epoch])
-    return positions
+    groups = [[*group] for _, group in itertools.groupby(records, lambda record: record.epoch)]
+    return [of[0].epoch - 1 + index / len(of) for of in groups for index in range(1, len(of) + 1)]
 
 
 def _draw(panels: _Panels, x: PlotAxis, style: PlotStyle) -> Figure:
@@ -158,13 +147,10 @@ def _draw(panels: _Panels, x: PlotAxis, style: PlotStyle) -> Figure:
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
     figure = Figure(figsize=(1.0 + 4.2 * columns, 0.3 + 3.0 * rows), layout=layout)
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
-    for axes, (quantity, series) in zip(grid.flat, panels.items(), strict=False):
+    for index, (quantity, series) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(rows, columns, index, sharex=figure.axes[0] if index > 1 else None)
         _draw_panel(axes, quantity, series, style)
         axes.set_xlabel(_AXIS_LABELS[x])
-        axes.tick_params(labelbottom=True)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=x != "seconds"))
         if x != "epoch":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -174,15 +160,14 @@ def _draw(panels: _Panels, x: PlotAxis, style: PlotStyle) -> Figure:
 
 def _draw_panel(axes: Axes, quantity: str, series: Mapping[str, _Curve], style: PlotStyle) -> None:
     """Draw the curves of one quantity."""
-    kept: dict[str, str] = dict(zip(_COLOURED_ALIKE, style.curves, strict=False))
+    kept = dict(zip(("train", "eval"), style.curves, strict=False))  # the same in each panel
     others = itertools.cycle(style.curves[len(kept) :])
     for label, (positions, values) in series.items():
         colour = kept.get(label) or next(others)
         marker = "o" if len(positions) <= _MARKED_POINTS else ""
         axes.plot(positions, values, label=label, color=colour, marker=marker, markersize=3.5)
-    only = next(iter(series))
-    several = len(series) > 1
-    title = quantity if several or only == quantity else f"{only} {quantity}"
-    axes.set_title(title, loc="left")
-    if several:
+    if len(series) > 1:
         axes.legend(frameon=False, fontsize=9, labelcolor=style.text)
+    elif quantity not in series:
+        quantity = f"{next(iter(series))} {quantity}"
+    axes.set_title(quantity, loc="left")

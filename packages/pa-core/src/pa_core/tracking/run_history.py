@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Generator, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Generator, Iterable, KeysView, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -373,7 +373,7 @@ class InMemoryRunHistory(RunHistory):
             MetricNotFoundError: It was never recorded.
         """
         names = self.get_metric_names() if metric_name is None else (metric_name,)
-        return [MetricRecord(name, *row) for name in names for row in self._series_of(name).rows()]
+        return [record for name in names for record in self._series_of(name).records(name)]
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Return every number with its moment as columns of equal length, for ``pandas.DataFrame(...)``.
@@ -508,12 +508,10 @@ class _Series:
         self._num_read = len(self.values)
         return self.values
 
-    def rows(self) -> Iterator[tuple[float, int, int, int, float]]:
-        """Yield value, epoch, update, samples and seconds of each record whose value is a number."""
-        for value, *moment in zip(self.read(), *self._moments.values(), strict=True):
-            if (number := as_number(value)) is not None:
-                epoch, update, samples, seconds = moment
-                yield number, epoch, update, samples, seconds
+    def records(self, name: str) -> list[MetricRecord]:
+        """Return the values that are numbers as records of a metric of this name."""
+        rows = zip(map(as_number, self.read()), *self._moments.values(), strict=True)
+        return [MetricRecord(name, number, *moment) for number, *moment in rows if number is not None]
 
     def state_dict(self) -> dict[str, list[Any]]:
         """Return everything as names and lists."""
