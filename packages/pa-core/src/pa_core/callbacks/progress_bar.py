@@ -83,7 +83,7 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         """Count the batch."""
-        if self._step(trainer, "train", batch_output["batch_size"]):
+        if "train" in self._open and self._open["train"].step(trainer, batch_output["batch_size"]):
             self._show_run(trainer)
 
     @override
@@ -94,8 +94,6 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Open the display of an evaluation epoch, below the display of the training epoch if there is one."""
-        if "train" in self._open:
-            self._open["train"].pause()
         if trainer.eval_dataloader is None:
             return
         title, name = f"Epoch {trainer.run_history.current_epoch} eval ", trainer.eval_name or ""
@@ -107,14 +105,16 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         """Count the batch."""
-        self._step(trainer, "eval", batch_output["batch_size"])
+        if "eval" in self._open:
+            self._open["eval"].step(trainer, batch_output["batch_size"])
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Close the display of the evaluation, and resume the display of the training."""
+        evaluation, training = self._open.get("eval"), self._open.get("train")
         self._close(trainer, "eval", is_complete=True)
-        if "train" in self._open:
-            self._open["train"].resume()
+        if evaluation is not None and training is not None:
+            training.resume_after(evaluation)
 
     @override
     def on_prediction_run_start(self, trainer: AnyTrainer, *, num_batches: int, **kwargs: Any) -> None:
@@ -124,7 +124,8 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_prediction_step_end(self, trainer: AnyTrainer, *, batch_size: int, **kwargs: Any) -> None:
         """Count the batch."""
-        self._step(trainer, "prediction", batch_size)
+        if "prediction" in self._open:
+            self._open["prediction"].step(trainer, batch_size)
 
     @override
     def on_prediction_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -152,9 +153,6 @@ class ProgressBarCallback(TrainerCallback):
             self._open[phase] = _EpochProgress(
                 phase, title, total, is_drawn=_draws_bars(trainer), keeps_last=keeps_last
             )
-
-    def _step(self, trainer: AnyTrainer, phase: str, batch_size: int) -> bool:
-        return phase in self._open and self._open[phase].step(trainer, batch_size)
 
     def _close(self, trainer: AnyTrainer, phase: str, *, is_complete: bool) -> None:
         if phase in self._open:
@@ -197,7 +195,7 @@ class _EpochProgress:
         self._batches = self._samples = 0
         self._batches_to_warm_up = _BATCHES_TO_WARM_UP
         self._seconds_between = _SECONDS_BETWEEN_REFRESHES if is_drawn else SECONDS_BETWEEN_LINES
-        self._started = self._paused = time.monotonic()
+        self._started = self._opened = time.monotonic()
         self._next_refresh = self._started + self._seconds_between
 
     def step(self, trainer: AnyTrainer, batch_size: int) -> bool:
@@ -224,13 +222,9 @@ class _EpochProgress:
         if self._started >= self._next_refresh:
             self._show(trainer, self._started, "skipping what was trained on before")
 
-    def pause(self) -> None:
-        """Stop the clock while another epoch runs in between."""
-        self._paused = time.monotonic()
-
-    def resume(self) -> None:
-        """Restart the clock."""
-        self._started += time.monotonic() - self._paused
+    def resume_after(self, other: _EpochProgress) -> None:
+        """Leave out the time that another epoch took in between."""
+        self._started += time.monotonic() - other._opened
         if self._bar is not None:
             self._bar.unpause()
 

@@ -160,7 +160,7 @@ def _draw(panels: _Panels, x: PlotAxis, style: PlotStyle) -> Figure:
 
 def _draw_panel(axes: Axes, quantity: str, series: Mapping[str, _Curve], style: PlotStyle) -> None:
     """Draw the curves of one quantity."""
-    kept = dict(zip(("train", "eval"), style.curves, strict=False))  # the same in each panel
+    kept: dict[str, str] = dict(zip(("train", "eval"), style.curves, strict=False))  # the same in each panel
     others = itertools.cycle(style.curves[len(kept) :])
     for label, (positions, values) in series.items():
         colour = kept.get(label) or next(others)
