@@ -113,7 +113,7 @@ def warn_of_unknown_events(
     Args:
         callback: The callback.
         events: The names of all events.
-        warned: What was warned of before, to which the methods are added.
+        warned: Methods of which there was a warning before, to which these are added.
         only_typos: Only of those that are surely meant to be an event; others may be custom events.
     """
     kind = type(callback)

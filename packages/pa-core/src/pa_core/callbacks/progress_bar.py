@@ -57,9 +57,13 @@ class ProgressBarCallback(TrainerCallback):
         self._run = _draw_run_bar(trainer)
 
     @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Move the bar of the run on."""
+        self._show_run(trainer)
+
+    @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Close the bar of the run."""
-        self._show_run(trainer)
         self._close_run()
 
     @override

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing_extensions import override
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.signal_watch import SignalWatch
-from pa_core.callbacks.uploads import Uploads, check_upload_arguments, remove_or_warn
+from pa_core.callbacks.uploads import Uploads, check_upload_arguments, warn_that_it_continues
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
@@ -128,7 +128,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         trainer.check_training_state()
         if distributed.rank() == 0:
             # A complete run saves nothing any more that would remove what a process that was killed has left.
-            remove_or_warn(StateFolder(self._folder).remove_leftovers)
+            _remove(StateFolder(self._folder).remove_leftovers)
             if continued is not None:
                 self._tidy_up(continued)
         self._last_save = time.monotonic()
@@ -219,7 +219,15 @@ class SaveTrainingStateCallback(TrainerCallback):
             )
         if self._uploads is not None:
             self._uploads.add(newest, run)
-        remove_or_warn(partial(folder.remove_leftovers, run))
+        _remove(partial(folder.remove_leftovers, run))
         if self.max_checkpoints is not None:
             unsent = () if self._uploads is None else self._uploads.unsent
-            remove_or_warn(partial(folder.keep, self.max_checkpoints, run, unless=unsent))
+            _remove(partial(folder.keep, self.max_checkpoints, run, unless=unsent))
+
+
+def _remove(what: Callable[[], object]) -> None:
+    """Remove states, or say with a warning what takes room."""
+    try:
+        what()
+    except CheckpointError as error:
+        warn_that_it_continues(error)

@@ -170,7 +170,10 @@ class Uploads:
         if self._newest is not None and self._max_checkpoints is not None:
             # States that were kept on the disk because they were not sent yet.
             state, run = self._newest
-            remove_or_warn(partial(StateFolder(state.parent).keep, self._max_checkpoints, run))
+            try:
+                StateFolder(state.parent).keep(self._max_checkpoints, run)
+            except CheckpointError as error:
+                warn_that_it_continues(error)
 
     def _warn_of_problems(self) -> None:
         for problem in self._take_problems():
@@ -229,18 +232,6 @@ class Uploads:
 def warn_that_it_continues(error: CheckpointError) -> None:
     """Warn about what takes room, or is not sent, and does not end the run."""
     warn_user(f"{error.problem.rstrip('.')} ({error.given}); the run continues. {error.do}")
-
-
-def remove_or_warn(remove: Callable[[], object]) -> None:
-    """Remove states, or warn about what takes room.
-
-    Args:
-        remove: Removes them.
-    """
-    try:
-        remove()
-    except CheckpointError as error:
-        warn_that_it_continues(error)
 
 
 def _explained(problem: str, place: object, error: Exception) -> CheckpointError:
