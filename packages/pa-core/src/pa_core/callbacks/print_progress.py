@@ -191,7 +191,7 @@ class PrintProgressCallback(TrainerCallback):
             rate = self._training.rate_of_run()
             speed = f", {rate} samples/s in training" if rate else ""
             seconds = trainer.run_history.clock.seconds - self._run_since
-            trainer.print(f"Training ended: {ran} in {format_time(seconds)}{speed}", flush=True)
+            trainer.print(f"Training ended: {ran} in {_duration(seconds)}{speed}", flush=True)
         table = format_table(trainer.run_history, self._known_directions(trainer))
         if table:
             trainer.print(table, flush=True)
@@ -212,7 +212,7 @@ class PrintProgressCallback(TrainerCallback):
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print that the evaluation has ended, and its metrics."""
         seconds = trainer.run_history.clock.seconds - self._run_since
-        trainer.print(f"Evaluation ended in {format_time(seconds)}", flush=True)
+        trainer.print(f"Evaluation ended in {_duration(seconds)}", flush=True)
         self._take(trainer)
         self._print_pairs(trainer, indent=2)
 
@@ -362,6 +362,10 @@ def _learning_rate(trainer: AnyTrainer) -> float | None:
     """The highest learning rate of the groups of the first optimizer; None without one."""
     optimizer = next(iter(trainer.named_optimizers().values()), None)
     return max(map(float, learning_rates_of(optimizer)), default=None) if optimizer is not None else None
+
+
+def _duration(seconds: float) -> str:
+    return format_time(seconds) if seconds >= 60 else f"{seconds:.3g} s"  # noqa: PLR2004  # a minute
 
 
 def _count(number: int, singular: str, plural: str = "") -> str:

@@ -309,7 +309,7 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def get_metric_values(self, metric_name: str) -> list[Any]:
-        """Return all values of a metric, those of scalar tensors as plain numbers; none if it never was recorded."""
+        """Return all values of a metric, scalar tensors as plain numbers; none if it never was recorded."""
         return list(self._metrics[metric_name].read()) if metric_name in self._metrics else []
 
     @override
