@@ -193,6 +193,8 @@ def test_the_picture_has_a_curve_for_each_group(tmp_path: Path) -> None:
     assert {"weight_decay", "optimizer updates", "group 0", "group 1", "4k"} <= set(texts)
     assert _curves(tmp_path / "figures" / "schedule.svg") == 2
     assert (tmp_path / "schedule.png").read_bytes().startswith(b"\x89PNG")
+    plot_schedule(partial(StepLR, step_size=1), SGD([nn.Parameter(torch.ones(1))], lr=0.1), 1, 1, tmp_path / "one.svg")
+    assert "group 0" not in _texts(tmp_path / "one.svg")  # nothing is to be told apart
 
 
 SCRIPT = """

@@ -134,7 +134,7 @@ def test_the_length_is_that_of_a_whole_epoch_wherever_it_begins() -> None:
     """Schedules are made from the length, so it does not shrink when an epoch is resumed; the split does."""
     loader = KeyedDataLoader(Indices(20), batch_size=3)
     loader.start_epoch(0, position=15)
-    assert len(loader) == 7
+    assert len(loader) == loader.num_steps(0) == loader.num_steps(1) == 7
     assert len(loader.split) == 2
     assert loader.position == 15
 
