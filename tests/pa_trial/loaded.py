@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -80,8 +80,10 @@ def stream(
 
 
 def as_lists(batch: Any) -> Any:
-    """A batch with lists for its tensors."""
-    if isinstance(batch, Tensor):
+    """A batch, or a state, with lists for its tensors and arrays."""
+    if isinstance(batch, dict):
+        return {name: as_lists(part) for name, part in cast("dict[object, Any]", batch).items()}
+    if isinstance(batch, Tensor | np.ndarray):
         return batch.tolist()
     return [as_lists(part) for part in batch] if isinstance(batch, list | tuple) else batch
 

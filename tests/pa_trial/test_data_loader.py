@@ -277,6 +277,12 @@ def test_a_sampler_that_runs_dry_is_an_error_instead_of_an_endless_loop() -> Non
         stream(loader, 3)
 
 
+def test_indices_need_not_be_integers() -> None:
+    """A sampler may ask by whatever key the dataset knows."""
+    by_name: Any = {"a": 1, "bcd": 3, "ef": 2}
+    assert stream(DataLoader(by_name, 2, sampler=by_name), 2) == [[1, 3], [2]]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [torch.tensor, np.array, tuple])
 def test_batches_of_indices_need_not_be_lists(kind: Callable[[list[int]], Any], workers: int) -> None:

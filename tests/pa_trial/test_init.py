@@ -72,14 +72,6 @@ def test_other_errors_leave_the_block_as_they_are() -> None:
         context.set_stop_requested(True)
 
 
-def test_blocks_follow_and_enclose_each_other() -> None:
-    """Each block has a context of its own."""
-    with pa_trial.init(hparams={"lr": 1}) as outer:
-        with pa_trial.init(hparams={"lr": 2}) as inner:
-            assert (outer.get_hparam("lr"), inner.get_hparam("lr")) == (1, 2)
-        assert outer.get_hparam("lr") == 1
-
-
 LAUNCH_SETTINGS = {
     "ACCELERATE_MIXED_PRECISION": ("bf16", "use_amp"),
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("4", "aggregation_frequency"),
@@ -162,25 +154,15 @@ def test_processes_of_torchrun_are_found(launch: Launch) -> None:
 
 
 @pytest.mark.runs_on("two_ranks")
-def test_an_existing_process_group_is_used() -> None:
-    """A process group that the script has made is left as it is, and every rank has its own numbers."""
-    group = dist.group.WORLD
-    with pa_trial.init() as context:
-        assert dist.group.WORLD is group
-        assert context.distributed.get_rank() == dist.get_rank()
-        assert context.distributed.get_size() == 2
-        assert context.device == torch.device("cpu")
-    assert dist.is_initialized()
-
-
-@pytest.mark.runs_on("two_ranks")
 def test_machines_are_told_apart_without_the_variables_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """In processes that something else than torchrun has started, their hosts tell which ones share a machine."""
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    rank = dist.get_rank()
+    rank, group = dist.get_rank(), dist.group.WORLD
     with pa_trial.init() as context:
         assert (context.distributed.get_local_rank(), context.distributed.get_num_agents()) == (rank, 1)
+        assert (context.distributed.get_rank(), context.distributed.get_size()) == (rank, 2)
+        assert dist.group.WORLD is group  # that which the script has made
     monkeypatch.setattr(socket, "gethostname", lambda: f"host{rank}")
     monkeypatch.setenv("MASTER_ADDR", os.environ.get("MASTER_ADDR", "127.0.0.1"))
     with pa_trial.init() as context:

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from pa_core import gather_objects
 from pa_trial.errors import InvalidHP
 from pa_trial.metric_reducers import MetricReducers
 from pa_trial.reducer import MetricReducer
@@ -196,19 +194,3 @@ def test_a_reducer_is_wrapped_once() -> None:
     name: Any = 3
     with pytest.raises(AssertionError, match="name=3"):
         reducers.wrap(Total(), name)
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_all_ranks_get_the_same_metrics() -> None:
-    """Two real processes reduce the values of both, in the order of the batches."""
-    rank = dist.get_rank()
-    reducers = MetricReducers()
-    items = reducers.wrap(list, "items")
-    total = reducers.wrap(Total(), "total")
-    reducers.reset()
-    for index in range(3 - rank):
-        items.update(torch.tensor(2 * index + rank))
-        total.total += 1
-    metrics = reducers.cross_slot(gather_objects(reducers.per_slot(training=False)), training=False)
-    assert [int(item) for item in metrics["items"]] == [0, 1, 2, 3, 4]
-    assert metrics["total"] == 5.0

@@ -14,11 +14,12 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
 import pa_trial
+from pa_core.distributed import rank
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.progress import TrialProgress
 from pa_trial.trained_parts import TrainedParts
-from tests.pa_trial.batches import Batches, OneWeight, gradient_of
+from tests.pa_trial.batches import Batches, OneWeight, gradient_of, mean_over_ranks
 
 # Wrapping
 
@@ -134,9 +135,13 @@ def test_no_step_before_training() -> None:
     assert batches.value == 0.0
 
 
+@pytest.mark.runs_on("one_process", "two_ranks")
 @given(st.integers(1, 5), st.integers(1, 12), st.booleans())
 def test_a_step_ends_each_group_and_averages_it_if_asked_to(aggregation: int, count: int, averages: bool) -> None:
-    """Rows 3 to 7: within a group nothing happens; at its end, gradients are averaged, clipped, applied and zeroed."""
+    """Rows 3 to 7: within a group, gradients are those of the process; at its end, they are exchanged.
+
+    Those of all processes are averaged if asked for, clipped, applied and zeroed.
+    """
     batches = OneWeight(aggregation_frequency=aggregation)
     batches.parts.wrap_optimizer(batches.optimizer, average_aggregated_gradients=averages)
     clipped: list[float] = []
@@ -154,9 +159,9 @@ def test_a_step_ends_each_group_and_averages_it_if_asked_to(aggregation: int, co
     batches.train(train_batch, count)
 
     updates = count // aggregation
-    assert clipped == pytest.approx([1.0 if averages else aggregation] * updates)
+    assert clipped == pytest.approx([mean_over_ranks() * (1.0 if averages else aggregation)] * updates)
     assert batches.value == pytest.approx(-0.5 * updates)
-    assert left == [((i + 1) % aggregation or None) for i in range(count)]
+    assert left == [((i + 1) % aggregation * (rank() + 1) or None) for i in range(count)]
     assert batches.parts.gradients_in_progress() == (count % aggregation > 0)
 
 
@@ -206,6 +211,23 @@ def test_optimizers_step_on_their_own() -> None:
     batches.train(train_batch, 3)
 
     assert (model.weight.item(), batches.value) == (-3.0, -3.0)
+
+
+def test_backward_takes_the_arguments_of_torch() -> None:
+    """The gradient of a loss that is no single number, further passes through a graph, gradients of gradients."""
+    batches = OneWeight()
+    losses = batches.model(torch.ones(2, 1))
+    batches.parts.backward(losses, torch.tensor([[1.0], [2.0]]), retain_graph=True)
+    batches.parts.backward(losses, gradient=torch.ones(2, 1))
+    assert batches.gradient == 5.0
+
+    batches.model.zero_grad()
+    nn.init.ones_(batches.model.weight)
+    with pytest.warns(UserWarning, match="reference cycle"):  # torch's
+        batches.parts.backward(batches.loss() ** 3, create_graph=True)
+    assert batches.model.weight.grad is not None
+    (second,) = torch.autograd.grad(batches.model.weight.grad.sum(), batches.model.weight)
+    assert second.item() == 6.0
 
 
 # What a training leaves, and what it continues from

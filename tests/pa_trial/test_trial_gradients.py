@@ -6,7 +6,7 @@ import copy
 import io
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from pa_core.distributed import gather_objects, rank
 from pa_trial import gradient_exchange
 from pa_trial.errors import InvalidExperimentException
 from pa_trial.gradient_buckets import GradientBuckets
-from tests.pa_trial.batches import Batches, OneWeight, gradient_of
+from tests.pa_trial.batches import Batches, OneWeight
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -32,85 +32,58 @@ Backward = Callable[[Tensor], object]
 Step = Callable[[torch.optim.Optimizer], object]
 
 
-class Pass(NamedTuple):
-    """A backward pass: on each rank, which parameters its loss depends on."""
+class Trained(Protocol):
+    """What is trained by hand, or by two ranks."""
 
-    reached_by: tuple[frozenset[int], frozenset[int]]
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        """Those, in their order."""
+        ...
 
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """One of each model."""
+        ...
 
-class Vectors(nn.Module):
-    """Two parameters that losses depend on one by one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Parameter(torch.randn(3))
-        self.second = nn.Parameter(torch.randn(2, 2))
-
-
-def make_models() -> list[Vectors]:
-    """Two models, of two parameters each."""
-    torch.manual_seed(0)
-    return [Vectors(), Vectors()]
+    def train_batch(self, batch_idx: int, ranks: Sequence[int], backward: Backward, step: Step) -> None:
+        """Train on what these ranks have in a batch: the loss is the mean of theirs."""
+        ...
 
 
-def optimizers_of(models: Sequence[nn.Module]) -> list[torch.optim.Optimizer]:
-    """One for each model; weight decay tells a gradient of zero from none."""
-    return [SGD(model.parameters(), lr=0.1, momentum=0.5, weight_decay=0.1) for model in models]
+def assert_trains_as_one_process(
+    make: Callable[[], Trained], count: int, aggregation: int = 1, *, averages: bool = False
+) -> None:
+    """Two ranks end as a loop by hand on the batches of both."""
+    by_hand, on_two, trained = make(), make(), Batches(aggregation)
+    for batch_idx in range(count):
 
+        def step(optimizer: torch.optim.Optimizer, *, is_due: bool = (batch_idx + 1) % aggregation == 0) -> None:
+            if is_due:
+                step_and_zero(optimizer)
 
-def loss_of(models: Sequence[nn.Module], reached: frozenset[int], scale: float) -> Tensor:
-    """A loss that depends on these parameters."""
-    parameters = [parameter for model in models for parameter in model.parameters()]
-    # Through a leaf of its own, it can be differentiated also where it depends on none.
-    start = torch.zeros((), requires_grad=True)
-    return start + sum(((scale * parameters[index]) ** 2).sum() for index in reached)
-
-
-def scale_of(number: int, batch_idx: int) -> float:
-    """The data of a rank in a batch."""
-    return 0.1 + 0.3 * number + 0.05 * batch_idx
-
-
-def train_by_hand(batches: Sequence[Sequence[Pass]], aggregation: int, *, averages: bool) -> list[Vectors]:
-    """One process, with the mean of the losses of both ranks."""
-    models = make_models()
-    optimizers = optimizers_of(models)
-    for batch_idx, passes in enumerate(batches):
-        for one in passes:
-            losses = [loss_of(models, one.reached_by[i], scale_of(i, batch_idx)) for i in range(RANKS)]
-            loss = torch.stack(losses).mean() / (aggregation if averages else 1)
-            torch.autograd.backward(loss)
-        if (batch_idx + 1) % aggregation == 0:
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-    return models
-
-
-def train_on_two(batches: Sequence[Sequence[Pass]], aggregation: int, *, averages: bool) -> list[Vectors]:
-    """This rank's part of it."""
-    trained = Batches(aggregation)
-    models = [trained.parts.wrap_model(model) for model in make_models()]
-    optimizers = [
+        by_hand.train_batch(
+            batch_idx,
+            range(RANKS),
+            lambda loss: torch.autograd.backward(loss / (aggregation if averages else 1)),
+            step,
+        )
+    for model in on_two.models:
+        trained.parts.wrap_model(model)
+    for optimizer in on_two.optimizers:
         trained.parts.wrap_optimizer(optimizer, average_aggregated_gradients=averages)
-        for optimizer in optimizers_of(models)
-    ]
-
-    def train_batch(batch_idx: int) -> None:
-        for one in batches[batch_idx]:
-            trained.parts.backward(loss_of(models, one.reached_by[rank()], scale_of(rank(), batch_idx)))
-        for optimizer in optimizers:
-            trained.parts.step_optimizer(optimizer)
-
-    trained.train(train_batch, len(batches))
-    return models
+    trained.train(
+        lambda batch_idx: on_two.train_batch(batch_idx, [rank()], trained.parts.backward, trained.parts.step_optimizer),
+        count,
+    )
+    for model, expected in zip(on_two.models, by_hand.models, strict=True):
+        torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-5, atol=1e-6)
+    assert_same_on_all_ranks(on_two.models)
 
 
-def assert_equal(models: Sequence[nn.Module], expected: Sequence[nn.Module]) -> None:
-    """The parameters of both are the same but for rounding, and those of all ranks without."""
-    for model, one in zip(models, expected, strict=True):
-        torch.testing.assert_close(model.state_dict(), one.state_dict(), rtol=1e-5, atol=1e-6)
-    assert_same_on_all_ranks(models)
+def step_and_zero(optimizer: torch.optim.Optimizer) -> None:
+    """What a loop by hand does."""
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def assert_same_on_all_ranks(models: Sequence[nn.Module]) -> None:
@@ -119,23 +92,56 @@ def assert_same_on_all_ranks(models: Sequence[nn.Module]) -> None:
     torch.testing.assert_close(of_each, of_each[:1] * RANKS, rtol=0, atol=0)
 
 
+class Pass(NamedTuple):
+    """A backward pass: on each rank, which parameters its loss depends on."""
+
+    reached_by: tuple[frozenset[int], frozenset[int]]
+
+
+class Drawn:
+    """Two models of two parameters each, with passes whose losses depend on some of them.
+
+    Args:
+        batches: The passes of each batch.
+    """
+
+    def __init__(self, batches: Sequence[Sequence[Pass]]) -> None:
+        torch.manual_seed(0)
+        self._batches = batches
+        self._parameters = [nn.Parameter(torch.randn(shape)) for shape in ((3,), (2, 2)) * 2]
+        self.models = [nn.ParameterList(self._parameters[:2]), nn.ParameterList(self._parameters[2:])]
+        # Weight decay tells a gradient of zero from none.
+        self.optimizers = [SGD(one.parameters(), lr=0.1, momentum=0.5, weight_decay=0.1) for one in self.models]
+
+    def train_batch(self, batch_idx: int, ranks: Sequence[int], backward: Backward, step: Step) -> None:
+        """Make the passes of a batch."""
+        for one in self._batches[batch_idx]:
+            backward(
+                torch.stack([self._loss(one.reached_by[i], 0.1 + 0.3 * i + 0.05 * batch_idx) for i in ranks]).mean()
+            )
+        for optimizer in self.optimizers:
+            step(optimizer)
+
+    def _loss(self, reached: frozenset[int], scale: float) -> Tensor:
+        # Through a leaf of its own, it can be differentiated also where it depends on none.
+        start = torch.zeros((), requires_grad=True)
+        return start + sum(((scale * self._parameters[index]) ** 2).sum() for index in reached)
+
+
 subsets = st.frozensets(st.integers(0, 3))
 passes = st.builds(Pass, st.tuples(subsets, subsets))
 
 
 @settings(max_examples=60)
-@given(
-    st.lists(st.lists(passes, min_size=1, max_size=3), min_size=1, max_size=6),
-    st.integers(1, 3),
-    st.booleans(),
-)
+@given(st.lists(st.lists(passes, min_size=1, max_size=3), min_size=1, max_size=6), st.integers(1, 3), st.booleans())
 def test_two_ranks_train_as_one_process_whatever_each_pass_reaches(
     batches: list[list[Pass]], aggregation: int, averages: bool
 ) -> None:
     """Any number of passes over two models, any parameters in each of them, others on each rank; groups of batches."""
-    assert_equal(
-        train_on_two(batches, aggregation, averages=averages), train_by_hand(batches, aggregation, averages=averages)
-    )
+    assert_trains_as_one_process(lambda: Drawn(batches), len(batches), aggregation, averages=averages)
+
+
+DATA = torch.randn(7, RANKS, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Gan:
@@ -148,9 +154,9 @@ class Gan:
         self.models = [self.generator, self.discriminator]
         self.optimizers = [AdamW(model.parameters(), 0.01) for model in self.models]
 
-    def train_batch(self, _batch_idx: int, samples: Tensor, backward: Backward, step: Step) -> None:
+    def train_batch(self, batch_idx: int, ranks: Sequence[int], backward: Backward, step: Step) -> None:
         """Train both on one batch."""
-        noise, real = samples[:, :2], samples[:, 2:]
+        noise, real = DATA[batch_idx, [*ranks]].flatten(0, 1).chunk(2, dim=1)
         self.shield()
         fake = self.generator(noise)
         backward(self.discriminator(fake).mean())
@@ -190,37 +196,17 @@ class Unfreezing:
         self.models = [self.model]
         self.optimizers = [SGD(self.model.parameters(), lr=0.1, momentum=0.9)]
 
-    def train_batch(self, batch_idx: int, samples: Tensor, backward: Backward, step: Step) -> None:
+    def train_batch(self, batch_idx: int, ranks: Sequence[int], backward: Backward, step: Step) -> None:
         """Train on one batch."""
         self.model[0].requires_grad_(batch_idx in (2, 3, 4))
-        backward(self.model(samples).pow(2).mean())
+        backward(self.model(DATA[batch_idx, [*ranks]]).pow(2).mean())
         step(self.optimizers[0])
 
 
-def step_and_zero(optimizer: torch.optim.Optimizer) -> None:
-    """What a loop by hand does."""
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 @pytest.mark.parametrize("kind", [Gan, FreezingGan, Unfreezing])
-def test_what_is_trained_may_change_in_the_course_of_training(kind: type[Gan | Unfreezing]) -> None:
+def test_what_is_trained_may_change_in_the_course_of_training(kind: Callable[[], Trained]) -> None:
     """Models in turns, gradients that are dropped, layers that are frozen for a while: as on one process."""
-    data = torch.randn(7, 2 * 4, 4, generator=torch.Generator().manual_seed(0))
-    by_hand, on_two, trained = kind(), kind(), Batches()
-    for batch_idx, samples in enumerate(data):
-        by_hand.train_batch(batch_idx, samples, torch.autograd.backward, step_and_zero)
-    for model, optimizer in zip(on_two.models, on_two.optimizers, strict=True):
-        trained.parts.wrap_model(model)
-        trained.parts.wrap_optimizer(optimizer)
-
-    def train_batch(batch_idx: int) -> None:
-        share = data[batch_idx].chunk(RANKS)[rank()]
-        on_two.train_batch(batch_idx, share, trained.parts.backward, trained.parts.step_optimizer)
-
-    trained.train(train_batch, len(data))
-
-    assert_equal(on_two.models, by_hand.models)
+    assert_trains_as_one_process(kind, len(DATA))
 
 
 def test_gradients_of_a_device_are_agreed_on_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,25 +235,6 @@ def test_gradients_are_the_means_as_soon_as_backward_returns() -> None:
     trained.train(train_batch, 1)
 
     assert seen == [1.5, 3.0, 4.5]
-
-
-@pytest.mark.parametrize("averages", [True, False])
-def test_a_group_of_batches_is_exchanged_at_its_end(averages: bool) -> None:
-    """Within a group, gradients are those of the rank; clipping sees those of all, averaged if asked for."""
-    trained = OneWeight(aggregation_frequency=2)
-    trained.parts.wrap_optimizer(trained.optimizer, average_aggregated_gradients=averages)
-    seen: list[float] = []
-    clipped: list[float] = []
-
-    def train_batch(_: int) -> None:
-        trained.backward()
-        seen.append(trained.gradient)
-        trained.parts.step_optimizer(trained.optimizer, lambda parameters: clipped.append(gradient_of(parameters)))
-
-    trained.train(train_batch, 4)
-
-    assert seen == [rank() + 1.0, 3.0] * 2
-    assert clipped == [1.5 if averages else 3.0] * 2
 
 
 def test_a_rank_without_a_loss_takes_part() -> None:
@@ -615,26 +582,6 @@ def test_models_can_be_copied_and_saved_in_the_course_of_training_and_are_what_t
     # A step of the user's own is no affair of ours any more.
     torch.autograd.backward(trained.loss())
     trained.optimizer.step()
-
-
-@pytest.mark.parametrize("is_training", [True, False])
-def test_gradients_of_an_unfinished_group_go_on_where_they_were_saved(is_training: bool) -> None:
-    """Each rank saves its own, and the exchange at the end of the group takes them in, whenever they are loaded."""
-    trained, resumed = OneWeight(aggregation_frequency=2), OneWeight(aggregation_frequency=2)
-    with trained.training():
-        trained.run(trained.train_batch, range(1))
-        saved = copy.deepcopy(trained.parts.unfinished_gradients())
-        assert trained.parts.gradients_in_progress()
-    resumed.progress.batches_trained = 1
-    if not is_training:
-        resumed.parts.load_unfinished_gradients(saved)
-    with resumed.training():
-        if is_training:
-            resumed.parts.load_unfinished_gradients(saved)
-        resumed.run(lambda _: resumed.parts.step_optimizer(resumed.optimizer), range(1, 2))
-
-    assert saved == [{"weight": torch.full((1, 1), rank() + 1.0)}]
-    assert resumed.value == -1.5 / 2
 
 
 def test_compressed_gradients_are_warned_of_as_they_are_not() -> None:

@@ -7,33 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 from typing_extensions import override
 
 from pa_core.distributed import rank
 from pa_trial import InvalidCheckpointException
+from tests.pa_trial.loaded import as_lists
 from tests.pa_trial.resumable import Outcome, Resumable, fit
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 
 
-def same(first: Any, second: Any) -> bool:
-    """Whether two states are equal to the last bit."""
-    if isinstance(first, Tensor) or isinstance(second, Tensor):
-        return isinstance(first, Tensor) and isinstance(second, Tensor) and torch.equal(first, second)
-    if isinstance(first, np.ndarray):
-        return bool(np.array_equal(first, second))
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(same(first[name], second[name]) for name in first)
-    if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(same, first, second))
-    return bool(first == second)
-
-
 def different(whole: Outcome, resumed: Outcome) -> list[str]:
     """What is not the same on this process; callbacks of others than the chief go on from the chief's state."""
-    names = [name for name in whole.states if not same(whole.states[name], resumed.states[name])]
+    names = [name for name in whole.states if as_lists(whole.states[name]) != as_lists(resumed.states[name])]
     return [name for name in names if rank() == 0 or name != "callback"]
 
 

@@ -77,13 +77,8 @@ def save_forever(path: Path, board: Board, *, replacing: bool, in_background: bo
         board.started.value = update
         with board.during("writing"):
             sequence = folder.next_sequence()
-            summary: dict[str, JsonScalar] = {
-                "run": RUN,
-                "sequence": sequence,
-                "update": update,
-                "epoch": 1,
-                "complete": False,
-            }
+            summary: dict[str, JsonScalar] = {"run": RUN, "sequence": sequence, "update": update}
+            summary |= {"epoch": 1, "complete": False}
             write_checkpoint(path if replacing else folder.path_for(f"step_{update}", RUN), parts, summary)
         board.finished.value = update
         if not replacing:

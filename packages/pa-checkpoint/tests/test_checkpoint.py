@@ -294,6 +294,15 @@ def test_a_pickle_is_never_run(tmp_path: Path, name: str, save: Callable[..., No
     assert not trace.exists()
 
 
+def test_documents_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """A list in place of the documents, with a manifest that fits, is refused like any other damage."""
+    _write(tmp_path / "state")
+    (tmp_path / "state" / "state.json").write_bytes(b"[]")
+    _with_files_of(tmp_path / "state", {})
+
+    _expect_damage(tmp_path / "state", "state.json")
+
+
 @given(
     content=st.binary(max_size=200)
     | st.binary(max_size=200).map(lambda tail: (len(tail) // 2).to_bytes(8, "little") + tail)

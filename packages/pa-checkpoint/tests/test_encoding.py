@@ -79,6 +79,7 @@ def _tensor_of(dtype: torch.dtype, shape: list[int], content: bytes) -> Tensor:
     return torch.frombuffer(repeated, dtype=dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
 
 
+_SHARED = [1.0]
 _floats = st.floats().map(lambda x: float("nan") if x != x else x)  # noqa: PLR0124 - NaN
 _single = (
     st.none()
@@ -127,6 +128,7 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @example({0: "number", "0": "text", (0, "0"): "pair", b"0": "bytes", None: "nothing"})
 @example([10**5000, -(2**53) - 1, 2**53, -0.0, float("-inf"), "\ud83d\ude00", "\U0001f600", "\udc80", "", b""])
 @example(collections.Counter("abracadabra"))
+@example([_SHARED, {"again": _SHARED}])  # no cycle
 def test_what_is_accepted_comes_back_exactly(value: object) -> None:
     """Types, order, values, shapes and strides are those of the original, to the last bit."""
     assert _same(_back(value), value)

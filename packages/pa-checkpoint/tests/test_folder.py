@@ -124,7 +124,7 @@ def test_a_listing_names_what_is_wrong(tmp_path: Path) -> None:
     assert folder.next_sequence() == 3
 
 
-def test_the_newest_valid_state_isfound(tmp_path: Path) -> None:
+def test_the_newest_valid_state_is_found(tmp_path: Path) -> None:
     """Damaged states are passed over, newest first, each with its reason; also those that may be the newest."""
     folder = Folder(tmp_path)
     paths = _save(folder, [10, 20, 30, 40])
