@@ -489,22 +489,6 @@ _LAST_BATCH = {
 }
 
 NOTHING_TO_TRAIN = {
-    "all parameters frozen": Mistake(
-        _CLASSIFY.replace("trainer.train", "model.requires_grad_(False)\nmodel.requires_grad_()\ntrainer.train"),
-        "model.requires_grad_()\n",
-        "",
-        "BatchOutputError",
-        ("every parameter of Linear is frozen",),
-        "Unfreeze what is to be trained before train(), for example with model.requires_grad_().",
-    ),
-    "a loss that was detached": Mistake(
-        _OWN_STEP,
-        '"loss": loss,',
-        '"loss": loss.detach(),',
-        "BatchOutputError",
-        ("a loss without a gradient",),
-        "Calculate the loss from the model's outputs without detach(), item() or no_grad() on the way.",
-    ),
     "an optimizer of no parameters": Mistake(
         _CLASSIFY,
         "SGD(model.parameters(), lr=0.1)",
@@ -512,22 +496,6 @@ NOTHING_TO_TRAIN = {
         "ConfigurationError",
         ("SGD of 0 other parameters",),
         "Create the optimizer from model.parameters(), after replacing parts of the model.",
-    ),
-    "an optimizer of another model": Mistake(
-        _CLASSIFY,
-        "SGD(model.parameters(), lr=0.1)",
-        "SGD(nn.Linear(4, 3).parameters(), lr=0.1)",
-        "ConfigurationError",
-        ("SGD of 2 other parameters",),
-        "Create the optimizer from model.parameters(), after replacing parts of the model.",
-    ),
-    "no optimizer": Mistake(
-        _CLASSIFY,
-        "torch.optim.SGD(model.parameters(), lr=0.1)",
-        "None",
-        "ConfigurationError",
-        ("optimizer=None",),
-        "Pass one, for example torch.optim.SGD(model.parameters(), lr=0.1).",
     ),
 }
 

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import BatchOutput, BatchOutputError, Trainer
-from pa_core.data import epoch_order
 from pa_core.trained import Accumulation, MicroBatch
+from tests.support.loops import updates_of
 from tests.support.models import weights_of
 
 LENGTH = 6
@@ -84,16 +84,12 @@ def test_an_update_is_that_of_the_mean_over_all_its_tokens(
         data, 2, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation, gradient_clip_norm=0.5
     )
     config = trainer.run_config
-    assert config.seed is not None
     optimizer = optimizer_of(kind, by_hand)
-    for epoch in range(2):
-        order = epoch_order(num_samples, seed=config.seed, epoch=epoch).indices(0, num_samples)
-        for indices in torch.split(order, config.train_total_batch_size):
-            tokens, mask = (tensor[indices] for tensor in data.tensors)
-            torch.autograd.backward(token_mean(by_hand, tokens, mask))
-            nn.utils.clip_grad_norm_(by_hand.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
+    for tokens, mask in updates_of(data, config.seed, 2, config.train_total_batch_size):
+        torch.autograd.backward(token_mean(by_hand, tokens, mask))
+        nn.utils.clip_grad_norm_(by_hand.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
     assert torch.allclose(weights_of(model), weights_of(by_hand), rtol=0, atol=1e-12 if kind == "sgd" else 1e-9)
 
 
@@ -118,39 +114,6 @@ def test_a_batch_without_items_counts_for_nothing() -> None:
     trainer.evaluate(TensorDataset(inputs, mask), per_device_batch_size=2)
     expected = token_mean(model, inputs, mask).item()
     assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_tensor_may_count_the_items() -> None:
-    """A count that is still a tensor is as good as a number."""
-
-    class Counts(TokenTrainer):
-        @override
-        def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
-            return {**super().calculate_train_batch_loss(batch), "num_items_in_batch": batch[1].sum().long()}
-
-    weights: list[Tensor] = []
-    for trainer_class in (TokenTrainer, Counts):
-        model = network()
-        torch.manual_seed(0)
-        trainer = trainer_class(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-        trainer.train(rows(8), 1, per_device_batch_size=2, gradient_accumulation_steps=2)
-        weights.append(weights_of(model))
-    assert torch.equal(weights[0], weights[1])
-
-
-@pytest.mark.parametrize("items", [-1, 1.5, "many"])
-def test_a_count_that_is_none_is_refused(items: object) -> None:
-    """A negative, broken or textual number of items is an error that names the key."""
-
-    class Wrong(TokenTrainer):
-        @override
-        def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
-            return {**super().calculate_train_batch_loss(batch), "num_items_in_batch": items}
-
-    model = network()
-    trainer = Wrong(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-    with pytest.raises(BatchOutputError, match="num_items_in_batch"):
-        trainer.train(rows(4), 1)
 
 
 def test_counting_in_some_steps_only_is_refused() -> None:
@@ -193,11 +156,3 @@ def test_weighed_batches_add_up_to_the_mean_over_items(items: list[int], nominal
     total = sum(items)
     mean = sum(step * number for step, number in enumerate(items, start=1)) / max(total, 1) if len(items) > 1 else 1.0
     assert parameter.grad.item() == pytest.approx(mean, rel=1e-12)
-
-
-def test_the_samples_of_a_step_are_what_the_loader_says_or_the_step() -> None:
-    """A loader that knows its shares tells the samples of all processes; otherwise each is taken to have as many."""
-    accumulation = Accumulation(num_processes=4)
-    accumulation.take_counts(batch_size=8)
-    assert accumulation.samples_of(MicroBatch(1, weight=1.0, ends_group=True, global_samples=30)) == 30
-    assert accumulation.samples_of(MicroBatch(1, weight=1.0, ends_group=True)) == 32

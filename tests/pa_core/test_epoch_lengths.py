@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import LambdaLR, StepLR
+from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
 from pa_core import (
@@ -110,24 +110,6 @@ def test_an_evaluation_of_steps_leaves_the_end_of_each_epoch_to_the_epoch() -> N
 
     assert updates_of(trainer, "intermediate_eval_loss_epoch") == [1, 3, 4, 5, 6, 8, 9]
     assert updates_of(trainer, "eval_loss_epoch") == [2, 7, 10]
-
-
-def test_a_schedule_of_epochs_is_not_stepped_for_the_epoch_that_was_cut_short() -> None:
-    """Seven updates complete two epochs and step a schedule of epochs twice; six cut the second one short."""
-    stepped: list[int] = []
-    for updates in (6, 7):
-        schedule = partial(LambdaLR, lr_lambda=lambda epoch: 1 / (1 + epoch))
-        trainer = train(
-            make_trainer(),
-            num_epochs=1,
-            max_num_train_steps=updates,
-            create_scheduler_fn=schedule,
-            step_scheduler="epoch",
-        )
-        assert isinstance(trainer.scheduler, LambdaLR)
-        stepped.append(trainer.scheduler.last_epoch)
-
-    assert stepped == [1, 2]
 
 
 def test_displays_show_the_length_of_each_epoch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

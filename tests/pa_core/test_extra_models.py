@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,12 @@ def weights_of(trainer: Trainer[nn.Sequential]) -> list[list[float]]:
     return [parameter.flatten().tolist() for module in modules for parameter in module.parameters()]
 
 
+def assert_alike(modules: Sequence[nn.Module], by_hand: Sequence[nn.Module]) -> None:
+    """Both have the same weights."""
+    for one, other in zip(modules, by_hand, strict=True):
+        torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=1e-12)
+
+
 @everywhere
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_a_run_is_that_of_a_loop_by_hand(clip: float | None) -> None:
@@ -116,12 +122,7 @@ def test_a_run_is_that_of_a_loop_by_hand(clip: float | None) -> None:
             optimizer.zero_grad()
             scheduler.step()
     assert trainer.num_updates_completed == 6
-    for one, other in zip(
-        (*trainer.get_model().parameters(), *trainer.modules["captions"].parameters()),
-        (*model.parameters(), *captions.parameters()),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert_alike([trainer.get_model(), trainer.modules["captions"]], [model, captions])
     assert gather_objects(weights_of(trainer)) == [weights_of(trainer)] * num_processes()
     rates = [optimizer.param_groups[0]["lr"] for optimizer in trainer.named_optimizers().values()]
     assert rates == pytest.approx([optimizer.param_groups[0]["lr"] for optimizer in optimizers])
@@ -144,9 +145,7 @@ def test_the_optimizer_of_the_trainer_may_train_a_module_too() -> None:
         torch.autograd.backward(contrast(copies[0](first), copies[1](second)))
         optimizer.step()
         optimizer.zero_grad()
-    for module, by_hand in zip((model, captions), copies, strict=True):
-        for one, other in zip(module.parameters(), by_hand.parameters(), strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert_alike([model, captions], copies)
     assert list(trainer.named_models()) == ["model", "captions"]
     assert list(trainer.named_optimizers()) == ["optimizer"]
 

@@ -265,6 +265,7 @@ STEPS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "a loss without a number": (of_loss(lambda loss: loss.to("meta")), ("meta", "real")),
     "items that are not a number": (replaced(num_items_in_batch=torch.tensor(math.nan)), ("tensor(nan)", "whole")),
     "infinitely many items": (replaced(num_items_in_batch=torch.tensor(math.inf)), ("tensor(inf)", "whole")),
+    "less than no item": (replaced(num_items_in_batch=-1), ("num_items_in_batch", "whole")),
     "a part of an item": (replaced(num_items_in_batch=torch.tensor(2.5)), ("tensor(2.5000)", "whole")),
     "a truth as the number of items": (replaced(num_items_in_batch=torch.tensor(True)), ("tensor(True)", "whole")),
     "complex items": (replaced(num_items_in_batch=torch.tensor(3j)), ("tensor(0.+3.j)", "whole")),

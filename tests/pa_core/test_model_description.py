@@ -47,13 +47,6 @@ def test_blocks_that_are_alike_share_a_row() -> None:
     assert len(describe_model(Tied(), depth=0).splitlines()) == 2
 
 
-def test_the_table_is_aligned() -> None:
-    """Numbers end where their header does."""
-    lines = describe_model(nn.TransformerEncoderLayer(64, 4, 1024)).splitlines()
-    end = lines[0].index("parameters") + len("parameters")
-    assert all(line[end - 1].isdigit() and line[end] == " " for line in lines[1:])
-
-
 def test_frozen_and_half_precision_parameters() -> None:
     """Only what requires gradients is trainable; memory is that of the dtype, buffers included."""
     model = nn.Sequential(nn.Linear(8, 8).bfloat16().requires_grad_(False), nn.BatchNorm1d(8))

@@ -24,31 +24,25 @@ from pa_core import (
     TrainerCallback,
     TrainerPlaceholderValues,
     TrainerWithTimmScheduler,
+    gather_objects,
 )
-from tests.launching import Launch
 from tests.pa_core.custom_loops.loops import make_line, step_through
+from tests.support.callbacks import KillAt, KilledError
 
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0)
 
 
 class RateOfEachEpoch(TrainerCallback):
-    """Notes the rates that the updates of each epoch were made with, and ends the process where told to."""
+    """Notes the rates that the updates of each epoch were made with."""
 
-    def __init__(self, interrupt_in: int | None = None) -> None:
+    def __init__(self) -> None:
         self.rates: list[float] = []
-        self.interrupt_in = interrupt_in
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         if kwargs["step"] == 1:
             self.rates.append(trainer.optimizer.param_groups[0]["lr"])
         assert trainer.optimizer.param_groups[0]["lr"] == self.rates[-1]
-        if trainer.run_history.current_epoch == self.interrupt_in:
-            raise Interrupted
-
-
-class Interrupted(Exception):
-    """Ends a run as a crash does."""
 
 
 class RecordsMetric(TrainerCallback):
@@ -60,18 +54,6 @@ class RecordsMetric(TrainerCallback):
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         trainer.run_history.update_metric("quality", next(self.values))
-
-
-class SaveEachEpoch(TrainerCallback):
-    """Saves a training state after each epoch."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        epoch = trainer.num_epochs_completed
-        trainer.save_training_state(self.folder / str(epoch), sequence=epoch)
 
 
 def samples() -> TensorDataset:
@@ -281,8 +263,9 @@ def test_a_resumed_schedule_is_the_uninterrupted_one(tmp_path: Path, interrupt_i
     )
     whole = RateOfEachEpoch()
     run(make_trainer(whole, RecordsMetric(iter(values))))
-    with pytest.raises(Interrupted):
-        run(make_trainer(RateOfEachEpoch(interrupt_in), RecordsMetric(iter(values)), SaveEachEpoch(tmp_path)))
+    save = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)
+    with pytest.raises(KilledError):
+        run(make_trainer(RecordsMetric(iter(values)), save, KillAt(2 * interrupt_in - 2, "on_train_step_end")))
 
     resumed = RateOfEachEpoch()
     rest = iter(values[interrupt_in - 1 :])
@@ -308,29 +291,18 @@ def test_a_run_that_was_ended_within_an_epoch_steps_once_for_it_when_it_is_exten
     assert torch.equal(extended.model.weight, whole.model.weight)
 
 
-ON_TWO_RANKS = """
-import torch
-from functools import partial
-from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import TensorDataset
-from pa_core import Trainer, gather_objects
-
 class OwnMetric(Trainer):
-    def eval_epoch_end(self):
+    """Records a metric that each process computes for itself."""
+
+    @override
+    def eval_epoch_end(self) -> None:
         self.run_history.update_metric("own", 1.0 + 10 * self.process_index * self.num_epochs_completed)
 
-model = nn.Linear(1, 1)
-trainer = OwnMetric(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=1.0), callbacks=[])
-data = TensorDataset(torch.zeros(8, 1), torch.zeros(8, 1))
-create = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=0, mode="max")
-trainer.train(data, 3, data, 2, create_scheduler_fn=create, watch_metric="own")
-rates = gather_objects(trainer.optimizer.param_groups[0]["lr"])
-assert rates == [0.25, 0.25], rates
-"""
 
-
-def test_all_processes_step_with_the_same_value(launch: Launch) -> None:
-    """A metric that each process computes for itself: that of the first one counts on all."""
-    launched = launch(ON_TWO_RANKS, ranks=2)
-    assert launched.status == 0, launched.output
+@pytest.mark.runs_on("two_ranks")
+def test_all_processes_step_with_the_same_value() -> None:
+    """That of the first one counts on all."""
+    trainer = make_trainer(trainer_class=OwnMetric)
+    plateau = partial(PLATEAU, threshold=0, mode="max")
+    train(trainer, 3, create_scheduler_fn=plateau, watch_metric="own", per_device_batch_size=2)
+    assert gather_objects(trainer.optimizer.param_groups[0]["lr"]) == [2.5e-4, 2.5e-4]

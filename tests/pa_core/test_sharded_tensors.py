@@ -10,22 +10,10 @@ from torch import nn
 from pa_core.model_tensors import (
     is_sharded,
     is_sharded_module,
-    local_piece,
     local_pieces,
     reshard,
     whole_tensor,
 )
-
-
-def test_a_plain_tensor_is_its_own_piece() -> None:
-    """A tensor that is not split is returned as it is."""
-    tensor = torch.arange(4.0)
-    assert not is_sharded(tensor)
-    assert local_piece(tensor) is tensor
-    assert whole_tensor(tensor) is tensor
-    layer = nn.Linear(1, 1)
-    assert not is_sharded_module(layer)
-    reshard(layer)
 
 
 @pytest.mark.runs_on("two_ranks")

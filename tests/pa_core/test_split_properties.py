@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 import pytest
@@ -17,8 +17,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerCallback, distributed, gather_objects
-from pa_core.data import epoch_order
 from pa_core.testing import make_classification, make_regression
+from tests.support.loops import updates_of
 from tests.support.models import weights_of
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
@@ -71,24 +71,18 @@ def test_any_split_makes_the_updates_of_the_large_batch(
         max_num_train_steps=max_updates,
     )
     config = trainer.run_config
-    assert config.seed is not None
     optimizer = optimizer_of(kind, by_hand)
-    updates = 0
-    for epoch in range(config.num_epochs):
-        order = epoch_order(num_samples, seed=config.seed, epoch=epoch).indices(0, num_samples)
-        for indices in torch.split(order, config.train_total_batch_size):
-            if updates == max_updates:
-                break
-            inputs, targets = (tensor[indices] for tensor in data.tensors)
-            torch.autograd.backward(nn.functional.mse_loss(by_hand(inputs), targets))
-            if clip == "value":
-                nn.utils.clip_grad_value_(by_hand.parameters(), 0.05)
-            if clip == "norm":
-                nn.utils.clip_grad_norm_(by_hand.parameters(), 0.3)
-            optimizer.step()
-            optimizer.zero_grad()
-            updates += 1
-    assert trainer.num_updates_completed == updates
+    whole_batches = updates_of(data, config.seed, config.num_epochs, config.train_total_batch_size)
+    updates = list(islice(whole_batches, max_updates))
+    for inputs, targets in updates:
+        torch.autograd.backward(nn.functional.mse_loss(by_hand(inputs), targets))
+        if clip == "value":
+            nn.utils.clip_grad_value_(by_hand.parameters(), 0.05)
+        if clip == "norm":
+            nn.utils.clip_grad_norm_(by_hand.parameters(), 0.3)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert trainer.num_updates_completed == len(updates)
     assert torch.allclose(weights_of(model), weights_of(by_hand), rtol=0, atol=1e-12)
 
 

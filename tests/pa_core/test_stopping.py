@@ -178,24 +178,6 @@ class AfterUpdates(TrainerCallback):
         self.weights.append(weights_of(trainer))
 
 
-@pytest.mark.parametrize("event", ["on_train_step_end", "on_optimizer_step_end"])
-def test_a_stop_before_the_backward_pass_leaves_the_update_out(event: str) -> None:
-    """A stop at the loss of update 3 leaves the weights of update 2; one after update 3 leaves those of 3."""
-    after_updates = AfterUpdates()
-    whole, _ = make_trainer(after_updates)
-    torch.manual_seed(1)
-    train(whole)
-    third = [position for position, name in enumerate(TRAINING_RUN) if name == event][2]
-    stopped, _ = make_trainer(RaiseAt(third, StopTrainingError()))
-    torch.manual_seed(1)
-    train(stopped)
-
-    complete = 2 if event == "on_train_step_end" else 3
-    assert stopped.num_updates_completed == stopped.run_history.clock.update == complete
-    assert stopped.run_history.clock.samples == complete * BATCH_SIZE
-    assert equal(weights_of(stopped)[:2], after_updates.weights[complete - 1][:2])
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
 @pytest.mark.parametrize("position", range(len(TRAINING_RUN) - 1))
 def test_an_exception_leaves_the_run_at_once(position: int, error: type[BaseException]) -> None:

@@ -19,7 +19,6 @@ from pa_core import (
     ConfigurationError,
     StopTrainingError,
     TrainerCallback,
-    TrainerPlaceholderValues,
     TrainerWithTimmScheduler,
 )
 from pa_core.testing import TinyClassifier, make_classification
@@ -136,21 +135,6 @@ def test_each_update_is_made_with_the_rate_of_the_updates_before_it(in_epochs: b
     times = [0, 0, 1, 1, 2, 2] if in_epochs else range(6)
     assert rates.rates == [schedule.factor(t) for t in times]
     assert trainer.optimizer.param_groups[0]["lr"] == schedule.factor(3 if in_epochs else 6)
-
-
-def test_placeholders_reach_the_scheduler_as_numbers() -> None:
-    """A factory may ask for the length of the run."""
-    trainer = make_trainer()
-    trainer.train(
-        DATA,
-        3,
-        create_scheduler_fn=partial(
-            CosineWithWarmup,
-            t_initial=TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
-        ),
-    )
-    assert isinstance(trainer.scheduler, CosineWithWarmup)
-    assert trainer.scheduler.t_initial == 6
 
 
 def test_a_run_that_ends_in_mid_epoch_is_told_as_far_as_it_went() -> None:

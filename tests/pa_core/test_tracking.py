@@ -36,7 +36,6 @@ from pa_core.tracking import (
     MetricRecord,
     MetricValue,
     RunClock,
-    RunHistory,
 )
 from tests.small_runs import make_trainer, samples
 from tests.support.histories import DocumentedHistory
@@ -73,19 +72,6 @@ def test_a_history_may_count_its_epochs_itself() -> None:
     trainer.run_history = history
     trainer.train(samples(4), 2)
     assert history.current_epoch == 3
-
-
-def test_the_documented_methods_are_the_abstract_ones() -> None:
-    """Nothing beyond the documented methods is demanded of a subclass."""
-    assert RunHistory.__abstractmethods__ == {
-        "get_latest_metric",
-        "get_metric_names",
-        "get_metric_values",
-        "metric_name_prefix",
-        "reset",
-        "set_metric_name_prefix",
-        "update_metric",
-    }
 
 
 def test_the_state_of_any_history_holds_the_clock() -> None:
@@ -148,19 +134,6 @@ def test_the_prefix_goes_before_names_that_are_recorded() -> None:
     assert history.get_latest_metric("ema_loss") == 2.0
     history.set_metric_name_prefix()
     assert history.metric_name_prefix == ""
-
-
-def test_a_metric_can_be_deleted() -> None:
-    """A deleted metric is gone and may be recorded anew."""
-    history = InMemoryRunHistory()
-    history.update_metric("a", 1.0)
-    history.update_metric("b", 2.0)
-
-    history.delete_metric("a")
-
-    assert list(history.get_metric_names()) == ["b"]
-    history.update_metric("a", 3.0)
-    assert history.get_metric_values("a") == [3.0]
 
 
 def test_reset_forgets_values_and_epochs_and_keeps_the_prefix() -> None:

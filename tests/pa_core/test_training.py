@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import re
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
@@ -22,7 +20,6 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from pa_core.data import epoch_order
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.models import weights_of
@@ -42,42 +39,6 @@ def linear_trainer(
 def regression(num_samples: int, dtype: torch.dtype = torch.float64) -> TensorDataset:
     """A regression dataset in the given precision."""
     return TensorDataset(*(tensor.to(dtype) for tensor in make_regression(num_samples).tensors))
-
-
-def test_a_run_equals_a_hand_written_loop_to_the_last_bit() -> None:
-    """Weights and losses are those of the loop that people write by hand, in the same order of the samples."""
-    data = make_classification(50)
-    model = TinyClassifier(batch_norm=True)
-    by_hand = copy.deepcopy(model)
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
-    torch.manual_seed(3)
-    trainer.train(data, num_epochs=3, per_device_batch_size=8, create_scheduler_fn=partial(LambdaLR, lr_lambda=_halve))
-
-    seed = trainer.run_config.seed
-    assert seed is not None
-    optimizer = SGD(by_hand.parameters(), lr=0.05, momentum=0.9)
-    scheduler = LambdaLR(optimizer, _halve)
-    losses: list[float] = []
-    for epoch in range(3):
-        order = epoch_order(50, seed=seed, epoch=epoch).indices(0, 50)
-        total = 0.0
-        for indices in torch.split(order, 8):
-            inputs, targets = (tensor[indices] for tensor in data.tensors)
-            loss = nn.functional.cross_entropy(by_hand(inputs), targets)
-            total += loss.item() * len(indices)
-            torch.autograd.backward(loss)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-        losses.append(total / 50)
-
-    assert torch.equal(weights_of(model), weights_of(by_hand))
-    assert list(trainer.run_history.get_metric_values("train_loss_epoch")) == pytest.approx(losses, rel=1e-6)
-
-
-def _halve(update: int) -> float:
-    return 0.5 ** (update // 5)
 
 
 def test_the_seed_of_the_user_decides_everything() -> None:
@@ -282,21 +243,6 @@ def test_the_default_loaders_are_what_users_read() -> None:
     assert (eval_loader.dataset, eval_loader.batch_size, len(eval_loader)) == (data, 5, 2)
     assert train_loader.device == trainer.device
     assert trainer.run_config.eval_per_device_batch_size == 5
-
-
-def test_any_iterable_with_a_length_is_a_loader() -> None:
-    """create_train_dataloader may return a list of batches; each of them is trained on."""
-
-    class FromList(Trainer):
-        @override
-        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
-            return [(torch.ones(batch_size, 4), torch.zeros(batch_size, 1))] * 5
-
-    model = nn.Linear(4, 1)
-    trainer = FromList(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=[])
-    trainer.train(make_regression(1), 2, per_device_batch_size=3, gradient_accumulation_steps=2)
-    assert trainer.num_updates_completed == 6
-    assert trainer.run_history.clock.samples == 30
 
 
 def test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds() -> None:

@@ -63,14 +63,6 @@ def test_a_limited_run_counts_what_it_really_runs() -> None:
     assert trainer.num_updates_completed == 6
 
 
-def test_an_evaluation_run_is_limited_too() -> None:
-    """``evaluate()`` has no training loader, and its only loader is limited."""
-    recorder = RecordingCallback()
-    trainer = linear_trainer(LimitBatchesCallback(2), recorder)
-    trainer.evaluate(make_regression(80), per_device_batch_size=8)
-    assert recorder.events.count("on_eval_step_end") == 2
-
-
 def test_a_trainer_that_was_made_within_the_context_is_limited_wherever_it_is_trained() -> None:
     """It has the callback, and trains and evaluates on the first batches after the context has ended."""
     recorder = RecordingCallback()

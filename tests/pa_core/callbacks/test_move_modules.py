@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
 from pa_core import MoveModulesToDeviceCallback, Trainer
-from pa_core.testing import TinyClassifier, make_classification
+from pa_core.testing import TinyClassifier
 
 META = torch.device("meta")
 
@@ -66,25 +66,3 @@ def test_every_module_but_the_model_is_moved(event: str) -> None:
     assert set(devices.values()) == {META}, devices
     assert trainer.accuracy is accuracy
     assert trainer.in_dict["teacher"] is teacher
-
-
-def test_a_trainer_with_metrics_runs() -> None:
-    """A metric that is an attribute of the trainer counts in a training run, as documented."""
-
-    class TrainerWithAccuracy(Trainer[TinyClassifier]):
-        accuracy: MulticlassAccuracy
-
-        @override
-        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-            output = super().calculate_eval_batch_loss(batch)
-            self.accuracy.update(output["model_outputs"], batch[1])
-            return output
-
-    model = TinyClassifier()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    callbacks = [MoveModulesToDeviceCallback]
-    trainer = TrainerWithAccuracy(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks)
-    trainer.accuracy = MulticlassAccuracy(num_classes=3)
-    data = make_classification(24)
-    trainer.train(data, 1, data)
-    assert 0 <= float(trainer.accuracy.compute()) <= 1

@@ -94,14 +94,6 @@ def test_a_set_is_evaluated_every_n_epochs_and_after_the_last_one() -> None:
     assert epochs_of(trainer, "eval_ood_loss_epoch") == [2, 3]
 
 
-def test_a_run_without_a_set_that_is_due_just_trains() -> None:
-    """An epoch in which no set is due has no event of an evaluation."""
-    note = NoteSets()
-    make_trainer(Trainer, note).train(DATA, 3, {"rare": EvaluationSet(OOD, every_n_epochs=3)})
-    assert note.events[:2] == ["None, epoch 1", "None, epoch 2"]
-    assert note.events[2] == "rare starts"
-
-
 def test_evaluate_takes_several_sets_and_repeats_those_of_the_run_before() -> None:
     """``evaluate()`` records ``evaluation_NAME_loss`` of each set, and without data evaluates those of the last run."""
     trainer = make_trainer()

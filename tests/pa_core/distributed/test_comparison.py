@@ -63,13 +63,3 @@ def test_many_differences_are_counted() -> None:
     """The first ones are shown."""
     with pytest.raises(RanksDifferError, match=r"7: 0 on rank 0, 1 on rank 1, and 92 more"):
         require_same(lambda: {"same": "", **{str(one): str(dist.get_rank()) for one in range(100)}}, CPU)
-
-
-def test_one_process_describes_nothing() -> None:
-    """Alone, it pays nothing."""
-
-    def never() -> dict[str, str]:
-        raise AssertionError
-
-    require_same(never, CPU)
-    assert agree_on_integer(3, never, CPU) == 3

@@ -15,16 +15,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
     BatchMismatchError,
     ConfigurationError,
     EmptyDatasetError,
     RanksDifferError,
     Trainer,
-    TrainerCallback,
     UnsupportedConfigurationError,
     gather_objects,
 )
+from pa_core.testing import RecordingCallback
 
 on_any_number_of_processes = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -159,32 +158,16 @@ def test_modes_come_back_and_gradients_are_recorded_between_batches() -> None:
     assert (model.training, model[0].training, model[1].training) == (True, True, False)
 
 
-class Listens(TrainerCallback):
-    """Notes the events of predictions."""
-
-    def __init__(self) -> None:
-        self.events: list[object] = []
-
-    @override
-    def on_prediction_run_start(self, trainer: AnyTrainer, *, num_batches: int, **kwargs: Any) -> None:
-        self.events.append(num_batches)
-
-    @override
-    def on_prediction_step_end(self, trainer: AnyTrainer, *, batch_size: int, **kwargs: Any) -> None:
-        self.events.append(batch_size)
-
-    @override
-    def on_prediction_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.events.append("end")
-
-
 def test_callbacks_hear_of_each_batch() -> None:
     """They are told how many batches there are, when each was predicted, and of the end, early or not."""
-    listens = Listens()
-    trainer = trainer_of(nn.Identity(), listens)
+    recorder = RecordingCallback()
+    trainer = trainer_of(nn.Identity(), recorder)
     list(trainer.predict(numbers(5), per_device_batch_size=2))
     next(trainer.predict(numbers(5), per_device_batch_size=2))
-    assert listens.events == [3, 2, 2, 1, "end", 3, 2, "end"]
+    told = [(event, *sizes.values()) for event, sizes in zip(recorder.events, recorder.arguments, strict=True)]
+    start, end = ("on_prediction_run_start", 3), ("on_prediction_run_end",)
+    steps = [("on_prediction_step_end", size) for size in (2, 2, 1)]
+    assert [one for one in told if "prediction" in one[0]] == [start, *steps, end, start, steps[0], end]
 
 
 class NamesItsInputs(nn.Module):
