@@ -32,7 +32,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import (
@@ -45,6 +45,7 @@ from pa_core import (
 )
 from pa_core.data import epoch_order
 from tests.support.explained import assert_explained
+from tests.support.loops import updates_of
 from tests.support.models import weights_of
 from tests.support.sharded_models import whole_weights
 
@@ -188,14 +189,11 @@ def small_network() -> nn.Module:
 def train_by_hand(model: nn.Module, data: InMemory, seed: int, samples_per_update: int) -> None:
     """Two epochs of clipped updates, each of the whole batch of the update."""
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for epoch in range(2):
-        order = epoch_order(len(data), seed=seed, epoch=epoch).indices(0, len(data))
-        for indices in torch.split(order, samples_per_update):
-            inputs, targets = data.fetch_batch(indices)
-            torch.autograd.backward(nn.functional.mse_loss(model(inputs), targets))
-            clip_grad_norm_(model.parameters(), CLIP_AT)
-            optimizer.step()
-            optimizer.zero_grad()
+    for inputs, targets in updates_of(TensorDataset(data.inputs, data.targets), seed, 2, samples_per_update):
+        torch.autograd.backward(nn.functional.mse_loss(model(inputs), targets))
+        clip_grad_norm_(model.parameters(), CLIP_AT)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 class Checks(TrainerCallback):

@@ -18,7 +18,6 @@ from pa_core import (
     ConfigurationError,
     EmptyDatasetError,
     ProgressBarCallback,
-    Run,
     SaveTrainingStateCallback,
     Trainer,
 )
@@ -26,6 +25,7 @@ from pa_core.callbacks import PrintProgressCallback
 from pa_core.data.loaders import default_num_workers
 from pa_core.distributed import num_processes, rank
 from pa_core.orders import Sequential
+from tests.pa_core.custom_loops.loops import make_line
 from tests.small_runs import NoteBatches, linear, make_trainer, samples
 from tests.support.callbacks import KillAt, KilledError
 
@@ -213,18 +213,11 @@ def test_a_run_on_a_stream_is_made_longer(tmp_path: Path) -> None:
 
 def test_a_loop_of_ones_own_goes_over_a_stream() -> None:
     """`Run` makes the same updates as the trainer."""
-    trained = train(make_trainer(lr=1e-2), Stream(20), 5, gradient_accumulation_steps=2)
+    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "train_dataloader_kwargs": NO_WORKERS}
+    trained = train(make_trainer(lr=1e-2), Stream(20), 5, **settings)
     torch.manual_seed(1)
-    model = linear()
-    run = Run(
-        model,
-        torch.optim.SGD(model.parameters(), lr=1e-2),
-        Stream(20),
-        max_num_train_steps=5,
-        per_device_batch_size=8,
-        gradient_accumulation_steps=2,
-        train_dataloader_kwargs=NO_WORKERS,
-        callbacks=[],
+    run = make_line(
+        data=Stream(20), lr=1e-2, num_epochs=None, max_num_train_steps=5, per_device_batch_size=8, **settings
     )
     with run:
         for inputs, targets in run.batches():
@@ -232,7 +225,7 @@ def test_a_loop_of_ones_own_goes_over_a_stream() -> None:
             run.step()
 
     assert (run.num_updates_completed, run.num_epochs_completed) == (5, 3)
-    torch.testing.assert_close(model.weight.detach(), weights(trained), rtol=0, atol=0)
+    torch.testing.assert_close(run.model.weight.detach(), weights(trained), rtol=0, atol=0)
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")

@@ -15,7 +15,6 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
     CheckpointError,
     ConfigurationError,
     SaveTrainingStateCallback,
@@ -24,7 +23,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from tests.support.callbacks import CallAt, KillAt, KilledError, RatesUsed
+from tests.support.callbacks import FailAt, KillAt, KilledError, RatesUsed
 from tests.support.models import weights_of
 
 HALVING = partial(ExponentialLR, gamma=0.5)
@@ -204,12 +203,8 @@ def test_an_assigned_scheduler_is_saved_and_resumed(tmp_path: Path, create: Any,
 
 def test_stopping_by_intent_leaves_the_scheduler_for_the_next_run() -> None:
     """A run that a callback stops keeps its scheduler like any other."""
-
-    def stop(_: AnyTrainer) -> None:
-        raise StopTrainingError("enough")
-
     used = RatesUsed()
-    trainer = make_trainer(used, CallAt("on_optimizer_step_end", stop))
+    trainer = make_trainer(used, FailAt("on_optimizer_step_end", StopTrainingError("enough")))
     train(trainer, create_scheduler_fn=HALVING)
     train(trainer)
     train(trainer)

@@ -12,17 +12,15 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import StepLR
-from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
     ConfigurationError,
     StopTrainingError,
     TrainerCallback,
     TrainerWithTimmScheduler,
 )
 from pa_core.testing import TinyClassifier, make_classification
-from tests.support.callbacks import RatesUsed
+from tests.support.callbacks import FailAt, RatesUsed
 
 DATA = make_classification(16)
 EVAL_DATA = make_classification(8, seed=1)
@@ -143,13 +141,7 @@ def test_a_run_that_ends_in_mid_epoch_is_told_as_far_as_it_went() -> None:
     trainer.train(DATA, 9, per_device_batch_size=4, max_num_train_steps=6, create_scheduler_fn=CosineWithWarmup)
     assert told(trainer)[-3:] == [("update", 5), ("update", 6), ("epoch", 2, None)]
 
-    class Stop(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 6:
-                raise StopTrainingError
-
-    trainer = make_trainer(Stop())
+    trainer = make_trainer(FailAt("on_optimizer_step_end", StopTrainingError(), update=6))
     trainer.train(DATA, 9, per_device_batch_size=4, create_scheduler_fn=CosineWithWarmup)
     assert told(trainer)[-3:] == [("epoch", 1, None), ("update", 5), ("update", 6)]
 

@@ -101,29 +101,6 @@ def test_gradients_are_clipped_once_per_update() -> None:
     assert torch.allclose((weights_of(by_value.model) - before).abs(), torch.full((5,), 0.25))
 
 
-def test_a_hook_runs_before_the_event_of_its_name() -> None:
-    """A callback reads what the method of the same name has prepared."""
-    calls: list[str] = []
-
-    class Hooked(Trainer):
-        @override
-        def train_epoch_end(self) -> None:
-            calls.append("hook")
-            self.run_history.update_metric("prepared", 1.0)
-
-    class Reads(TrainerCallback):
-        @override
-        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            calls.append("event")
-            assert set(trainer.run_history.get_metric_names()) == {"prepared", "train_loss_epoch"}
-
-    model = nn.Linear(4, 1)
-    Hooked(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[Reads]).train(
-        make_regression(8), num_epochs=1
-    )
-    assert calls == ["hook", "event"]
-
-
 def test_a_second_run_goes_on_with_the_history_when_asked_to() -> None:
     """Epochs, updates and samples count on with reset_run_history=False, and start anew without it."""
     trainer = linear_trainer()

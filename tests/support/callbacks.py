@@ -32,16 +32,22 @@ class CallAt(TrainerCallback[Any]):
         vars(self)[event] = call_with_trainer
 
 
+class FailAt(CallAt):
+    """Raises an error in an event of a run, when so many updates are complete."""
+
+    def __init__(self, event: str, error: BaseException, update: int | None = None) -> None:
+        def fail(_trainer: AnyTrainer) -> None:
+            raise error
+
+        super().__init__(event, fail, update)
+
+
 class KilledError(Exception):
     """Stands for whatever ends a process."""
 
 
-class KillAt(CallAt):
+class KillAt(FailAt):
     """Ends a run as a process ends that is killed in an event, when so many updates are complete."""
 
     def __init__(self, update: int, event: str = "on_optimizer_step_end") -> None:
-        super().__init__(event, _die, update)
-
-
-def _die(_trainer: AnyTrainer) -> None:
-    raise KilledError
+        super().__init__(event, KilledError(), update)

@@ -25,6 +25,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import make_regression
+from tests.support.callbacks import FailAt
 
 DATA = make_regression(16)
 
@@ -137,17 +138,10 @@ def test_a_file_of_an_earlier_run_is_not_loaded_when_nothing_was_saved(path: Pat
     assert path.read_bytes() == before
 
 
-class StopAtOnce(TrainerCallback):
-    """Stops the run in its first step."""
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        raise StopTrainingError
-
-
 def test_a_run_that_ends_before_its_first_epoch_does_loads_nothing(path: Path) -> None:
     """A stop in mid-epoch is no crash, even though there is nothing to load."""
-    trainer = scripted_trainer([1.0], SaveBestModelCallback(path, "figure"), StopAtOnce())
+    stop = FailAt("on_train_step_end", StopTrainingError())
+    trainer = scripted_trainer([1.0], SaveBestModelCallback(path, "figure"), stop)
     trainer.train(DATA, num_epochs=1)
     assert not path.exists()
 

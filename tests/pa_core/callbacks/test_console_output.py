@@ -35,6 +35,7 @@ from pa_core import (
 from pa_core.callbacks import CallbackLike, progress_bar
 from pa_core.testing import make_regression
 from tests import launching
+from tests.support.callbacks import FailAt
 from tests.support.trainers import linear_trainer
 
 DATA = make_regression(40)
@@ -46,21 +47,6 @@ class SlowSteps(TrainerCallback):
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         time.sleep(0.03)
-
-
-class FailAtStep(TrainerCallback):
-    """Raises in one of the training steps."""
-
-    def __init__(self, step: int, error: BaseException) -> None:
-        self.step = step
-        self.error = error
-
-    @override
-    def on_train_step_end(
-        self, trainer: AnyTrainer, batch: Any, batch_output: Any, *, step: int = 0, **kwargs: Any
-    ) -> None:
-        if step == self.step:
-            raise self.error
 
 
 def lines_on_screen(written: str) -> list[str]:
@@ -185,6 +171,16 @@ def test_evaluations_within_an_epoch_have_rows(monkeypatch: pytest.MonkeyPatch) 
     assert re.search(r"Epoch 1 \|.*\| 5/5 ", output)
 
 
+def rates_shown(output: str) -> list[float]:
+    """The samples per second of the first epoch, in its row, in the summary and on the bar."""
+    lines = lines_on_screen(output)
+    rates = [next(line for line in lines if line.startswith("    1 ")).split()[-3]]
+    rates += re.findall(r"([\d.]+) samples/s in training", "\n".join(lines))
+    rates.append(re.findall(r"Epoch 1 \|.*?([\d.]+) samples/s\]", output)[-1])
+    assert len(rates) == 3
+    return [float(rate.replace(",", "")) for rate in rates]
+
+
 def test_evaluations_in_between_do_not_count_as_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples per second, on the bar, in the row and in the summary, are those of the training alone."""
 
@@ -196,12 +192,7 @@ def test_evaluations_in_between_do_not_count_as_training_time(monkeypatch: pytes
     callbacks: list[CallbackLike] = [PrintProgressCallback, ProgressBarCallback, SlowSteps, SlowEvaluation]
     trainer = linear_trainer(*callbacks, StepBasedEvaluationCallback(1))
     output = on_terminal(monkeypatch, lambda: trainer.train(DATA, 1, make_regression(8)))
-    lines = lines_on_screen(output)
-    row = next(line for line in lines if line.startswith("    1 "))
-    rates = [float(row.split()[-3].replace(",", ""))]
-    rates += [float(found) for found in re.findall(r"([\d.]+) samples/s in training", "\n".join(lines))]
-    rates.append(float(re.findall(r"Epoch 1 \|.*?([\d.]+) samples/s\]", output)[-1]))
-    assert len(rates) == 3
+    rates = rates_shown(output)
     # 40 samples in 5 steps of 0.03 s; the 4 evaluations in between take 2 s.
     assert max(rates) <= 40 / (5 * 0.03)
     assert min(rates) > 1.5 * 40 / (5 * 0.03 + 4 * 0.5)
@@ -220,12 +211,8 @@ def test_the_first_update_does_not_count_as_training_time(monkeypatch: pytest.Mo
 
     trainer = linear_trainer(PrintProgressCallback, ProgressBarCallback, SlowStart, SlowSteps)
     output = on_terminal(monkeypatch, lambda: trainer.train(DATA, 1))
-    lines = lines_on_screen(output)
-    rates = [next(line for line in lines if line.startswith("    1 ")).split()[-3]]
-    rates += re.findall(r"([\d.]+) samples/s in training", "\n".join(lines))
-    rates.append(re.findall(r"Epoch 1 \|.*?([\d.]+) samples/s\]", output)[-1])
-    assert len(rates) == 3
-    assert all(40 / 1.0 < float(rate) <= 40 / (5 * 0.03) for rate in rates)
+    rates = rates_shown(output)
+    assert all(40 / 1.0 < rate <= 40 / (5 * 0.03) for rate in rates)
 
 
 def test_the_rate_that_is_shown_is_the_highest_of_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +236,7 @@ def test_a_bar_is_refreshed_at_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), StopTrainingError("enough")])
 def test_a_bar_is_closed_when_the_run_breaks_off(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed afterwards, a traceback for example, starts on a line of its own below the bar."""
-    trainer = linear_trainer(ProgressBarCallback, FailAtStep(3, error))
+    trainer = linear_trainer(ProgressBarCallback, FailAt("on_train_step_end", error, update=2))
 
     def train_and_report() -> None:
         with contextlib.suppress(RuntimeError, KeyboardInterrupt):
@@ -379,7 +366,8 @@ def test_a_run_that_ends_within_an_epoch_fills_its_bar(capsys: pytest.CaptureFix
 
 def test_an_early_stop_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     """The reason is printed, and what was done until then."""
-    trainer = linear_trainer(PrintProgressCallback, FailAtStep(3, StopTrainingError("good enough")))
+    stop = FailAt("on_train_step_end", StopTrainingError("good enough"), update=2)
+    trainer = linear_trainer(PrintProgressCallback, stop)
     trainer.train(DATA, 2)
     printed = capsys.readouterr().out
     assert "Stopping early: good enough\n" in printed

@@ -25,6 +25,7 @@ from pa_core.callbacks import CallbackLike
 from pa_core.callbacks.epoch_rows import EpochRows
 from pa_core.testing import make_regression
 from tests import launching
+from tests.support.callbacks import CallAt, FailAt
 from tests.support.trainers import linear_trainer
 
 DATA = make_regression(16)
@@ -212,15 +213,10 @@ def test_a_run_resumed_in_an_evaluation_says_nothing_of_the_training(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """There are dashes for the loss, rate and speed of a training that an earlier run did."""
-
-    class Preempt(TrainerCallback):
-        @override
-        def on_eval_step_end(self, trainer: AnyTrainer, *args: Any, **kwargs: Any) -> None:
-            trainer.request_preemption()
-
+    preempt = CallAt("on_eval_step_end", AnyTrainer.request_preemption)
     states = SaveTrainingStateCallback(tmp_path, stop_on_signals=["SIGUSR1"])
     with pytest.raises(TrainingPreempted):
-        linear_trainer(PrintProgressCallback, states, Preempt).train(DATA, 2, DATA)
+        linear_trainer(PrintProgressCallback, states, preempt).train(DATA, 2, DATA)
     capsys.readouterr()
     linear_trainer(PrintProgressCallback).train(DATA, 2, DATA, resume_from=tmp_path)
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if re.match(" +[12] ", line)]
@@ -261,19 +257,12 @@ def test_a_run_goes_on_when_nobody_reads_what_it_prints(launch: launching.Launch
 
 def test_a_run_that_stops_in_an_evaluation_has_the_row_of_its_training(capsys: pytest.CaptureFixture[str]) -> None:
     """What is known of the epoch is printed before the reason of the stop; and before the traceback of an error."""
-
-    class Stop(TrainerCallback):
-        def __init__(self, error: BaseException) -> None:
-            self.error = error
-
-        @override
-        def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            raise self.error
-
-    rows = rows_of_run(capsys, LogMetricsCallback, Stop(StopTrainingError("enough")))
+    rows = rows_of_run(capsys, LogMetricsCallback, FailAt("on_eval_epoch_start", StopTrainingError("enough")))
     assert [row[0] for row in rows] == ["epoch", "1"]
     with pytest.raises(RuntimeError, match="broken"):
-        linear_trainer(PrintProgressCallback, Stop(RuntimeError("broken"))).train(DATA, 1, DATA)
+        linear_trainer(PrintProgressCallback, FailAt("on_eval_epoch_start", RuntimeError("broken"))).train(
+            DATA, 1, DATA
+        )
     assert capsys.readouterr().out.splitlines()[-1].split()[0] == "1"
 
 

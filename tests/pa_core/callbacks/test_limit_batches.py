@@ -22,6 +22,7 @@ from pa_core import (
 )
 from pa_core.data.batch_limit import batch_limit_from_environment
 from pa_core.testing import RecordingCallback, make_regression
+from tests.support.callbacks import FailAt
 from tests.support.histories import updates_of
 from tests.support.trainers import linear_trainer
 
@@ -169,13 +170,7 @@ def test_metrics_have_one_value_an_epoch_also_with_evaluations_within_it() -> No
 
 def test_the_names_are_those_of_an_epoch_again_when_an_evaluation_within_it_fails() -> None:
     """A run that follows a failure records under the names of always."""
-
-    class Fails(TrainerCallback):
-        @override
-        def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            raise KeyError
-
-    trainer = linear_trainer(StepBasedEvaluationCallback(2), Fails())
+    trainer = linear_trainer(StepBasedEvaluationCallback(2), FailAt("on_eval_step_end", KeyError()))
     data = make_regression(80)
     with pytest.raises(KeyError):
         trainer.train(data, 1, data)
@@ -221,21 +216,11 @@ def test_all_evaluations_are_limited_if_so_wanted() -> None:
     assert counter.batches == [3, 3, 3]
 
 
-class FailInEvaluation(TrainerCallback):
-    """Raises in the first batch of the first evaluation."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    @override
-    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        raise self.error
-
-
 @pytest.mark.parametrize("error", [StopTrainingError("enough"), RuntimeError("broken")])
 def test_the_whole_loader_comes_back_when_an_evaluation_is_broken_off(error: Exception) -> None:
     """After a stop or an exception within a limited evaluation, the trainer has its whole loader again."""
-    trainer = linear_trainer(LimitEvalStepsCallback(1), StepBasedEvaluationCallback(2), FailInEvaluation(error))
+    fail = FailAt("on_eval_step_end", error)
+    trainer = linear_trainer(LimitEvalStepsCallback(1), StepBasedEvaluationCallback(2), fail)
     data = make_regression(80)
     with contextlib.suppress(RuntimeError):
         trainer.train(data, 1, data, per_device_batch_size=8)

@@ -24,6 +24,7 @@ from pa_core import (
     TrainerCallback,
     TrainerWithTimmScheduler,
 )
+from tests.pa_core.test_scheduler_stepping import Timm
 from tests.small_runs import linear, make_trainer, samples
 from tests.support.explained import assert_explained
 
@@ -182,35 +183,16 @@ def test_what_is_shown_names_the_set(capsys: pytest.CaptureFixture[str]) -> None
     assert "Evaluation starts: 3 batches of val, test, test_ood;" in shown
 
 
+class ValuesOfTimm(Values, TrainerWithTimmScheduler):
+    """The same for schedulers of timm."""
+
+
 def test_schedulers_of_timm_get_the_loss_of_the_first_set() -> None:
     """And None in the epochs in which it is not evaluated."""
-    got: list[float | None] = []
-
-    class Scheduler:
-        def __init__(self, optimizer: Any) -> None: ...
-
-        def step_update(self, num_updates: int) -> None: ...
-
-        def step(self, epoch: int, metric: float | None = None) -> None:
-            got.append(metric)
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-    values = {"val": [5.0, 4.0, 3.0], "ood": [9.0] * 3}
-
-    class ValuesOfTimm(TrainerWithTimmScheduler):
-        @override
-        def calculate_eval_batch_loss(self, batch: Any) -> Any:
-            loss = values[self.eval_name or ""][self.run_history.current_epoch - 1]
-            return {"loss": torch.tensor(loss), "model_outputs": None, "batch_size": len(batch[0])}
-
-    kind: Any = ValuesOfTimm
-    trainer: Any = make_trainer(kind)
-    trainer.train(DATA, 3, {"val": EvaluationSet(VAL, every_n_epochs=2), "ood": OOD}, create_scheduler_fn=Scheduler)
-    assert got == [None, 4.0, 3.0]
+    trainer: Any = make_trainer(ValuesOfTimm)
+    trainer.values = {"val": [5.0, 4.0, 3.0], "ood": [9.0] * 3}
+    trainer.train(DATA, 3, {"val": EvaluationSet(VAL, every_n_epochs=2), "ood": OOD}, create_scheduler_fn=Timm)
+    assert [one[1] for one in trainer.scheduler.told if isinstance(one, tuple)] == [None, 4.0, 3.0]
 
 
 def test_a_loop_of_ones_own_tells_callbacks_the_name_of_its_evaluation() -> None:

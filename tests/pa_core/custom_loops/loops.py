@@ -102,11 +102,11 @@ def states_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def make_line(number: int = 10, lr: float = 0.1, **options: Any) -> Run[nn.Linear, list[Tensor]]:
-    """A linear model over ten samples, in double precision."""
+def make_line(number: int = 10, lr: float = 0.1, data: Any = None, **options: Any) -> Run[nn.Linear, list[Tensor]]:
+    """A linear model over ten samples, or other data, in double precision."""
     model = linear()
     settings: dict[str, Any] = {"num_epochs": 1, "per_device_batch_size": 4, **options}
-    return Run(model, SGD(model.parameters(), lr=lr), samples(number), **settings)
+    return Run(model, SGD(model.parameters(), lr=lr), samples(number) if data is None else data, **settings)
 
 
 def step_through(run: Run[nn.Linear, list[Tensor]]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, Optimizer
+from torch.optim import LBFGS, SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 from typing_extensions import override
@@ -27,6 +26,7 @@ from pa_core import (
     TrainerCallback,
 )
 from tests.pa_core.custom_loops.loops import make_line, step_through
+from tests.pa_core.test_scheduler_stepping import Bare, OfTwoMetrics, Timm
 from tests.small_runs import linear, samples
 
 
@@ -269,33 +269,6 @@ class _Stream(IterableDataset[Tensor]):
         yield torch.ones(1)
 
 
-def _step_with_two(first: object, second: object) -> None: ...
-
-
-class _Odd:
-    """A scheduler that needs more than it gets."""
-
-    def __init__(self, optimizer: Any, step: Any = None) -> None:
-        vars(self).update(optimizer=optimizer, **({} if step is None else {"step": step}))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class _Timm(_Odd):
-    """The interface of timm's schedulers."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__(optimizer, step=self._step_with_epoch)
-
-    @staticmethod
-    def _step_with_epoch(epoch: int) -> None: ...
-
-    def step_update(self, num_updates: int) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -305,9 +278,9 @@ class _Timm(_Odd):
         ({"mixed_precision": "fp8"}, "precision"),
         ({"step_scheduler": "epoch"}, "Pass create_scheduler_fn to Run"),
         ({"create_scheduler_fn": ReduceLROnPlateau}, "to Run: it is then stepped with each epoch"),
-        ({"create_scheduler_fn": _Odd}, "Derive it from StatefulSchedulerBase"),
-        ({"create_scheduler_fn": partial(_Odd, step=_step_with_two)}, "Give its step"),
-        ({"create_scheduler_fn": _Timm}, "told of updates and of epochs(.|\n)*Wrap it in a StatefulSchedulerBase"),
+        ({"create_scheduler_fn": Bare}, "Derive it from StatefulSchedulerBase"),
+        ({"create_scheduler_fn": OfTwoMetrics}, "Give its step"),
+        ({"create_scheduler_fn": Timm}, "told of updates and of epochs(.|\n)*Wrap it in a StatefulSchedulerBase"),
     ],
 )
 def test_messages_of_a_run_do_not_speak_of_the_trainer(options: dict[str, Any], message: str) -> None:

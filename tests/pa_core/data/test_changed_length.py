@@ -11,7 +11,8 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, KeyedDataLoader, Run, Trainer, TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, KeyedDataLoader, Trainer, TrainerCallback
+from tests.pa_core.custom_loops.loops import make_line
 
 EVERYWHERE = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -81,20 +82,13 @@ def test_evaluation_samples_that_go_end_the_run() -> None:
 @EVERYWHERE
 def test_a_loop_of_ones_own_ends_as_well() -> None:
     """Also where the loop itself changes its dataset."""
-    dataset, model = Changing(24), nn.Linear(2, 1)
-    run: Run[nn.Linear, Any] = Run(
-        model,
-        SGD(model.parameters(), lr=1e-4),
-        dataset,
-        num_epochs=2,
-        per_device_batch_size=4,
-        train_dataloader_kwargs={"num_workers": 0},
-    )
+    dataset = Changing(24)
+    run = make_line(data=dataset, lr=1e-4, num_epochs=2, train_dataloader_kwargs={"num_workers": 0})
 
     def loop() -> None:
         with run:
             for inputs, _ in run.batches():
-                run.backward(model(inputs).square().mean())
+                run.backward(run.model(inputs.double()).square().mean())
                 run.step()
                 dataset.length = 32
 

@@ -349,6 +349,11 @@ def overdue(
     return Row(what, change, shows, "after `max_wait_seconds`", doors, both, error, seconds=90.0)
 
 
+def at_first_step(what: str, change: Callable[[Case], object], shows: str, **options: Any) -> Row:
+    """A row of what is found before the first step."""
+    return Row(what, change, shows, FIRST_STEP, **options)
+
+
 ARGUMENTS = [
     Row("number of epochs", argument("num_epochs", 3), "num_epochs: 2 on rank 0, 3 on rank 1"),
     Row("number of updates", argument("max_num_train_steps", 3), "max_num_train_steps: None on rank 0, 3 on rank 1"),
@@ -499,36 +504,31 @@ ARGUMENTS = [
 ]
 
 PARTS = [
-    Row(
+    at_first_step(
         "length of the dataset",
         given(data=make_regression(22)),
         "training dataset, length: 24 on rank 0, 22 on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "class of the dataset",
         given(data=OtherData(*make_regression(24).tensors)),
         "training dataset: TensorDataset on rank 0, OtherData on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "one dataset or several",
         given(data=ConcatDataset([make_regression(24)])),
         "training dataset: TensorDataset on rank 0, ConcatDataset on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "an order that is drawn without the seed of the run",
         draw_another_order,
         "first samples: (0, 1, 2, 3, 4, 5, 6, 7) on rank 0, (23, 22, 21, 20, 19, 18, 17, 16) on rank 1",
-        FIRST_STEP,
         both=lambda case: case.arguments.update(order=Unseeded()),
     ),
-    Row(
+    at_first_step(
         "length of the evaluation dataset",
         given(eval_data=make_regression(6)),
         "evaluation dataset, length: 8 on rank 0, 6 on rank 1",
-        FIRST_STEP,
         doors=("train", "evaluate"),
     ),
     Row(
@@ -545,121 +545,103 @@ PARTS = [
         EVALUATION,
         doors=OWN,
     ),
-    Row(
+    at_first_step(
         "length of the dataset of a `DataLoader`",
         loader(length=16),
         "training loader, length: 6 on rank 0, 4 on rank 1",
-        FIRST_STEP,
         both=loader(),
     ),
-    Row(
+    at_first_step(
         "batch size of a `DataLoader`",
         loader(batch_size=6),
         "training loader, length: 6 on rank 0, 4 on rank 1",
-        FIRST_STEP,
         both=loader(),
     ),
-    Row(
+    at_first_step(
         "number of layers",
         model(*layers(), nn.Linear(1, 1)),
         "model.5: nothing on rank 0, Linear(in_features=1, out_features=1, bias=True) on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "size of a layer",
         model(nn.Linear(4, 3), nn.Linear(3, 1)),
         "model.0.weight: float32 (4, 4) on rank 0, float32 (3, 4) on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "kind of a layer",
         with_layer(3, nn.GELU()),
         "model.3: ReLU(inplace=False) on rank 0, GELU(approximate='none') on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "a setting of a layer",
         with_layer(2, nn.Dropout(0.5)),
         "model.2: Dropout(p=0.1, inplace=False) on rank 0, Dropout(p=0.5, inplace=False) on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "a buffer",
         with_layer(1, nn.BatchNorm1d(4, affine=True, track_running_stats=False)),
         "model.1.running_mean: float32 (4,) on rank 0, nothing on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "class of the model",
         given(model=OtherModel(*layers())),
         "model: Sequential() on rank 0, OtherModel on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "dtype of the weights",
         lambda case: case.model.double(),
         "model.0.weight: float32 (4, 4) on rank 0, float64 (4, 4) on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "frozen weights",
         freeze,
         "model.0.weight: float32 (4, 4) on rank 0, float32 (4, 4), frozen on rank 1",
-        FIRST_STEP,
     ),
-    Row("optimizer", optimizer(Adam, lr=0.1), "optimizer: SGD on rank 0, Adam on rank 1", FIRST_STEP),
-    Row("learning rate", optimizer(SGD, lr=0.2, momentum=0.9), "lr: 0.1 on rank 0, 0.2 on rank 1", FIRST_STEP),
-    Row("momentum", optimizer(SGD, lr=0.1), "momentum: 0.9 on rank 0, 0 on rank 1", FIRST_STEP),
-    Row(
+    at_first_step("optimizer", optimizer(Adam, lr=0.1), "optimizer: SGD on rank 0, Adam on rank 1"),
+    at_first_step("learning rate", optimizer(SGD, lr=0.2, momentum=0.9), "lr: 0.1 on rank 0, 0.2 on rank 1"),
+    at_first_step("momentum", optimizer(SGD, lr=0.1), "momentum: 0.9 on rank 0, 0 on rank 1"),
+    at_first_step(
         "weight decay",
         optimizer(SGD, lr=0.1, momentum=0.9, weight_decay=0.1),
         "weight_decay: 0 on rank 0, 0.1 on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "parameters of the optimizer",
         optimizer_of(lambda some: some[2:]),
         "model.4.weight, model.4.bias on rank 0, model.1.weight, model.1.bias, model.4.weight, model.4.bias on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "order of the parameters",
         optimizer_of(lambda some: some[::-1]),
         "model.4.weight, model.4.bias on rank 0, model.4.bias, model.4.weight",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "learning rate of a group",
         two_groups(0.1, 0.3),
         "optimizer, group 1, lr: 0.2 on rank 0, 0.3 on rank 1",
-        FIRST_STEP,
         both=two_groups(0.1, 0.2),
     ),
-    Row(
+    at_first_step(
         "groups of the optimizer",
         two_groups(0.1, 0.1),
         "optimizer, number of groups: 1 on rank 0, 2 on rank 1",
-        FIRST_STEP,
     ),
-    Row(
+    at_first_step(
         "a schedule that is made differently",
         exponential(0.9),
         "scheduler, gamma: 0.5 on rank 0, 0.9 on rank 1",
-        FIRST_STEP,
         both=exponential(0.5),
     ),
-    Row(
+    at_first_step(
         "an added module on one only",
         given(before=add_teacher),
         "teacher: nothing on rank 0, Linear(in_features=4, out_features=4, bias=True) on rank 1",
-        FIRST_STEP,
         doors=TRAIN,
     ),
-    Row(
+    at_first_step(
         "what a callback sets when the run starts",
         in_event("on_training_run_start", set_rate),
         "optimizer, lr: 0.1 on rank 0, 0.01 on rank 1",
-        FIRST_STEP,
     ),
 ]
 
