@@ -418,7 +418,7 @@ ARGUMENTS = [
     Row(
         "what the order was made with",
         argument("order", Weighted([*[1.0] * 23, 2.0])),
-        f"order: {Weighted([1.0] * 24).identity} on rank 0, {Weighted([*[1.0] * 23, 2.0]).identity} on rank 1",
+        f"order: {Weighted([1.0] * 24).fingerprint} on rank 0, {Weighted([*[1.0] * 23, 2.0]).fingerprint} on rank 1",
         both=argument("order", Weighted([1.0] * 24)),
     ),
     Row(
