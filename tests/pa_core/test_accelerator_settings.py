@@ -135,11 +135,18 @@ ELSEWHERE = {
 
 WARNINGS = {
     "gradient_accumulation_steps": r"gradient_accumulation_steps=2 of accelerate has no effect",
+    "rng_types": r"rng_types=\['torch'\] has no effect",
     "log_with": r"log_with has no effect. Pass TrackerCallback",
     "project_dir": r"project_dir and project_config have no effect",
     "project_config": r"project_dir and project_config have no effect",
     "step_scheduler_with_optimizer": r"step_scheduler_with_optimizer=False has no effect",
+    "DataLoaderConfiguration.dispatch_batches": r"dispatch_batches=False has no effect",
+    "DataLoaderConfiguration.use_seedable_sampler": r"use_seedable_sampler=True has no effect",
+    "DataLoaderConfiguration.data_seed": r"data_seed=7 has no effect",
     "GradientAccumulationPlugin.num_steps": r"gradient_accumulation_steps=2 of accelerate has no effect",
+    "GradientAccumulationPlugin.sync_with_dataloader": r"sync_with_dataloader=False has no effect",
+    "GradientAccumulationPlugin.sync_each_batch": r"sync_each_batch=True has no effect",
+    "ProfileKwargs": r"ProfileKwargs have no effect",
     "GradScalerKwargs": r"GradScalerKwargs have no effect in 'no'",
 }
 """What making a trainer warns of."""

@@ -25,6 +25,8 @@ ELSEWHERE = {
     "replaced": "pa_core/callbacks/test_best_model.py::test_a_file_that_another_run_replaced_is_not_loaded",
     "intermediate": "pa_core/callbacks/test_limit_batches.py::"
     "test_metrics_have_one_value_an_epoch_also_with_evaluations_within_it",
+    "limit_within": "pa_core/callbacks/test_limit_batches.py::"
+    "test_a_trainer_that_was_made_outside_is_limited_within_the_context_with_a_warning",
     "train_in_name": "pa_core/callbacks/test_metrics_output.py::test_metrics_are_logged_when_they_belong_to_the_phase",
     "late_metrics": "pa_core/callbacks/test_metrics_output.py::test_a_metric_is_logged_once_and_none_is_forgotten",
     "console": "pa_core/callbacks/test_metrics_output.py::test_the_closing_table_names_the_best_epoch",

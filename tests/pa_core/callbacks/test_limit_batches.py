@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +102,21 @@ def test_the_smaller_of_two_limits_counts(of_the_script: int) -> None:
         trainer = linear_trainer(LimitBatchesCallback(of_the_script))
     trainer.train(make_regression(80), num_epochs=1, per_device_batch_size=8)
     assert trainer.num_updates_completed == min(3, of_the_script)
+
+
+def test_a_trainer_that_was_made_outside_is_limited_within_the_context_with_a_warning() -> None:
+    """A run within the context is limited and says so, training or evaluation; the next one is not."""
+    recorder = RecordingCallback()
+    trainer = linear_trainer(recorder)
+    with LimitBatches(2), pytest.warns(UserWarning, match="limited to 2 batches") as warned:
+        trainer.train(make_regression(80), num_epochs=1, per_device_batch_size=8)
+    assert [Path(one.filename).name for one in warned] == [Path(__file__).name]
+    assert recorder.events.count("on_train_step_end") == 2
+    with LimitBatches(2), pytest.warns(UserWarning, match="limited to 2 batches"):
+        trainer.evaluate(make_regression(80), per_device_batch_size=8)
+    assert recorder.events.count("on_eval_step_end") == 2
+    trainer.train(make_regression(80), num_epochs=1, per_device_batch_size=8)
+    assert recorder.events.count("on_train_step_end") == 12
 
 
 def test_the_context_manager_restores_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,12 @@ _FSDP1 = "It is the first version of FSDP. Pass --fsdp_version 2 to accelerate l
 _FP8 = "Layers would not be converted. Use bf16."
 
 
+_OWN_LOADERS = (
+    "has no effect on the trainer's own loaders, whose order follows from the seed of the run. Accelerate applies it "
+    "where it splits the samples itself: with an IterableDataset, a sampler or your DataLoader."
+)
+
+
 def _unsupported(given: str, advice: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(f"{given} is not supported. {advice}")
 
@@ -167,22 +173,32 @@ def _require_data_parallel(parallelism: Any, processes: int, is_sharded: bool) -
 
 
 def _warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
-    """Warn about settings that have no effect on a run and would be missed, with what does the same here."""
+    """Warn about each setting that has no effect on a run, with what does the same here."""
     settings: Any = accelerator
+    loading, accumulating = settings.dataloader_config, settings.gradient_state
     computed, steps = _accelerate.computed_precision(accelerator), accelerator.gradient_accumulation_steps
+    is_scaled = accelerator.scaler is not None
+    data_seed = getattr(loading, "data_seed", None)
     project = cast("dict[str, object]", vars(settings.project_configuration)).values()
     ignored = {
         f"mixed_precision={accelerator.mixed_precision!r} has no effect on the device "
         f"{_accelerate.device_of(accelerator)}: the run computes in fp32. Use 'bf16' there, or 'no'.": (
             computed != accelerator.mixed_precision
         ),
-        f"GradScalerKwargs have no effect in {computed!r}.": settings.scaler_handler and accelerator.scaler is None,
+        f"GradScalerKwargs have no effect in {computed!r}.": settings.scaler_handler is not None and not is_scaled,
         f"gradient_accumulation_steps={steps} of accelerate has no effect. Pass it to train(), or to Run.": steps != 1,
+        "sync_with_dataloader=False has no effect.": not accumulating.sync_with_dataloader,
+        "sync_each_batch=True has no effect.": accumulating.plugin_kwargs.get("sync_each_batch"),
+        f"dispatch_batches={loading.dispatch_batches} {_OWN_LOADERS}": loading.dispatch_batches is not None,
+        f"use_seedable_sampler=True {_OWN_LOADERS}": loading.use_seedable_sampler,
+        f"data_seed={data_seed} {_OWN_LOADERS}": data_seed,
+        f"rng_types={settings.rng_types} {_OWN_LOADERS}": settings.rng_types != ["generator"],
         "log_with has no effect. Pass TrackerCallback of pa-callbacks-extra as a callback.": settings.log_with,
         "project_dir and project_config have no effect: what saves takes its folder as an argument.": any(project),
         "step_scheduler_with_optimizer=False has no effect. Override scheduler_step() to step otherwise.": (
             not settings.step_scheduler_with_optimizer
         ),
+        "ProfileKwargs have no effect. Use ProfilerCallback of pa-callbacks-extra.": settings.profile_handler,
     }
     for text, is_set in ignored.items():
         if is_set:

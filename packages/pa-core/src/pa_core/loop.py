@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from pa_core import _accelerate, distributed, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.callbacks.limit_batches import add_limit_of_environment
+from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, count_steps, innermost, is_keyed
 from pa_core.data.data_arguments import GivenData, check_arguments_of_loaders
@@ -233,8 +233,9 @@ class Loop:
         self.engine.resumption.find(trainer, asked.resume_from, asked.resume_missing)
 
     def announce(self) -> None:
-        """Call the first event of a run, in which callbacks may replace loaders."""
+        """Call the first event of a run, in which callbacks may replace loaders, and limit them as was asked."""
         self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
+        apply_limit_of_environment(self.trainer)
 
     def placeholder_values(self) -> dict[str, float]:
         """Return what ``TrainerPlaceholderValues`` stand for in this run."""

@@ -7,10 +7,11 @@ from typing import Any, cast
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer, CallbackHandler, TrainerCallback
-from pa_core.data.batch_limit import DataLoaderSlice, batch_limit_from_environment
+from pa_core.data.batch_limit import BATCH_LIMIT_VARIABLE, DataLoaderSlice, batch_limit_from_environment
 from pa_core.data.custom_loader import is_slice
 from pa_core.run_config import check_count
 from pa_core.types import SizedIterable
+from pa_core.user_warnings import warn_user
 
 
 class LimitBatchesCallback(TrainerCallback):
@@ -72,11 +73,33 @@ def add_limit_of_environment(handler: CallbackHandler[Any]) -> None:
         ConfigurationError: The variable holds something else than a positive whole number.
     """
     limit = batch_limit_from_environment()
-    given = [one for one in handler.callbacks if isinstance(one, LimitBatchesCallback)]
-    if limit is not None and all(one.num_batches > limit for one in given):
-        for callback in [one for one in given if type(one) is LimitBatchesCallback]:
+    if limit is None or _limits_to(handler, limit):
+        return
+    for callback in list(handler.callbacks):
+        if type(callback) is LimitBatchesCallback:
             handler.remove_callback(callback)
-        handler.add_callback(LimitBatchesCallback(limit))
+    handler.add_callback(LimitBatchesCallback(limit))
+
+
+def apply_limit_of_environment(trainer: AnyTrainer) -> None:
+    """Limit a run that starts within ``LimitBatches`` although its trainer was made outside, and say so.
+
+    Raises:
+        ConfigurationError: The variable holds something else than a positive whole number.
+    """
+    limit = batch_limit_from_environment()
+    if limit is None or _limits_to(trainer.callback_handler, limit):
+        return
+    warn_user(
+        f"This run is limited to {limit} batches an epoch by LimitBatches or the environment variable "
+        f"{BATCH_LIMIT_VARIABLE}, which was set after the trainer was made. Make the trainer within the context too, "
+        "or train it outside."
+    )
+    LimitBatchesCallback(limit).on_prepare_start(trainer)
+
+
+def _limits_to(handler: CallbackHandler[Any], limit: int) -> bool:
+    return any(isinstance(one, LimitBatchesCallback) and one.num_batches <= limit for one in handler.callbacks)
 
 
 class LimitEvalStepsCallback(TrainerCallback):
