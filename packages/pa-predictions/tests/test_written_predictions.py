@@ -153,10 +153,11 @@ trainer_with(killed).predict(numbers(50), BATCH_SIZE, write=sys.argv[1], samples
 """
 
 
+@pytest.mark.timeout(180)
 def test_a_killed_prediction_of_two_processes_is_completed_by_one(launch: Launch, folder: Path) -> None:
     """What the killed processes have finished is kept, and the file is that of one process."""
     path = folder / "predictions.jsonl"
-    assert launch(KILLED, str(path), str(ROOT), str(Path(__file__).parent), ranks=2, timeout=60).status != 0
+    assert launch(KILLED, str(path), str(ROOT), str(Path(__file__).parent), ranks=2, timeout=110).status != 0
     pieces = pieces_of(path)
     assert 0 < len(pieces) < 9
     trainer = trainer_with()
