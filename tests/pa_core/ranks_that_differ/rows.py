@@ -349,9 +349,15 @@ def overdue(
     return Row(what, change, shows, "after `max_wait_seconds`", doors, both, error, seconds=90.0)
 
 
-def at_first_step(what: str, change: Callable[[Case], object], shows: str, **options: Any) -> Row:
+def at_first_step(
+    what: str,
+    change: Callable[[Case], object],
+    shows: str,
+    doors: tuple[Door, ...] = ("train", "Run"),
+    both: Callable[[Case], object] = lambda _: None,
+) -> Row:
     """A row of what is found before the first step."""
-    return Row(what, change, shows, FIRST_STEP, **options)
+    return Row(what, change, shows, FIRST_STEP, doors, both)
 
 
 ARGUMENTS = [
