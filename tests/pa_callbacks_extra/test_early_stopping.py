@@ -132,12 +132,20 @@ def test_ranks_that_measured_different_values_stop_together() -> None:
     assert epochs_run(scores, watch_score(patience=2)) == 5
 
 
-def test_the_error_says_why_the_run_ended() -> None:
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [
+        ([4, 3, 3.5, 3.25], r"figure is 3.25: 2 epochs .* early_stopping_threshold=0.01 on 3, of epoch 2"),
+        ([math.nan, math.nan], r"figure is nan: 2 epochs .* early_stopping_threshold=0.01\.$"),
+    ],
+    ids=["worse", "never a number"],
+)
+def test_the_error_says_why_the_run_ended(scores: list[float], reason: str) -> None:
     """Who listens for the stop learns the metric, the threshold and the best value."""
     keep = KeepError()
-    make_trainer(record_scores([4, 3, 3.5, 3.25]), watch_score(2), keep).train(make_regression(8), num_epochs=10)
+    make_trainer(record_scores(scores), watch_score(2), keep).train(make_regression(8), num_epochs=10)
 
-    assert re.match(r"figure is 3.25: 2 epochs .* early_stopping_threshold=0.01 on 3, of epoch 2", str(keep.error))
+    assert re.match(reason, str(keep.error))
 
 
 def test_each_run_starts_without_a_best_value() -> None:

@@ -260,6 +260,11 @@ def test_a_state_of_other_metrics_is_told_and_left_out() -> None:
     )
 
 
+def test_metrics_of_evaluations_alone_have_nothing_to_save() -> None:
+    """A state within an epoch is of the training."""
+    assert TorchMetricsCallback(accuracy()).state_dict() == {"processes": [], "earlier": []}
+
+
 class StopAfter(TrainerCallback):
     """Stops the first run after one update."""
 
