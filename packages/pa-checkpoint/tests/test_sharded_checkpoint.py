@@ -24,7 +24,8 @@ def state_of(path: Path, weight: Tensor = WEIGHT, sequence: int = 1) -> Path:
     """A state of a weight that two of three processes have rows of, mentioned twice, and of a buffer."""
     rows = [2, len(weight) - 2, 0]
     document = described("model/weight", weight, "model", rows)
-    ordered = {"$ordered_dict": [["weight", document], ["buffer", {"$tensor": "model/buffer"}]]}
+    entries = [["weight", document], ["buffer", {"$tensor": "model/buffer"}]]
+    ordered = {"$ordered_dict": entries, "attributes": {"_metadata": {"version": 2}}}
     whole: dict[str, dict[str, Tensor]] = {"model.safetensors": {"model/buffer": BUFFER}}
     files = whole | files_of("model", {"model/weight": weight}, rows)
     write_sharded_state(
@@ -37,6 +38,7 @@ def test_a_state_is_read_whole(tmp_path: Path) -> None:
     """Whoever reads a state gets plain tensors, in whatever pieces they were saved; tied ones come back as one."""
     model: dict[str, Any] = load(state_of(tmp_path / "state")).parts["model"]
     assert type(model["weights"]) is OrderedDict
+    assert vars(model["weights"])["_metadata"] == {"version": 2}
     assert model["weights"]["weight"].tolist() == WEIGHT.tolist()
     assert model["weights"]["buffer"].tolist() == BUFFER.tolist()
     assert model["tied"][0] is model["weights"]["weight"]
