@@ -91,6 +91,20 @@ def test_an_evaluation_is_left_between_two_of_its_batches(tmp_path: Path) -> Non
     assert set(trainer.run_history.get_metric_names()) == {"train_loss_epoch"}
 
 
+def test_an_evaluation_that_no_state_could_repeat_is_brought_to_its_end() -> None:
+    """Without a callback that saves, the run leaves after it."""
+
+    class Ask(TrainerCallback):
+        @override
+        def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            trainer.request_preemption()
+
+    recorder = RecordingCallback()
+    with pytest.raises(TrainingPreempted):
+        train(make_trainer(Ask(), recorder))
+    assert recorder.events.count("on_eval_epoch_end") == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_each_signal_that_was_named_is_heeded_and_given_back(tmp_path: Path, number: signal.Signals) -> None:
     """After the run the script's own handlers are there again, however the run ended."""
@@ -151,15 +165,6 @@ def test_a_script_may_ask_itself(tmp_path: Path) -> None:
     assert [record.update for record in StateFolder(tmp_path).records()] == [5]
     with pytest.raises(TrainingPreempted):
         train(make_trainer(Ask()))
-
-
-def test_a_state_that_is_being_written_is_whole_before_the_process_ends(tmp_path: Path) -> None:
-    """Writing in the background does not outlive the run, and is not cut off by it."""
-    states = preemptible(tmp_path, asynchronous=True, save_every_n_steps=1)
-    with pytest.raises(TrainingPreempted):
-        train(make_trainer(states, SignalAt("on_train_step_end", 9)))
-    # The last one replaces that of the same update, which has its name.
-    assert [record.problem for record in StateFolder(tmp_path).records()] == [None] * 9
 
 
 def test_signals_can_be_watched_in_the_main_thread_only(tmp_path: Path) -> None:

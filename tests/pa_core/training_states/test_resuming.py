@@ -78,23 +78,6 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(shared_tmp_path: Path, work
         assert train(resumed, resume_from=folder, **options) == expected, place
 
 
-def test_a_run_is_resumed_again_and_again_in_the_same_epoch(tmp_path: Path) -> None:
-    """Each process may come only a few updates further than the one before it."""
-    whole = make_trainer(best=tmp_path / "best.pt")
-    expected = train(whole, gradient_accumulation_steps=2)
-    for update in (1, 2, 3, 3, 5, 9):
-        trainer = make_trainer(
-            saving(tmp_path, save_every_n_steps=1),
-            InterruptAt("on_train_step_end", update),
-            best=tmp_path / "best.pt",
-            seed=update,
-        )
-        with pytest.raises(Interrupted):
-            train(trainer, gradient_accumulation_steps=2, resume_from=tmp_path, resume_missing="start")
-    resumed = make_trainer(saving(tmp_path), best=tmp_path / "best.pt", seed=7)
-    assert train(resumed, gradient_accumulation_steps=2, resume_from=tmp_path) == expected
-
-
 def test_states_may_be_written_while_the_training_goes_on(tmp_path: Path) -> None:
     """Each holds the moment at which it was captured, whatever the next updates change."""
     expected = train(make_trainer())
@@ -208,14 +191,6 @@ def test_a_run_that_stopped_early_is_complete(tmp_path: Path) -> None:
     assert again.num_updates_completed == 14
     train(again, num_epochs=4, resume_from=tmp_path)
     assert again.num_updates_completed > 14
-
-
-def test_more_epochs_go_on_where_a_complete_run_ended(tmp_path: Path) -> None:
-    """The number of epochs is the total, the epochs before the interruption included."""
-    expected = train(make_trainer(), num_epochs=3)
-    train(make_trainer(saving(tmp_path)), num_epochs=1)
-    longer = make_trainer(saving(tmp_path))
-    assert train(longer, num_epochs=3, resume_from=tmp_path) == expected
 
 
 def test_a_run_with_a_limit_of_updates_ends_at_the_same_update(tmp_path: Path) -> None:
@@ -347,19 +322,15 @@ def test_states_of_callbacks_that_come_or_go_are_warned_of(tmp_path: Path) -> No
         train(make_trainer(best=tmp_path / "best.pt"), num_epochs=2, resume_from=tmp_path / "without")
 
 
-def test_a_state_cannot_be_saved_before_any_training() -> None:
-    """There is no run yet; the message names what saves a model alone."""
-    with pytest.raises(ConfigurationError, match="save_checkpoint"):
-        make_trainer().save_training_state("nowhere")
-
-
-def test_a_state_saved_after_a_run_is_that_of_the_complete_run(tmp_path: Path) -> None:
-    """As if it had been saved by the callback at the end."""
+def test_that_there_is_nothing_to_save_is_said_before_what_comes_with_it_is_looked_at(tmp_path: Path) -> None:
+    """Entries that could not be stored, or are large, are no matter where nothing is saved."""
     trainer = make_trainer()
-    train(trainer)
-    trainer.save_training_state(tmp_path / "state")
-    expected = fingerprint(trainer)
-    assert train(make_trainer(), resume_from=tmp_path / "state") == expected
+    with pytest.raises(ConfigurationError, match="before a training run"):
+        trainer.save_training_state(tmp_path / "state", {"function": print})
+    trainer.train(DrawingDataset(4), 1)
+    trainer.evaluate(DrawingDataset(4))
+    with pytest.raises(CheckpointError, match="after a run that trained nothing"):
+        trainer.save_training_state(tmp_path / "state", {"function": print})
 
 
 def test_a_state_tells_its_epoch(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,14 +127,6 @@ def test_a_damaged_file_is_not_linked_again(tmp_path: Path) -> None:
     assert found is not None
     assert [one.path for one in skipped] == []
     _require_weights(model, found.path)
-
-
-def test_a_state_that_is_linked_to_survives_the_removal_of_the_other(tmp_path: Path) -> None:
-    """Removing older states, by whatever means, takes nothing from newer ones."""
-    model = _model()
-    states = _train(tmp_path, model, steps=2)
-    shutil.rmtree(states[0])
-    _require_weights(model, states[1])
 
 
 def test_without_links_everything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

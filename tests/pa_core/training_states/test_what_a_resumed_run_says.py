@@ -42,15 +42,6 @@ def test_states_are_named_by_epoch_and_by_update(tmp_path: Path) -> None:
     assert names_in(tmp_path / "preempted") == ["step_3"]
 
 
-def test_a_run_resumes_from_the_state_that_is_named(tmp_path: Path) -> None:
-    """Not only from the newest one."""
-    expected = train(make_trainer())
-    states = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)
-    train(make_trainer(states))
-    for name in ("epoch_1", "epoch_2"):
-        assert train(make_trainer(seed=4), resume_from=tmp_path / name) == expected
-
-
 def test_a_run_that_saves_again_replaces_its_own_state_and_no_other(tmp_path: Path) -> None:
     """The folder may be that of several runs; the newest state is the one that was written last."""
     train(make_trainer(SaveTrainingStateCallback(tmp_path)), num_epochs=1)
