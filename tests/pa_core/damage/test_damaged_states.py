@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
-from typing_extensions import override
 
 from pa_core import CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.storage import StateFolder
@@ -73,61 +71,6 @@ def restored(trainer: Trainer) -> tuple[object, ...]:
     """What a resumed run restores before its first event; a scheduler changes the groups when it is made."""
     model = {name: str(value) for name, value in trainer.model.state_dict().items()}
     return model, str(trainer.optimizer.state_dict()["state"]), list(trainer.run_history.get_metric_names())
-
-
-class Stubborn(nn.Module):
-    """A module whose extra state can be wrong."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.extra = nn.Linear(5, 3), {"scale": 1.0}
-
-    @override
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Scale what the layer returns."""
-        outputs: torch.Tensor = self.layer(inputs[:, 1:])
-        return outputs * self.extra["scale"]
-
-    @override
-    def get_extra_state(self) -> dict[str, float]:
-        """The scale."""
-        return self.extra
-
-    @override
-    def set_extra_state(self, state: dict[str, float]) -> None:
-        """Take over the scale."""
-        self.extra = {"scale": state["scale"]}
-
-
-def test_a_module_that_refuses_its_extra_state_keeps_its_weights(tmp_path: Path) -> None:
-    """Nothing of the state is loaded, into no object of the run."""
-
-    def trainer(seed: int) -> Trainer:
-        torch.manual_seed(seed)
-        model = Stubborn()
-        return Trainer(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()), callbacks=[])
-
-    first = trainer(0)
-    train_without_log(first)
-    first.save_training_state(tmp_path / "state")
-    change_document(
-        tmp_path / "state",
-        lambda document: document["models"]["model"]["weights"].update(_extra_state={"factor": 2.0}),
-    )
-    second = trainer(1)
-    before = restored(second)
-    for load in (
-        lambda: train_without_log(second, resume_from=tmp_path / "state"),
-        lambda: second.load_training_state(tmp_path / "state"),
-    ):
-        with pytest.raises(CheckpointError, match=r"(?s)_extra_state: loading it raised KeyError: 'scale'"):
-            load()
-        assert restored(second) == before
-
-
-def train_without_log(trainer: Trainer, **options: Any) -> None:
-    """Train for an epoch, without the callbacks of the small runs."""
-    trainer.train(DrawingDataset(16), 1, per_device_batch_size=8, train_dataloader_kwargs={"num_workers": 0}, **options)
 
 
 def test_a_callback_that_refuses_its_state_is_named(saved: SavedRuns, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from tests.pa_core.training_states.small_runs import (
     make_trainer,
     train,
 )
+from tests.support.callbacks import CallAt
 
 SCRIPT = """
 import json, os, signal, sys
@@ -168,13 +169,8 @@ def test_a_run_that_diverged_is_never_complete(shared_tmp_path: Path, steps: int
 
 def test_a_state_asked_for_at_the_end_of_a_run_that_diverged_is_told_of_by_the_error(tmp_path: Path) -> None:
     """It is not saved, and the error that train() raises says so."""
-
-    class SaveAtEnd(TrainerCallback):
-        @override
-        def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            trainer.save_training_state(tmp_path / "state")
-
-    trainer = make_trainer(TerminateOnNaNCallback(), SaveAtEnd())
+    save = CallAt("on_training_run_end", lambda trainer: trainer.save_training_state(tmp_path / "state"))
+    trainer = make_trainer(TerminateOnNaNCallback(), save)
     with pytest.raises(NonFiniteLossError) as raised:
         train(trainer, dataset=Poisoned(52))
     assert "state was requested but not saved" in raised.value.__notes__[0]
@@ -260,17 +256,12 @@ STOPS = {
 def test_a_run_that_was_stopped_goes_on_with_the_next_sample(tmp_path: Path, event: str) -> None:
     """More epochs are asked of a run that a callback had stopped: each sample comes once an epoch."""
 
-    class Stop(TrainerCallback):
-        def __init__(self) -> None:
-            def stop(trainer: AnyTrainer, **kwargs: Any) -> None:
-                if trainer.num_updates_completed == STOPS[event]:
-                    raise StopTrainingError
-
-            vars(self)[event] = stop
+    def stop(_: AnyTrainer) -> None:
+        raise StopTrainingError
 
     whole = make_trainer()
     train(whole, num_epochs=4)
-    train(make_trainer(SaveTrainingStateCallback(tmp_path), Stop()), num_epochs=3)
+    train(make_trainer(SaveTrainingStateCallback(tmp_path), CallAt(event, stop, STOPS[event])), num_epochs=3)
     assert [record.complete for record in StateFolder(tmp_path).records()] == [True]
     resumed = make_trainer()
     train(resumed, num_epochs=4, resume_from=tmp_path)
@@ -317,19 +308,15 @@ def test_a_state_saved_after_leaving_a_full_disk_or_a_preemption_goes_on_from_th
     expected = train(make_trainer())
     (tmp_path / "file").write_text("no folder")
 
-    class SaveNowhere(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 9:
-                trainer.save_training_state(tmp_path / "file" / "state")
+    def save_nowhere(trainer: AnyTrainer) -> None:
+        trainer.save_training_state(tmp_path / "file" / "state")
 
-    class Preempt(TrainerCallback):
-        @override
-        def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            trainer.preemptible = True
-            trainer.request_preemption()
+    def preempt(trainer: AnyTrainer) -> None:
+        trainer.preemptible = True
+        trainer.request_preemption()
 
-    for callback, error in ((SaveNowhere(), CheckpointError), (Preempt(), TrainingPreempted)):
+    callbacks = CallAt("on_optimizer_step_end", save_nowhere, 9), CallAt("on_eval_step_end", preempt)
+    for callback, error in zip(callbacks, (CheckpointError, TrainingPreempted), strict=True):
         trainer = make_trainer(callback)
         with pytest.raises(error):
             train(trainer)
@@ -390,46 +377,32 @@ def test_a_run_that_failed_at_its_start_is_not_the_complete_one_before_it(shared
         trainer.save_training_state(shared_tmp_path / "state")
 
 
+class CloseAt(CallAt):
+    """A trainer has one callback of each class."""
+
+
 def test_a_state_asked_for_in_on_exception_is_saved_or_refused(tmp_path: Path) -> None:
     """Never dropped without a word; and callbacks after the one that asks can still close what is open."""
-
-    class SaveOnException(TrainerCallback):
-        @override
-        def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-            trainer.save_training_state(tmp_path / "state")
-
-    class Close(TrainerCallback):
-        is_closed = False
-
-        @override
-        def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-            self.is_closed = True
-
+    save = CallAt("on_exception", lambda trainer: trainer.save_training_state(tmp_path / "state"))
+    closed: list[AnyTrainer] = []
     expected = train(make_trainer())
-    closing = Close()
     with pytest.raises(CheckpointError, match="after Interrupted") as refused:
-        train(make_trainer(InterruptAt("on_train_step_end", 9), SaveOnException(), closing))
+        train(make_trainer(InterruptAt("on_train_step_end", 9), save, CloseAt("on_exception", closed.append)))
     assert isinstance(refused.value.__context__, Interrupted)
-    assert closing.is_closed
+    assert len(closed) == 1
     assert not (tmp_path / "state").exists()
 
     options: dict[str, Any] = {"train_dataloader_kwargs": {"num_workers": 0}}
     with pytest.raises(OSError, match="a sample"):
-        train(make_trainer(SaveOnException()), dataset=Broken(OSError("a sample"), 8 * 4), **options)
+        train(make_trainer(save), dataset=Broken(OSError("a sample"), 8 * 4), **options)
     assert train(make_trainer(seed=3), resume_from=tmp_path / "state") == expected
 
 
 def test_a_state_that_was_asked_for_before_the_error_is_told_of_by_the_error(tmp_path: Path) -> None:
     """It was to be saved after the update, which never came."""
-
-    class SaveInStep(TrainerCallback):
-        @override
-        def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            if trainer.num_updates_completed == 5:
-                trainer.save_training_state(tmp_path / "state")
-
+    save = CallAt("on_train_step_start", lambda trainer: trainer.save_training_state(tmp_path / "state"), 5)
     with pytest.raises(Interrupted) as raised:
-        train(make_trainer(SaveInStep(), InterruptAt("on_train_step_end", 5)))
+        train(make_trainer(save, InterruptAt("on_train_step_end", 5)))
     assert "state was requested but not saved" in raised.value.__notes__[0]
 
 

@@ -5,30 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typing_extensions import override
 
 from pa_checkpoint import FolderLock
 from pa_checkpoint import _folder as folder_lock
 from pa_core import (
-    AnyTrainer,
     CheckpointError,
     ConfigurationError,
     FolderInUseError,
     Run,
     SaveTrainingStateCallback,
     StopTrainingError,
-    TrainerCallback,
     distributed,
     gather_objects,
 )
 from pa_core.storage import StateFolder, newest_valid
 from tests.pa_core.training_states.small_runs import DrawingDataset, InterruptAt, Interrupted, make_trainer, train
+from tests.support.callbacks import CallAt
 
 
 @pytest.fixture(autouse=True)
@@ -36,16 +34,9 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_lock, "SECONDS_TO_DIE", 0.2)
 
 
-class At(TrainerCallback):
+def at(update: int, function: Callable[[], object]) -> CallAt:
     """Calls a function after an update."""
-
-    def __init__(self, update: int, function: Any) -> None:
-        self._update, self._function = update, function
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == self._update:
-            self._function()
+    return CallAt("on_optimizer_step_end", lambda _: function(), update)
 
 
 def states_of(folder: Path) -> list[tuple[str, int]]:
@@ -98,7 +89,7 @@ def test_a_folder_is_free_however_the_run_ends(tmp_path: Path) -> None:
                 raise error
 
         with contextlib.suppress(OSError, KeyboardInterrupt, SystemExit):
-            train(make_trainer(SaveTrainingStateCallback(tmp_path, asynchronous=True), At(2, end)), num_epochs=1)
+            train(make_trainer(SaveTrainingStateCallback(tmp_path, asynchronous=True), at(2, end)), num_epochs=1)
         assert hidden(tmp_path) == []
 
     model = torch.nn.Linear(5, 3)
@@ -129,7 +120,7 @@ def test_a_run_within_a_run_cannot_share_its_folder_but_callbacks_of_a_run_can(t
 
     two = SaveTrainingStateCallback(tmp_path, save_every_n_steps=3, save_at_end=False), SavesToo(tmp_path)
     with pytest.raises(FolderInUseError, match=f"process {os.getpid()} "):
-        train(make_trainer(*two, At(4, train_another)))
+        train(make_trainer(*two, at(4, train_another)))
     assert states_of(tmp_path) == [("step_3", 0)]
 
 
@@ -236,7 +227,7 @@ def test_a_script_may_change_its_working_directory(tmp_path: Path, monkeypatch: 
         trainer.save_training_state("one")
         monkeypatch.chdir(tmp_path / "second")
 
-    trainer.callback_handler.add_callbacks([At(3, change)])
+    trainer.callback_handler.add_callbacks([at(3, change)])
     train(trainer, num_epochs=2)
     found = sorted(path.name for path in (tmp_path / "first").iterdir())
     assert found == ["best.pt", "one", "states"]
@@ -262,7 +253,7 @@ def test_a_folder_that_is_replaced_in_mid_run_is_an_error(tmp_path: Path, asynch
     # a thread that writes may look between the two calls of replace()
     seen = "(another folder|where no folder is)" if asynchronous else "another folder"
     with pytest.raises(CheckpointError, match=rf"moved, replaced or removed while[\s\S]*states, {seen}"):
-        train(make_trainer(saving, At(update, replace)), num_epochs=2 if update > 7 else 1)
+        train(make_trainer(saving, at(update, replace)), num_epochs=2 if update > 7 else 1)
     assert list(states.iterdir()) == []
 
 
@@ -271,5 +262,5 @@ def test_a_folder_that_is_replaced_after_the_last_state_is_an_error_when_the_run
     states = tmp_path / "states"
     saving = SaveTrainingStateCallback(states, save_every_n_steps=2, save_at_end=False, asynchronous=True)
     with pytest.raises(CheckpointError, match="moved, replaced or removed while"):
-        train(make_trainer(saving, At(7, lambda: states.rename(tmp_path / "kept"))), num_epochs=1)
+        train(make_trainer(saving, at(7, lambda: states.rename(tmp_path / "kept"))), num_epochs=1)
     assert newest_valid(tmp_path / "kept")[0] is not None

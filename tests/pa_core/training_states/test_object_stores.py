@@ -22,7 +22,6 @@ from pa_core import (
     CheckpointError,
     ConfigurationError,
     SaveTrainingStateCallback,
-    StateNotFoundError,
     TrainerCallback,
     TrainingPreempted,
     distributed,
@@ -31,6 +30,7 @@ from pa_core.callbacks.uploads import Uploads
 from pa_core.storage import StateFolder
 from pa_core.training_state import fetched_states
 from tests.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
+from tests.support.callbacks import CallAt
 from tests.support.faulty_store import Faults, FaultyFileSystem, Refused, store_url, use_faults
 
 if TYPE_CHECKING:
@@ -129,17 +129,6 @@ def test_the_run_that_was_started_last_is_the_one_that_is_resumed(tmp_path: Path
     assert resumed.num_updates_completed == 7
 
 
-def test_states_of_another_run_in_the_folder_are_not_taken_for_those_of_the_store(tmp_path: Path) -> None:
-    """A store that has nothing is where a new run begins, whatever is in the folder from before."""
-    train(make_trainer(SaveTrainingStateCallback(tmp_path / "states")), num_epochs=1)
-    trainer = make_trainer(saving(tmp_path / "states", store_url(tmp_path / "store")))
-    train(trainer, num_epochs=1, resume_from=store_url(tmp_path / "store"), resume_missing="start")
-    assert trainer.num_updates_completed == 7
-    assert updates_in(store_url(tmp_path / "store")) == [6, 7]
-    with pytest.raises(StateNotFoundError, match="faulty://"):
-        train(make_trainer(), resume_from=store_url(tmp_path / "empty"))
-
-
 def test_a_damaged_state_in_the_store_is_passed_over(tmp_path: Path) -> None:
     """With a warning that names it and says why; from the one before it the run comes to the same end."""
     url = store_url(tmp_path / "store")
@@ -188,16 +177,6 @@ def test_a_store_that_fails_is_not_taken_for_one_whose_states_are_damaged(
         train(make_trainer(), resume_from=url)
 
 
-def test_a_run_from_an_older_state_is_another_run(tmp_path: Path) -> None:
-    """It removes none of the states that the first run has in the store."""
-    url = store_url(tmp_path / "store")
-    train(make_trainer(saving(tmp_path / "first", url)), num_epochs=1)
-    shutil.copytree(tmp_path / "first" / "step_6", tmp_path / "second" / "step_6")
-    train(make_trainer(saving(tmp_path / "second", url)), num_epochs=1, resume_from=tmp_path / "second")
-    assert updates_in(url) == [6, 7, 7]
-    assert len({state.key for state in RemoteFolder(url).states()}) == 2
-
-
 @pytest.mark.runs_on("one_process", "two_ranks")
 def test_a_store_that_cannot_be_used_is_an_error_before_the_first_step(shared_tmp_path: Path, faults: Faults) -> None:
     """On all processes; no time is lost."""
@@ -224,19 +203,15 @@ class LoseStoreFrom(TrainerCallback):
 def test_a_state_that_cannot_be_sent_is_warned_of_and_the_run_continues(tmp_path: Path, faults: Faults) -> None:
     """The warning comes with the next state; a store that is back has the newest ones in the end."""
     url = store_url(tmp_path / "store")
-    trainer = make_trainer(Slowly(), LoseStoreFrom(faults, 4, 8), saving(tmp_path / "states", url))
+    trainer = make_trainer(SLOWLY, LoseStoreFrom(faults, 4, 8), saving(tmp_path / "states", url))
     with pytest.warns(UserWarning, match="step_6.*Refused: try again later.*the run continues") as warned:
         train(trainer, num_epochs=2)
     assert len(warned) == 1
     assert updates_in(url) == updates_on_disk(tmp_path / "states") == [12, 14]
 
 
-class Slowly(TrainerCallback):
-    """Leaves the thread that sends states time for all of its attempts."""
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        time.sleep(0.03)
+SLOWLY = CallAt("on_optimizer_step_end", lambda _: time.sleep(0.03))
+"""Leaves the thread that sends states time for all of its attempts."""
 
 
 def test_the_last_state_of_a_run_is_sent_again_before_the_run_ends(
@@ -258,7 +233,7 @@ def test_the_last_state_of_a_run_is_sent_again_before_the_run_ends(
 def test_the_end_of_a_run_says_that_its_last_state_was_not_sent(tmp_path: Path, faults: Faults) -> None:
     """After another attempt. It is on the disk, and a later start of the script sends it."""
     url = store_url(tmp_path / "store")
-    trainer = make_trainer(Slowly(), LoseStoreFrom(faults, 5), saving(tmp_path / "states", url))
+    trainer = make_trainer(SLOWLY, LoseStoreFrom(faults, 5), saving(tmp_path / "states", url))
     with pytest.warns(UserWarning, match="was not sent") as warned:
         train(trainer, num_epochs=1)
     assert [name in str(one.message) for name, one in zip(("step_6", "final"), warned, strict=True)] == [True, True]
@@ -275,7 +250,7 @@ def test_a_state_that_cannot_be_sent_ends_the_run_where_that_is_asked_for(
     """On all processes; states on the disk stay whole."""
     callback = saving(shared_tmp_path / "states", store_url(shared_tmp_path / "store"), upload_errors="raise")
     with pytest.raises(CheckpointError, match="was not sent to the object store"):
-        train(make_trainer(LoseStoreFrom(faults, 2), Slowly(), callback))
+        train(make_trainer(LoseStoreFrom(faults, 2), SLOWLY, callback))
     assert [record.problem for record in StateFolder(shared_tmp_path / "states").records()] == [None] * len(
         updates_on_disk(shared_tmp_path / "states")
     )
@@ -286,34 +261,24 @@ def test_a_preempted_run_ends_when_its_state_is_sent(shared_tmp_path: Path, faul
     """However slow the store is, on all processes, and whatever signals follow."""
     faults.rates, faults.seconds = {"slow": 1.0}, 0.02
 
-    class Preempt(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 4 and distributed.rank() == 0:
-                os.kill(os.getpid(), signal.SIGUSR1)
+    def preempt(_: AnyTrainer) -> None:
+        if distributed.rank() == 0:
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     url = store_url(shared_tmp_path / "store")
     callback = saving(shared_tmp_path / "states", url, stop_on_signals=("SIGUSR1",), save_every_n_steps=None)
     with pytest.raises(TrainingPreempted):
-        train(make_trainer(callback, Preempt()))
+        train(make_trainer(callback, CallAt("on_optimizer_step_end", preempt, 4)))
     assert [update in (4, 5) for update in updates_in(url)] == [True]
 
 
 def test_a_slow_store_does_not_hold_up_training(tmp_path: Path, faults: Faults) -> None:
     """States wait their turn; those that would not stay are not sent, and none is removed from the disk before."""
     faults.rates, faults.seconds = {"slow": 1.0}, 0.03
-    url, began = store_url(tmp_path / "store"), time.monotonic()
-
-    class Measure(TrainerCallback):
-        seconds = 0.0
-
-        @override
-        def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            self.seconds = time.monotonic() - began
-
-    measure = Measure()
+    url, ended = store_url(tmp_path / "store"), list[float]()
+    measure = CallAt("on_training_run_end", lambda _: ended.append(time.monotonic()))
     train(make_trainer(saving(tmp_path / "states", url, save_every_n_steps=1), measure), num_epochs=1)
-    waited = time.monotonic() - began - measure.seconds
+    waited = time.monotonic() - ended[0]
     assert updates_in(url) == [7, 7]
     assert updates_on_disk(tmp_path / "states") == [7, 7]
     assert waited > 0.3

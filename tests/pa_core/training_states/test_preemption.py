@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
@@ -24,6 +23,7 @@ from pa_core import (
 from pa_core.storage import StateFolder
 from pa_core.testing import RecordingCallback
 from tests.pa_core.training_states.small_runs import make_trainer, train
+from tests.support.callbacks import CallAt
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -93,15 +93,9 @@ def test_an_evaluation_is_left_between_two_of_its_batches(tmp_path: Path) -> Non
 
 def test_an_evaluation_that_no_state_could_repeat_is_brought_to_its_end() -> None:
     """Without a callback that saves, the run leaves after it."""
-
-    class Ask(TrainerCallback):
-        @override
-        def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            trainer.request_preemption()
-
     recorder = RecordingCallback()
     with pytest.raises(TrainingPreempted):
-        train(make_trainer(Ask(), recorder))
+        train(make_trainer(CallAt("on_eval_step_end", AnyTrainer.request_preemption), recorder))
     assert recorder.events.count("on_eval_epoch_end") == 1
 
 
@@ -152,19 +146,13 @@ def test_signals_are_the_scripts_own_unless_they_were_named(tmp_path: Path) -> N
 
 def test_a_script_may_ask_itself(tmp_path: Path) -> None:
     """Whatever else tells it that its time is over; without a callback that saves, it just leaves."""
-
-    class Ask(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 5:
-                trainer.request_preemption()
-
-    trainer = make_trainer(Ask(), SaveTrainingStateCallback(tmp_path))
+    ask = CallAt("on_optimizer_step_end", AnyTrainer.request_preemption, 5)
+    trainer = make_trainer(ask, SaveTrainingStateCallback(tmp_path))
     with pytest.raises(TrainingPreempted):
         train(trainer)
     assert [record.update for record in StateFolder(tmp_path).records()] == [5]
     with pytest.raises(TrainingPreempted):
-        train(make_trainer(Ask()))
+        train(make_trainer(ask))
 
 
 def test_signals_can_be_watched_in_the_main_thread_only(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typing_extensions import override
 
-from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainerCallback, TrainingPreempted
+from pa_core import SaveTrainingStateCallback, TrainingPreempted
 from pa_core.storage import StateFolder
 from tests.pa_core.training_states.small_runs import make_trainer, train
+from tests.support.callbacks import CallAt
 
 if TYPE_CHECKING:
     from tests.launching import Launch
@@ -132,7 +132,8 @@ def test_a_script_that_continues_after_a_preemption_has_its_signals_back(tmp_pat
     before = signal.signal(signal.SIGUSR1, lambda number, _frame: handled.append(number))
     states = SaveTrainingStateCallback(tmp_path / "one", stop_on_signals=("SIGUSR1",))
     second = SecondSave(tmp_path / "two", stop_on_signals=("SIGUSR1",))
-    trainer = make_trainer(states, second, SendsAfterUpdate())
+    send = CallAt("on_optimizer_step_end", lambda _: os.kill(os.getpid(), signal.SIGUSR1))
+    trainer = make_trainer(states, second, send)
     try:
         try:
             train(trainer)
@@ -147,11 +148,3 @@ def test_a_script_that_continues_after_a_preemption_has_its_signals_back(tmp_pat
 
 class SecondSave(SaveTrainingStateCallback):
     """A trainer has one callback of each class."""
-
-
-class SendsAfterUpdate(TrainerCallback):
-    """Sends a signal after each update."""
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        os.kill(os.getpid(), signal.SIGUSR1)

@@ -32,11 +32,11 @@ from tests.pa_core.training_states.small_runs import (
     InterruptAt,
     Interrupted,
     fingerprint,
-    frozen_trainer,
     log_of,
     make_trainer,
     train,
 )
+from tests.support.callbacks import CallAt
 
 
 def saving(folder: Path, **options: Any) -> SaveTrainingStateCallback:
@@ -179,13 +179,10 @@ def test_a_complete_run_is_put_back_and_not_run_again(shared_tmp_path: Path) -> 
 def test_a_run_that_stopped_early_is_complete(tmp_path: Path) -> None:
     """Started again with the same number of epochs it trains no further; with more epochs it does."""
 
-    class StopInSecondEpoch(TrainerCallback):
-        @override
-        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            if trainer.run_history.current_epoch == 2:
-                raise StopTrainingError
+    def stop(_: AnyTrainer) -> None:
+        raise StopTrainingError
 
-    train(make_trainer(saving(tmp_path), StopInSecondEpoch()), num_epochs=3)
+    train(make_trainer(saving(tmp_path), CallAt("on_train_epoch_end", stop, 14)), num_epochs=3)
     again = make_trainer(saving(tmp_path))
     train(again, num_epochs=3, resume_from=tmp_path)
     assert again.num_updates_completed == 14
@@ -360,23 +357,6 @@ def test_loading_a_state_takes_over_the_weights_and_the_optimizer_without_its_ru
     assert fingerprint(other)["optimizer"] == fingerprint(trainer)["optimizer"]
     train(other, num_epochs=1)
     assert (other.num_updates_completed, other.run_history.current_epoch) == (7, 2)
-
-
-def test_groups_that_were_added_in_mid_run_are_there_again(tmp_path: Path) -> None:
-    """A layer that was unfrozen goes on being trained, with its momentum."""
-    whole = frozen_trainer()
-    whole.train(make_classification(40), 3)
-    for update in (3, 7, 12):
-        folder = tmp_path / str(update)
-        interrupted = frozen_trainer(saving(folder, save_every_n_steps=1), InterruptAt("on_train_step_end", update))
-        with pytest.raises(Interrupted):
-            interrupted.train(make_classification(40), 3)
-        resumed = frozen_trainer(saving(folder))
-        resumed.train(make_classification(40), 3, resume_from=folder)
-        assert {name: value.tolist() for name, value in resumed.model.state_dict().items()} == {
-            name: value.tolist() for name, value in whole.model.state_dict().items()
-        }
-        assert len(resumed.optimizer.param_groups) == 2
 
 
 def test_large_datasets_are_not_replayed(tmp_path: Path) -> None:

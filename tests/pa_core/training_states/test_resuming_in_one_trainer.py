@@ -25,6 +25,7 @@ from tests.pa_core.training_states.small_runs import (
     make_trainer,
     train,
 )
+from tests.support.callbacks import RatesUsed
 
 
 def decay(update: int) -> float:
@@ -84,18 +85,11 @@ def test_another_trainer_of_the_same_optimizer_resumes_as_a_new_process_does(tmp
 
 def rates_of(trainer: Trainer, **options: Any) -> list[float]:
     """The learning rate of each update that is made."""
-    rates: list[float] = []
-
-    class Rates(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            rates.append(trainer.optimizer.param_groups[0]["lr"])
-
-    noting = Rates()
-    trainer.callback_handler.add_callback(noting)
+    used = RatesUsed()
+    trainer.callback_handler.add_callback(used)
     train(trainer, **options)
-    trainer.callback_handler.remove_callback(noting)
-    return rates
+    trainer.callback_handler.remove_callback(used)
+    return used.rates
 
 
 @pytest.mark.parametrize("scheduler", ["none", "CosineAnnealingLR", "StepLR"])
@@ -172,8 +166,9 @@ def test_loading_weights_before_the_run_is_resumed_asks_for_no_other_rate(
     assert "group" not in capsys.readouterr().out
 
 
-def test_groups_that_the_interrupted_run_added_are_added_again_in_their_time(tmp_path: Path) -> None:
-    """The optimizer has the groups of the script again, also where the state is older than the new group."""
+@pytest.mark.parametrize("is_new", [False, True])
+def test_groups_that_the_interrupted_run_added_are_added_again_in_their_time(tmp_path: Path, is_new: bool) -> None:
+    """With their momentum, in the same trainer or a new one; also where the state is older than the new group."""
 
     def weights(trainer: Trainer) -> dict[str, Any]:
         return {name: value.tolist() for name, value in trainer.model.state_dict().items()}
@@ -188,6 +183,7 @@ def test_groups_that_the_interrupted_run_added_are_added_again_in_their_time(tmp
         with pytest.raises(Interrupted):
             trainer.train(make_classification(40), 3, resume_from=tmp_path, resume_missing="start")
         trainer.callback_handler.remove_callback(interrupt)
+        trainer = frozen_trainer(states) if is_new else trainer
     trainer.train(make_classification(40), 3, resume_from=tmp_path)
     assert weights(trainer) == weights(whole)
     assert len(trainer.optimizer.param_groups) == 2

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, StepLR
-from typing_extensions import override
 
-from pa_core import AnyTrainer, CheckpointError, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core import CheckpointError, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.errors import ArgumentTypeError
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from pa_core.training_state.run_settings import RESUME_OVERRIDES
@@ -27,6 +26,7 @@ from tests.pa_core.training_states.small_runs import (
     make_trainer,
     train,
 )
+from tests.support.callbacks import RatesUsed
 
 
 @pytest.fixture
@@ -107,16 +107,10 @@ def test_names_that_allow_nothing_are_refused(folder: Path) -> None:
 
 def rates_of(trainer: Trainer, **options: Any) -> list[float]:
     """The learning rate of each update of a run."""
-    rates: list[float] = []
-
-    class Rates(TrainerCallback):
-        @override
-        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            rates.append(trainer.optimizer.param_groups[0]["lr"])
-
-    trainer.callback_handler.add_callback(Rates())
+    used = RatesUsed()
+    trainer.callback_handler.add_callback(used)
     trainer.train(make_classification(32), 2, **options)
-    return rates
+    return used.rates
 
 
 def inverse_decay(optimizer: Optimizer) -> LambdaLR:

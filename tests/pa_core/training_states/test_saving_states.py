@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typing_extensions import override
 
-from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, TrainerCallback, distributed
-from pa_core.storage import StateFolder, read_state
+from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, distributed
+from pa_core.storage import StateFolder
 from tests.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
+from tests.support.callbacks import CallAt
 
 
 def updates_in(folder: Path) -> list[int]:
@@ -41,25 +39,17 @@ def test_states_are_saved_at_the_intervals_and_at_the_end(shared_tmp_path: Path)
 def test_states_are_saved_when_time_has_passed_on_the_clock_of_the_first_process(shared_tmp_path: Path) -> None:
     """All processes save after the same update, whatever their own clocks say."""
 
-    class SlowThirdUpdate(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 3 and distributed.rank() == 0:
-                time.sleep(1.6)
+    def wait_on_first(_: AnyTrainer) -> None:
+        if distributed.rank() == 0:
+            time.sleep(1.6)
 
     states = SaveTrainingStateCallback(shared_tmp_path, save_every_n_seconds=1.5, save_at_end=False)
-    train(make_trainer(SlowThirdUpdate(), states), num_epochs=1)
+    train(make_trainer(CallAt("on_optimizer_step_end", wait_on_first, 3), states), num_epochs=1)
     # Of several processes, the others hear of it with the next update.
     assert updates_in(shared_tmp_path) == [3 if distributed.num_processes() == 1 else 4]
 
 
-class RequestsAtThird(TrainerCallback):
-    """Asks for a training state after the third update."""
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == 3:
-            trainer.request_training_state()
+REQUEST_AT_THIRD = CallAt("on_optimizer_step_end", AnyTrainer.request_training_state, 3)
 
 
 class SavesElsewhere(SaveTrainingStateCallback):
@@ -68,24 +58,22 @@ class SavesElsewhere(SaveTrainingStateCallback):
 
 def test_what_is_requested_is_saved_whichever_the_periods(tmp_path: Path) -> None:
     """By each callback that saves states; one with a period of seconds is the one that its own requests are for."""
-    train(make_trainer(RequestsAtThird(), SaveTrainingStateCallback(tmp_path / "a", save_at_end=False)), num_epochs=1)
+    train(make_trainer(REQUEST_AT_THIRD, SaveTrainingStateCallback(tmp_path / "a", save_at_end=False)), num_epochs=1)
     assert updates_in(tmp_path / "a") == [3]
 
     by_time = SaveTrainingStateCallback(tmp_path / "b", save_every_n_seconds=3600, save_at_end=False)
-    train(make_trainer(RequestsAtThird(), by_time, SavesElsewhere(tmp_path / "c")), num_epochs=1)
+    train(make_trainer(REQUEST_AT_THIRD, by_time, SavesElsewhere(tmp_path / "c")), num_epochs=1)
     assert updates_in(tmp_path / "b") == [3]
     assert updates_in(tmp_path / "c") == [7]
 
-    train(
-        make_trainer(RequestsAtThird(), SaveTrainingStateCallback(tmp_path / "d", save_every_n_steps=3)), num_epochs=1
-    )
+    train(make_trainer(REQUEST_AT_THIRD, SaveTrainingStateCallback(tmp_path / "d", save_every_n_steps=3)), num_epochs=1)
     assert updates_in(tmp_path / "d") == [3, 6, 7]
 
 
 def test_a_request_that_nobody_serves_is_warned_of() -> None:
     """Without a callback that saves it, no state is saved."""
     with pytest.warns(UserWarning, match=r"request_training_state\(\).*SaveTrainingStateCallback"):
-        train(make_trainer(RequestsAtThird()), num_epochs=1)
+        train(make_trainer(REQUEST_AT_THIRD), num_epochs=1)
 
 
 def test_only_the_newest_states_of_a_run_are_kept(tmp_path: Path) -> None:
@@ -125,82 +113,33 @@ def test_what_cannot_be_removed_is_warned_of(
     assert updates_in(states) == [1, 7, 7]
 
 
-@pytest.mark.parametrize("max_checkpoints", [1, None])
-def test_what_others_have_put_into_the_folder_ends_no_run(tmp_path: Path, max_checkpoints: int | None) -> None:
-    """A state that was moved to another disk and linked, and files with the names of leftovers, stay as they are."""
-    states, disk = tmp_path / "states", tmp_path / "disk"
-    saving = SaveTrainingStateCallback(states, save_every_n_steps=2, max_checkpoints=max_checkpoints)
-    with pytest.raises(Interrupted):
-        train(make_trainer(saving, InterruptAt("on_train_step_end", 4)))
-    (states / "step_4").rename(disk)
-    (states / "step_4").symlink_to(disk)
-    (states / ".staging.0123456789ab.0123").write_text("a note")
-
-    train(make_trainer(saving), num_epochs=1, resume_from=states)
-    assert updates_in(states)[-1] == 7
-    assert read_state(disk).summary["update"] == 4
-    assert (states / "step_4").is_symlink()
-    assert (states / ".staging.0123456789ab.0123").read_text() == "a note"
-
-
-def die_writing(_descriptor: int) -> None:
-    """End as a process that is killed while it writes."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_what_a_killed_process_left_half_written_is_removed_by_the_run_that_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is never taken for a state before that."""
-    with pytest.raises(Interrupted):
-        train(
-            make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2), InterruptAt("on_train_step_end", 4))
-        )
-    process = os.fork()
-    if process == 0:
-        monkeypatch.setattr(os, "fsync", die_writing)
-        train(make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)), resume_from=tmp_path)
-    assert os.waitpid(process, 0)[1] == 9
-    hidden = [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")]
-    assert hidden
-    train(make_trainer(SaveTrainingStateCallback(tmp_path)), resume_from=tmp_path)
-    assert not [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")]
-    assert updates_in(tmp_path) == [2, 4, 21]
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_state_that_cannot_be_written_ends_the_run_with_the_reason(tmp_path: Path, asynchronous: bool) -> None:
     """At once or, written in the background, with the next state or the end of the run; earlier states stay."""
 
-    class TakeFolderAway(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 5:
-                while updates_in(tmp_path / "states") != [2, 4]:
-                    time.sleep(0.01)
-                (tmp_path / "states").rename(tmp_path / "kept")
-                (tmp_path / "states").write_text("no folder")
+    def take_folder_away(_: AnyTrainer) -> None:
+        while updates_in(tmp_path / "states") != [2, 4]:
+            time.sleep(0.01)
+        (tmp_path / "states").rename(tmp_path / "kept")
+        (tmp_path / "states").write_text("no folder")
 
     states = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=2, asynchronous=asynchronous)
     with pytest.raises((CheckpointError, OSError), match="states"):
-        train(make_trainer(states, TakeFolderAway()))
+        train(make_trainer(states, CallAt("on_optimizer_step_end", take_folder_away, 5)))
     assert updates_in(tmp_path / "kept") == [2, 4]
 
 
 def test_a_run_that_fails_says_what_became_of_its_last_state(tmp_path: Path) -> None:
     """What failed first is raised; what could not be written in the background is a note to it."""
 
-    class SaveOnce(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 2:
-                trainer.save_training_state(tmp_path / "states" / "last", asynchronous=True, on_saved=take_away)
+    def save(trainer: AnyTrainer) -> None:
+        trainer.save_training_state(tmp_path / "states" / "last", asynchronous=True, on_saved=take_away)
 
     def take_away(path: Path) -> None:
         raise CheckpointError("Removed.", given=str(path), expected="a state", do="Nothing.")
 
     with pytest.raises(Interrupted) as raised:
-        train(make_trainer(SaveOnce(), InterruptAt("on_train_step_end", 4)))
+        train(make_trainer(CallAt("on_optimizer_step_end", save, 2), InterruptAt("on_train_step_end", 4)))
     assert [note.splitlines()[0] for note in raised.value.__notes__] == [
         "Besides, the last training state could not be written: Removed."
     ]

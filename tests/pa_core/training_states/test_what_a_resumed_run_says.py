@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typing_extensions import override
 
-from pa_core import AnyTrainer, PrintProgressCallback, SaveTrainingStateCallback, StateNotFoundError, TrainerCallback
+from pa_core import AnyTrainer, PrintProgressCallback, SaveTrainingStateCallback, StateNotFoundError
 from pa_core.storage import StateFolder
 from tests.pa_core.training_states.small_runs import (
     DrawingDataset,
@@ -18,6 +17,7 @@ from tests.pa_core.training_states.small_runs import (
     make_trainer,
     train,
 )
+from tests.support.callbacks import CallAt
 
 
 def names_in(folder: Path) -> list[str]:
@@ -30,15 +30,9 @@ def test_states_are_named_by_epoch_and_by_update(tmp_path: Path) -> None:
     states = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1, save_every_n_steps=5)
     train(make_trainer(states), num_epochs=2)
     assert names_in(tmp_path) == ["step_5", "epoch_1", "step_10", "epoch_2", "final"]
-
-    class Preempt(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 3:
-                trainer.request_preemption()
-
+    preempt = CallAt("on_optimizer_step_end", AnyTrainer.request_preemption, 3)
     with pytest.raises(SystemExit):
-        train(make_trainer(Preempt(), SaveTrainingStateCallback(tmp_path / "preempted")))
+        train(make_trainer(preempt, SaveTrainingStateCallback(tmp_path / "preempted")))
     assert names_in(tmp_path / "preempted") == ["step_3"]
 
 
