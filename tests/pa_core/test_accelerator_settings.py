@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 from pa_core import Trainer, UnsupportedConfigurationError
-from pa_core.sharding.settings import ShardingSettings
+from pa_core.sharding.sharding_plan import ShardingSettings
 from tests.support.explained import assert_explained
 
 DOCS = Path(__file__).parents[2] / "docs" / "beyond-ddp.md"

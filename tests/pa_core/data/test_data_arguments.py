@@ -250,11 +250,10 @@ class OnlyIterable:
 
 
 SHOWN = "TensorDataset(torch.as_tensor(X), torch.as_tensor(Y))"
-SHOWN_OF_DOUBLES = "TensorDataset(torch.as_tensor(X).float(), torch.as_tensor(Y))"
 NO_DATASETS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "two tensors": ((X, Y), ("a tuple of 2 [Tensor of shape (22, 4)", SHOWN)),
     "two arrays": ((X.numpy(), Y.numpy()), ("ndarray of shape (22, 4)", SHOWN)),
-    "two arrays of doubles": ((X.double().numpy(), Y.numpy()), (f"do:       Pass {SHOWN_OF_DOUBLES}",)),
+    "two arrays of doubles": ((X.double().numpy(), Y.numpy()), (f"do:       Pass {SHOWN}",)),
     "a list of two arrays": ([X.numpy(), Y.numpy()], ("a list of 2", SHOWN)),
     "a table": (Frame(x=X, y=Y), ("a Frame", SHOWN, 'such as table[["a", "b"]].to_numpy("float32")')),
     "splits": ({"train": DATA, "test": MORE}, ("'train'", "Pass one of its values", "['train'], ['test']")),

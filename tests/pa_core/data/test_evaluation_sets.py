@@ -223,7 +223,7 @@ def test_a_dataset_of_a_mapping_is_no_mapping_of_sets() -> None:
     [
         ({}, "eval_dataset must be"),
         (EvaluationSet(VAL, every_n_epochs=2), 'eval_dataset={"val": EvaluationSet(...)}'),
-        ({"test-ood": VAL}, "'test_ood'"),
+        ({"test-ood": VAL}, "letters, digits and underscores"),
         ({3: VAL}, "{3: ...}"),
         ({"val": None}, 'None as eval_dataset["val"]'),
         ({"val": {"a": VAL}}, 'eval_dataset["val"]'),

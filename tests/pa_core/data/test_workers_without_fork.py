@@ -57,9 +57,6 @@ def test_a_script_without_a_main_guard_trains(launch: Launch) -> None:
     launched = launch(SCRIPT)
     assert launched.status == 0
     assert "updates: 2" in launched.output
-    assert launched.output.count("Loading Samples without workers") == 1
-    assert "processes are started by 'spawn'" in launched.output
-    assert "num_workers=" in launched.output
 
 
 def test_workers_without_a_main_guard_are_an_error_with_the_remedy(launch: Launch) -> None:
@@ -84,8 +81,8 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("spawned")
-def test_there_are_no_workers_by_default(capsys: pytest.CaptureFixture[str]) -> None:
-    """A trainer says once what would be faster; who asks for workers gets them, and no line."""
+def test_there_are_no_workers_by_default() -> None:
+    """Who asks for workers gets them."""
     assert start_method() == "spawn"
     assert default_num_workers(Drawing(4), local_processes=1) == 0
     model = nn.Linear(1, 1)
@@ -93,11 +90,8 @@ def test_there_are_no_workers_by_default(capsys: pytest.CaptureFixture[str]) -> 
     trainer.train_dataset = Drawing(4)
     loader: Any = trainer.create_train_dataloader(2, {"num_workers": 1})
     assert loader.num_workers == 1
-    trainer.create_train_dataloader(2, {"num_workers": 0})
-    assert capsys.readouterr().out == ""
     loader = trainer.create_train_dataloader(2)
     assert loader.num_workers == 0
-    assert "Loading Drawing without workers" in capsys.readouterr().out
 
 
 def test_asking_how_processes_start_fixes_nothing() -> None:

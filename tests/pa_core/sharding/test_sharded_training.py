@@ -348,7 +348,7 @@ def test_what_would_not_be_averaged_over_all_processes_is_refused() -> None:
     fully_shard(divided).set_gradient_divide_factor(1.0)
     split = tiny_transformer()
     split.head.weight = nn.Parameter(distribute_tensor(split.head.weight.detach(), mesh["data"], [Shard(0)]))
-    for model, given in ((of_some, "a mesh of 1 of 2"), (divided, "divide_factor"), (split, "DTensor")):
+    for model, given in ((of_some, "mesh has 1"), (divided, "divide_factor"), (split, "DTensor")):
         with pytest.raises(UnsupportedConfigurationError, match=given):
             trainer_of(model).train(DATA, 1)
 

@@ -58,7 +58,7 @@ from pa_core.extra_models import AddedModule
 from pa_core.model_description import describe_model
 from pa_core.model_tensors import is_sharded_module, missing_methods, unwrap_model
 from pa_core.run_config import TrainerRunConfig
-from pa_core.sharding.settings import read_settings
+from pa_core.sharding.sharding_plan import read_settings
 from pa_core.subclasses import check_subclass
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.training_state import StateRequest, initial_hyperparameters

@@ -24,7 +24,7 @@ from pa_checkpoint import CheckpointInfo
 from pa_core import _accelerate
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.model_tensors import is_sharded_module, without_frozen
-from pa_core.sharding.sharded_states import gather_state
+from pa_core.sharding.sharded_states import gather_state, gathering
 from pa_core.sharding.weight_export import WeightExport
 from pa_core.storage import atomic_write
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
@@ -285,7 +285,7 @@ def save_safetensors(
         ConfigurationError: The target is a file, or nothing of the model is trainable.
     """
     export = WeightExport(model, max_shard_size, trainable_only=trainable_only)
-    with export.gathering() as whole:
+    with gathering(export.tensors()) as whole:
         if accelerator.is_main_process:
             with _replacing_weights(Path(directory)) as staging:
                 export.write(staging, whole)

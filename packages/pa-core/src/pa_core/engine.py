@@ -17,7 +17,7 @@ from pa_core.distributed.rank_sync import RankSync
 from pa_core.extra_models import AddedModules
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
-from pa_core.sharding.settings import ShardingSettings
+from pa_core.sharding.sharding_plan import ShardingSettings
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.trained import Trained
 from pa_core.training_state import Checkpointer, ResumableRun, Resumption, RunParts

@@ -217,7 +217,6 @@ class Loop:
             kwargs,
             collate_fn=self.trainer.collate_fn,
             seed=self.engine.resumption.seed,
-            say=self.trainer.print,
             allows_empty_shares=allows_empty_shares,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import filterfalse, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -23,11 +23,10 @@ def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -
 
     Each row counts everything in the module, and a parameter only once no matter how often it is used. Identical
     neighbours, such as the blocks of a transformer, share a row. Memory counts parameters and buffers, without
-    gradients and the state of an optimizer. The last column says what else there is to know: ``shares NAME`` of a
-    module with a parameter that is listed further up too, ``meta`` of parameters that have no memory yet (it is what
-    they are going to take), ``lazy`` of those whose sizes come with the first batch (which are not counted), and
-    ``sharded`` of those that are split over processes (the memory is counted on this process). Nothing is exchanged
-    with other processes.
+    gradients and the state of an optimizer. The last column says what else there is to know: ``meta`` of parameters
+    that have no memory yet (it is what they are going to take), ``lazy`` of those whose sizes come with the first batch
+    (which are not counted), and ``sharded`` of those that are split over processes (the memory is counted on this
+    process). Nothing is exchanged with other processes.
 
     Args:
         model: The model, which may be wrapped or compiled; or several by name.
@@ -50,8 +49,7 @@ def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -
     rows = [_HEADER]
     for name, one in models.items():
         whole = unwrap_model(one, keep_torch_compile=False)
-        first_names = {id(parameter): first for first, parameter in whole.named_parameters()}
-        rows += _rows(name, [whole], _Place("", 0, first_names), depth)
+        rows += _rows(name, [whole], 0, depth)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -60,17 +58,6 @@ def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -
         ).rstrip()
         for row in rows
     )
-
-
-class _Place(NamedTuple):
-    """Where in a model a module is."""
-
-    path: str
-    level: int
-    first_names: Mapping[int, str]
-
-    def child(self, name: str) -> _Place:
-        return self._replace(path=f"{self.path}{name}.", level=self.level + 1)
 
 
 def _measures(modules: Sequence[nn.Module]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -93,39 +80,26 @@ def _measures(modules: Sequence[nn.Module]) -> tuple[tuple[str, ...], tuple[str,
     return cells, tuple(kind for kind, applies in kinds.items() if applies)
 
 
-def _rows(
-    name: str, modules: list[nn.Module], place: _Place, depth: int, above: tuple[nn.Module, ...] = ()
-) -> Iterator[tuple[str, ...]]:
+def _rows(name: str, modules: Sequence[nn.Module], level: int, depth: int) -> Iterator[tuple[str, ...]]:
     """Yield the row of some identical modules, and for a single one the rows of its children."""
     first, (cells, kinds) = modules[0], _measures(modules)
     kind = type(first).__name__ if len(modules) == 1 else f"{len(modules)} x {type(first).__name__}"
-    yield "  " * place.level + name, kind, *cells, ", ".join([*kinds, *_shared(modules, place)])
-    if depth == 0 or len(modules) > 1 or first in above:
+    yield "  " * level + name, kind, *cells, ", ".join(kinds)
+    if level == depth or len(modules) > 1:
         return
     named: dict[str, nn.Module | None] = vars(first)[CHILDREN]
     children = [(child, one) for child, one in named.items() if one is not None]
-    for _, alike in groupby(children, key=lambda child: _likeness(child, place)):
-        of_group = list(alike)
-        names = [child for child, _ in of_group]
+    for _, alike in groupby(children, key=_likeness):
+        names, of_group = zip(*alike, strict=True)
         title = names[0] if len(names) == 1 else f"{names[0]} - {names[-1]}"
-        yield from _rows(title, [one for _, one in of_group], place.child(names[0]), depth - 1, (*above, first))
+        yield from _rows(title, of_group, level + 1, depth)
 
 
-def _likeness(child: tuple[str, nn.Module], place: _Place) -> object:
+def _likeness(child: tuple[str, nn.Module]) -> object:
     """Return what is equal of neighbours that share a row: those that are numbered, and of one kind and size."""
     name, module = child
     is_numbered = name.isdigit() and any(True for _ in module.parameters())
-    shared = _shared([module], place.child(name))
-    return (type(module), _measures([module]), *shared) if is_numbered else name
-
-
-def _shared(modules: Sequence[nn.Module], place: _Place) -> list[str]:
-    """Say which parameters of a single module have their first name in another one, further up."""
-    names = [place.first_names.get(id(one), place.path) for one in modules[0].parameters()]
-    elsewhere = [name for name in names if not name.startswith(place.path)]
-    if len(modules) > 1 or not elsewhere:
-        return []
-    return [f"shares {elsewhere[0]}" + (f" and {len(elsewhere) - 1} more" if len(elsewhere) > 1 else "")]
+    return (type(module), _measures([module])) if is_numbered else name
 
 
 def _memory(tensor: Tensor) -> int:

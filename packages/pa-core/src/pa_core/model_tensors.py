@@ -28,9 +28,7 @@ def parameters_of_module(module: nn.Module) -> list[nn.Parameter]:
         >>> [parameter.numel() for parameter in parameters_of_module(nn.Sequential(layer, nn.ReLU(), layer))]
         [2, 1]
     """
-    found: dict[int, nn.Parameter] = {}
-    _add_tensors(PARAMETERS, module, found, set())
-    return list(found.values())
+    return _tensors_of_module(PARAMETERS, module)
 
 
 def buffers_of_module(module: nn.Module) -> list[Tensor]:
@@ -39,21 +37,13 @@ def buffers_of_module(module: nn.Module) -> list[Tensor]:
     Args:
         module: A module.
     """
-    found: dict[int, Tensor] = {}
-    _add_tensors(BUFFERS, module, found, set())
-    return list(found.values())
+    return _tensors_of_module(BUFFERS, module)
 
 
-def _add_tensors(kind: str, module: nn.Module, found: dict[int, Any], seen: set[int]) -> None:
-    """Add what a module and those in it hold, each once; a module may even be in itself."""
-    seen.add(id(module))
-    attributes = vars(module)
-    for tensor in attributes[kind].values():
-        if tensor is not None:
-            found[id(tensor)] = tensor
-    for child in attributes[CHILDREN].values():
-        if child is not None and id(child) not in seen:
-            _add_tensors(kind, child, found, seen)
+def _tensors_of_module(kind: str, module: nn.Module) -> list[Any]:
+    """What a module and those in it hold, each once."""
+    found = (tensor for part in module.modules() for tensor in vars(part)[kind].values() if tensor is not None)
+    return list({id(tensor): tensor for tensor in found}.values())
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -206,7 +196,9 @@ def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source:
     own = model.state_dict()
     differences = {name: f"missing: {name}" for name in own if name not in weights}
     differences |= {name: f"unexpected: {name}" for name in weights if name not in own}
-    for name in (name for name in own if name in weights and not _is_extra_state(name)):
+    for name in (name for name in own if name in weights):
+        if name.rpartition(".")[2] == "_extra_state":
+            continue  # only set_extra_state of the module knows what may be in it
         value = weights[name].example() if isinstance(weights[name], StoredTensor) else weights[name]
         for property_of in (_shape, kind_of_tensor):
             saved, present = property_of(value), property_of(own[name])
@@ -245,11 +237,6 @@ def list_differences(differences: Iterable[str]) -> str:
     listed = list(differences)
     hidden = len(listed) - _SHOWN_DIFFERENCES
     return "; ".join(listed[:_SHOWN_DIFFERENCES]) + (f"; and {hidden} more" if hidden > 0 else "")
-
-
-def _is_extra_state(name: str) -> bool:
-    """Whether a module made this by ``get_extra_state``; only its ``set_extra_state`` knows what may be in it."""
-    return name.rpartition(".")[2] == "_extra_state"
 
 
 def kind_of_tensor(value: object) -> str | None:

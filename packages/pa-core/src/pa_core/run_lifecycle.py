@@ -21,8 +21,7 @@ from pa_core.engine import Engine, RunKind
 from pa_core.errors import StopTrainingError, UnsupportedConfigurationError
 from pa_core.input_checks import refuse_run_within_run
 from pa_core.model_tensors import is_sharded_module, reshard, unwrap_model
-from pa_core.sharding.block_forward import compile_in_place
-from pa_core.sharding.sharded_modules import ShardedModules
+from pa_core.sharding.sharded_modules import ShardedModules, compile_in_place
 from pa_core.trained import Trained, forget_gradients
 from pa_core.training_state import initial_hyperparameters
 

@@ -25,7 +25,7 @@ from pa_core.distributed.gradient_exchange import ExchangedParameters, GradientE
 from pa_core.distributed.rank_sync import NUM_FLAGS
 from pa_core.errors import BatchOutputError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.model_tensors import is_sharded_module, local_pieces, parameters_of, unwrap_model
-from pa_core.sharding.sharded_modules import ShardedModules, forget_local_gradients
+from pa_core.sharding.sharded_modules import ShardedModules
 from pa_core.types import SizedIterable, StatefulScheduler
 from pa_data import Split
 
@@ -212,7 +212,7 @@ def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
         *optimizers: Its optimizers.
     """
     model.zero_grad()
-    forget_local_gradients(model)
+    ShardedModules(model).forget_local_gradients()
     for optimizer in optimizers:
         optimizer.zero_grad()
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from torch.utils.data import IterableDataset
-
-from pa_core.data.custom_loader import describe_loader, innermost, is_dataloader, length_of, loader_parts
+from pa_core.data.custom_loader import describe_loader, innermost, is_dataloader, length_of
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
+
+_EFFECT = {
+    ("training", True): "The epoch ends after its length, and the rest is not trained on. ",
+    ("training", False): "The run makes fewer updates than planned, and its schedule does not come to its end. ",
+    ("evaluation", True): "",
+    ("evaluation", False): "",
+}
+"""What follows from more batches than the length, or fewer."""
 
 
 class BatchCount:
@@ -72,28 +78,11 @@ class BatchCount:
         number = f"more than {self.expected} batches" if self.has_more else f"{self.given} of these batches"
         warn_user(
             f"A loader whose length is {self.expected} yielded {number} in {self.phase}: "
-            f"{describe_loader(self._loader)}. {self._effect()}{self._advice()}"
+            f"{describe_loader(self._loader)}. {_EFFECT[self.phase, self.has_more]}Let __len__ return the number of "
+            "batches of an epoch, or of the samples of a dataset. Of several workers, each iterates over an "
+            "IterableDataset: let each yield its own share (see torch.utils.data.get_worker_info)."
         )
         return True
-
-    def _effect(self) -> str:
-        if self.phase == "evaluation":
-            return ""
-        if self.has_more:
-            return "The epoch ends after its length, and the rest is not trained on. "
-        return "The run makes fewer updates than planned, and its schedule does not come to its end. "
-
-    def _advice(self) -> str:
-        dataset = loader_parts(self._loader).get("loader.dataset")
-        if is_dataloader(self._loader) and self._loader.num_workers > 1 and isinstance(dataset, IterableDataset):
-            return (
-                f"Each of the {self._loader.num_workers} workers iterates over the dataset: let each yield its own "
-                "share (see torch.utils.data.get_worker_info), or pass num_workers=1."
-            )
-        name = type(dataset).__name__
-        if is_dataloader(self._loader) and isinstance(dataset, IterableDataset):
-            return f"Let __len__ of {name} return the number of its samples in an epoch."
-        return "Let its __len__ return the number of batches of an epoch."
 
     def nothing_counted(self) -> EmptyDatasetError:
         """Return the error of an epoch without a batch on any process."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pa_core.data.custom_loader import describe_loader, is_dataloader, is_keyed
 from pa_core.errors import ConfigurationError
@@ -18,6 +18,10 @@ DEFAULT_BATCH_SIZE = 8
 """The default of ``per_device_batch_size``, which tells whether it was passed."""
 
 
+_TENSOR_DATASET = (
+    "Pass TensorDataset(torch.as_tensor(X), torch.as_tensor(Y)) from torch.utils.data, with .float() for float64, of "
+    "inputs X and targets Y"
+)
 _DECIDES_THE_ORDER = "shuffle", "sampler", "batch_sampler", "algorithm"
 
 
@@ -178,10 +182,9 @@ def _check_dataset(data: object, argument: str, method: str | None) -> None:
 def _what_to_pass(data: Any, method: str | None) -> str | None:
     kind: type[Any] = data.__class__
     if _is_inputs_and_targets(data):
-        return _tensor_dataset(*map(_as_tensor, "XY", data)) + "."
+        return f"{_TENSOR_DATASET}."
     if hasattr(data, "iloc"):
-        columns = 'such as table[["a", "b"]].to_numpy("float32")'
-        return f"{_tensor_dataset(*map(_as_tensor, 'XY'))}, {columns}."
+        return f'{_TENSOR_DATASET}, such as table[["a", "b"]].to_numpy("float32").'
     if issubclass(kind, Mapping) and len(data) > 0 and 0 not in keys_of(data):
         keys = ", ".join(f"[{key!r}]" for key in keys_of(data))
         return f"Pass one of its values, where that is a dataset: {keys}."
@@ -191,16 +194,6 @@ def _what_to_pass(data: Any, method: str | None) -> str | None:
         of_method = "" if method is None else f" Return a loader of another kind from {method}."
         return f"Pass a dataset with __len__ and __getitem__.{of_method}"
     return None
-
-
-def _tensor_dataset(inputs: str, targets: str) -> str:
-    return f"Pass TensorDataset({inputs}, {targets}) from torch.utils.data, of inputs X and targets Y"
-
-
-def _as_tensor(name: str, array: object = None) -> str:
-    """Layers are float32 unless they were converted, and arrays of NumPy float64."""
-    conversion = ".float()" if str(getattr(array, "dtype", "")) == "float64" else ""
-    return f"torch.as_tensor({name}){conversion}"
 
 
 def _is_inputs_and_targets(data: Any) -> bool:
@@ -231,14 +224,14 @@ def _check_order(order: Order | None, data: object, argument: str, kwargs: Mappi
     if "order" in kwargs:
         raise ConfigurationError(
             "The order of the samples is not an argument of a loader.",
-            given=f"order={_describe(kwargs['order'])} among the arguments for the loader of {argument}",
+            given=f"order={type(kwargs['order']).__name__}(...) among the arguments for the loader of {argument}",
             do="Pass it next to train_dataset: order=....",
         )
     if order is None:
         return
     for name in _DECIDES_THE_ORDER:
         if kwargs.get(name) is not None:
-            raise _given_twice(order, f"{name}={_describe(kwargs[name])}", f"Leave {name} out, or the order.")
+            raise _given_twice(order, f"{name}, a {type(kwargs[name]).__name__}", f"Leave {name} out, or the order.")
     kind = type(data).__name__
     if isinstance(data, IterableDataset):
         do = "Leave the order out, or pass a dataset with __len__ and __getitem__."
@@ -247,28 +240,6 @@ def _check_order(order: Order | None, data: object, argument: str, kwargs: Mappi
     if own is not None and not has_plain_order(order):
         do = f"Leave the order out, or pass a dataset of another kind than {kind}."
         raise _given_twice(order, f"a {kind} as {argument}, which brings the order {own.name}", do)
-
-
-def describe_lost_order(dataset: Dataset[Any], holder: str | None) -> str | None:
-    """Return a warning for a training dataset whose own order has no effect, as for a mixture in a ``Subset``.
-
-    Args:
-        dataset: The dataset of the run, or one that it holds.
-        holder: What the dataset is in that has its own order; None where its order has an effect.
-    """
-    if isinstance(dataset, Subset):
-        return describe_lost_order(dataset.dataset, "a Subset")
-    order = order_of_dataset(dataset)
-    if order is not None and holder is not None and not order.takes_each_once(len(cast("Sized", dataset))):
-        kind = type(dataset).__name__
-        return (
-            f"The order of a {kind}, {order.name}, has no effect in {holder}: pass the {kind} itself as train_dataset."
-        )
-    if type(dataset) is ConcatDataset:
-        datasets: list[Dataset[Any]] = dataset.datasets  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # open in torch
-        parts = (describe_lost_order(part, "a ConcatDataset") for part in datasets)
-        return next((line for line in parts if line is not None), None)
-    return None
 
 
 def without_effect_on_loader(order: Order, loader: str) -> ConfigurationError:
@@ -285,9 +256,3 @@ def _given_twice(order: Order, other: str, do: str) -> ConfigurationError:
     return ConfigurationError(
         "The order of the samples is given twice.", given=f"order={type(order).__name__}(...), and {other}", do=do
     )
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, (type, str, bool, int)):
-        return value.__name__ if isinstance(value, type) else repr(value)
-    return f"a {type(value).__name__}"

@@ -275,7 +275,7 @@ def _checked(data: EvaluationData, argument: str) -> dict[str, EvaluationSet]:
             raise ConfigurationError(
                 "This cannot be the name of an evaluation set.",
                 given=f"{argument}={{{name!r}: ...}}",
-                do=f"Choose letters, digits and underscores{_like(name)}: the metrics of the set are named after it.",
+                do="Choose letters, digits and underscores: the metrics of the set are named after it.",
             )
         if one is None:
             raise ConfigurationError(
@@ -287,8 +287,3 @@ def _checked(data: EvaluationData, argument: str) -> dict[str, EvaluationSet]:
             f"{argument} must be at least one dataset with its name, or None for no evaluation, got {{}}."
         )
     return sets
-
-
-def _like(name: object) -> str:
-    similar = re.sub(r"\W+", "_", str(name)).strip("_")
-    return f", such as {similar!r}" if similar.isidentifier() else ""

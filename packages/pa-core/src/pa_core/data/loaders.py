@@ -27,15 +27,13 @@ from pa_core.data.custom_loader import (
 from pa_core.data.data_arguments import (
     GivenData,
     batch_size_of,
-    describe_lost_order,
     order_makes_batches,
     without_effect_on_loader,
 )
-from pa_core.data.split_sampler import check_share, share_of, warn_of_filling_up, warn_of_whole_workers
+from pa_core.data.split_sampler import check_share, share_of, warn_of_filling_up
 from pa_core.distributed import collectives
 from pa_core.run_config import LoaderSettings
 from pa_core.types import SizedIterable
-from pa_core.user_warnings import warn_user
 from pa_data import KeyedDataLoader, count_samples, is_in_memory, move_to_device, start_method
 from pa_data.orders import Order, Shuffled, has_plain_order
 
@@ -68,26 +66,11 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
         >>> default_num_workers(TensorDataset(torch.zeros(10, 3)), local_processes=1)
         0
     """
-    return _workers_if_forked(dataset, local_processes) if start_method() == "fork" else 0
-
-
-def _workers_if_forked(dataset: Dataset[Any], local_processes: int) -> int:
-    """Return as `default_num_workers` how many processes would be started where they are forked."""
-    if is_in_memory(dataset) or is_stream_with_state(dataset):
+    if start_method() != "fork" or is_in_memory(dataset) or is_stream_with_state(dataset):
         return 0
     most = 1 if isinstance(dataset, IterableDataset) else _MAX_DEFAULT_WORKERS
-    return min(most, _usable_cores() // local_processes)
-
-
-def _describe_missing_workers(dataset: Dataset[Any], local_processes: int) -> str | None:
-    """Return a line about the workers that a loader does not get, as processes are not forked; None if it gets them."""
-    number = _workers_if_forked(dataset, local_processes)
-    if number == 0 or start_method() == "fork":
-        return None
-    return (
-        f"Loading {type(dataset).__name__} without workers: processes are started by {start_method()!r} here. To load "
-        f'with workers, put the run under if __name__ == "__main__": and pass num_workers={number} to the loader.'
-    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(most, cores // local_processes)
 
 
 class Loaders:
@@ -101,11 +84,11 @@ class Loaders:
         self._accelerator = accelerator
         self._kwargs: dict[Purpose, dict[str, Any]] = {"train": {}, "eval": {}}
         self._order: Order | None = None
-        self._said: set[str] = set()
+        self._warned_in: set[str] = set()
 
     def start_run(self) -> None:
-        """Forget which messages and warnings were printed, so that each run prints them once."""
-        self._said.clear()
+        """Forget which phases were warned of, so that each run warns once."""
+        self._warned_in.clear()
 
     def default_kwargs(self, dataset: Dataset[Any], batch_size: int) -> dict[str, Any]:
         """Return the default arguments of a loader of a dataset, for any purpose.
@@ -145,10 +128,9 @@ class Loaders:
             return None
         loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
         check_loader(loader, data.origin, is_repeated=data.purpose == "eval")
-        _require_order(loader, data)
-        if data.purpose == "train" and data.order is None and data.dataset is not None:
-            holder = None if data.loader is None or is_keyed(data.loader) else "a DataLoader"
-            self._say_once(describe_lost_order(data.dataset, holder), warn_user)
+        own = innermost(loader)
+        if data.order is not None and not (is_keyed(own) and own.given_order is data.order):
+            raise without_effect_on_loader(data.order, f"{describe_loader(own)} from {data.origin}")
         return loader
 
     def create(
@@ -160,7 +142,6 @@ class Loaders:
         *,
         collate_fn: Callable[[list[Any]], Any] | None,
         seed: int,
-        say: Callable[[str], object],
         allows_empty_shares: bool = False,
     ) -> SizedIterable[Any]:
         """Create a loader of a dataset.
@@ -172,7 +153,6 @@ class Loaders:
             asked: The arguments that were requested, which win.
             collate_fn: Makes a batch of a list of samples, unless the arguments have one.
             seed: What the order of the samples follows from.
-            say: Called with a line, once in a run, if workers that would help are not started.
             allows_empty_shares: Whether a process may have no sample in an evaluation of fewer samples than processes,
                 as in the last step of a training epoch; otherwise it raises an error.
 
@@ -183,8 +163,6 @@ class Loaders:
             defaults = {name: value for name, value in defaults.items() if name != "batch_size"}
         kwargs: dict[str, Any] = {**defaults, **(asked or {})}
         self._kwargs[purpose] = kwargs
-        if not kwargs.get("num_workers") and "num_workers" not in (asked or {}):
-            self._say_once(_describe_missing_workers(dataset, collectives.num_local_processes()), say)
         kwargs = {"collate_fn": collate_fn, **kwargs}
         if isinstance(dataset, IterableDataset) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
             return plain_dataloader(dataset, kwargs)
@@ -203,11 +181,6 @@ class Loaders:
             device=_accelerate.device_of(self._accelerator),
             **kwargs,
         )
-
-    def _say_once(self, line: str | None, say: Callable[[str], object]) -> None:
-        if line is not None and line not in self._said:
-            self._said.add(line)
-            say(line)
 
     def settings(self, purpose: Purpose, loader: object, per_device_batch_size: int) -> LoaderSettings:
         """Return what the run config says about a loader.
@@ -238,7 +211,6 @@ class Loaders:
         if is_keyed(loader) or not is_dataloader(loader):
             return loader
         rank, num_processes = self._accelerator.process_index, self._accelerator.num_processes
-        warn_of_whole_workers(loader)
         share = share_of(loader)
         if share is not None:
             check_share(loader, share, rank=rank, num_processes=num_processes)
@@ -295,8 +267,8 @@ class Loaders:
         if missing > 0 and count.is_per_process and count.phase == "training":
             raise count.too_few_on_a_process()
         speaks = count.is_per_process or self._accelerator.is_main_process
-        if speaks and count.phase not in self._said and count.warn_of_difference():
-            self._said.add(count.phase)
+        if speaks and count.phase not in self._warned_in and count.warn_of_difference():
+            self._warned_in.add(count.phase)
 
 
 def batches_on_device(
@@ -314,16 +286,3 @@ def batches_on_device(
         return loader
     moved = (move_to_device(batch, device) for batch in loader)
     return moved if count is None else count.over(moved)
-
-
-def _require_order(loader: object, data: GivenData) -> None:
-    """Raise an error for a loader that a method of the trainer made without the order that was given."""
-    own = innermost(loader)
-    if data.order is not None and not (is_keyed(own) and own.given_order is data.order):
-        raise without_effect_on_loader(data.order, f"{describe_loader(own)} from {data.origin}")
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
@@ -91,35 +92,23 @@ class MetaWeights:
         allocate(missing, device)
         with self._others_on_meta(missing), torch.no_grad():
             if hasattr(self._model, "init_weights"):
-                self._call_init_weights()
+                init_weights: Callable[[], object] = cast("Any", self._model).init_weights
+                try:
+                    init_weights()
+                except NotImplementedError as error:
+                    error.add_note("init_weights() makes a few modules at a time: tie weights instead of copying them.")
+                    raise
             else:
                 for module in dict.fromkeys(one.module for one in missing):
-                    self._reset(module)
+                    # Some modules of torch have the method under a private name.
+                    reset: object = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
+                    if callable(reset):
+                        reset()
         # What a module has assigned anew is real as well.
         for one in missing:
             tensor = vars(one.module)[one.kind][one.name]
-            if tensor.is_meta or _is_unmade(tensor):
+            if tensor.is_meta or bool(tensor.isnan().any()):
                 raise self._not_made(one)
-
-    def _call_init_weights(self) -> None:
-        init_weights: Callable[[], object] = cast("Any", self._model).init_weights
-        try:
-            init_weights()
-        except NotImplementedError as error:
-            if "meta tensor" not in str(error):
-                raise
-            raise ConfigurationError(
-                "The weights of a model on the meta device are made a few modules at a time.",
-                given=f"{type(self._model).__name__}.init_weights(), which reads weights that are not there yet",
-                do="Tie weights instead of copying them.",
-            ) from error
-
-    def _reset(self, module: nn.Module) -> None:
-        """Some modules of torch have the method under a private name."""
-        for name in ("reset_parameters", "_reset_parameters"):
-            if hasattr(module, name):
-                getattr(module, name)()
-                return
 
     @contextmanager
     def _others_on_meta(self, missing: Sequence[NamedTensor]) -> Generator[None]:
@@ -159,7 +148,7 @@ class MetaWeights:
 
 
 def allocate(missing: Iterable[NamedTensor], device: torch.device) -> None:
-    """Put real tensors in the place of those on the meta device, full of values that nobody sets.
+    """Put real tensors in the place of those on the meta device, full of NaN, or of zeros where there is none.
 
     Args:
         missing: The tensors, some of which may be one tensor under several names.
@@ -168,20 +157,10 @@ def allocate(missing: Iterable[NamedTensor], device: torch.device) -> None:
     made: dict[int, Tensor] = {}
     for one in missing:
         if id(one.tensor) not in made:
-            real = torch.full(one.tensor.shape, _unset(one.tensor.dtype), dtype=one.tensor.dtype, device=device)
+            real = torch.zeros(one.tensor.shape, dtype=one.tensor.dtype, device=device)
+            if real.is_floating_point() or real.is_complex():
+                real.fill_(math.nan)
             if one.kind == PARAMETERS:
                 real = nn.Parameter(real, one.tensor.requires_grad)
             made[id(one.tensor)] = real
         one.put(made[id(one.tensor)])
-
-
-def _unset(dtype: torch.dtype) -> float:
-    if dtype.is_floating_point or dtype.is_complex:
-        return float("nan")
-    return 0 if dtype == torch.bool else torch.iinfo(dtype).max
-
-
-def _is_unmade(tensor: Tensor) -> bool:
-    if tensor.is_floating_point() or tensor.is_complex():
-        return bool(tensor.isnan().any())
-    return tensor.dtype != torch.bool and bool((tensor == _unset(tensor.dtype)).all()) and tensor.numel() > 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -15,15 +16,15 @@ from pa_core import _accelerate
 from pa_core._torch import PARAMETERS, has_gradient_hooks
 from pa_core.distributed.collectives import broadcast_tensors, num_processes
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.model_tensors import is_sharded, is_sharded_module, unwrap_model
-from pa_core.sharding.block_forward import checkpoint_activations
+from pa_core.model_tensors import compiled_from, is_sharded, is_sharded_module, unwrap_model
 from pa_core.sharding.meta_weights import MetaWeights, NamedTensor, allocate, has_meta_tensors, tensors_of
-from pa_core.sharding.settings import ShardingSettings
-from pa_core.sharding.sharding_plan import blocks_of, modules_of_block, whole_parameters
+from pa_core.sharding.sharding_plan import ShardingSettings, blocks_of, modules_of_block, whole_parameters
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
+
+_run_checkpointed: Any = cast("Any", torch.utils.checkpoint).checkpoint  # annotated in part
 
 
 def shard(
@@ -54,7 +55,11 @@ def shard(
     device = _accelerate.device_of(accelerator)
     replacing = _Replacing(module, device, optimizers)
     if on_one_process:
-        replacing.all_parameters(blocks_of(module, settings))
+        # In the order of several processes, so that the weights are the same.
+        blocks = blocks_of(module, settings)
+        for block in [*blocks, module]:
+            with replacing.parameters_of(modules_of_block(block, blocks)):
+                pass
         return
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
@@ -64,7 +69,7 @@ def shard(
     blocks = blocks_of(module, settings)
     _require_shardable(module, blocks, whole())
     if settings.checkpoints_activations:
-        checkpoint_activations(blocks, offloads=settings.offloads_activations)
+        _checkpoint_activations(blocks, offloads=settings.offloads_activations)
     common: dict[str, Any] = {
         "mesh": _mesh(accelerator, settings),
         # On a CPU, there is nowhere else to keep them.
@@ -77,6 +82,27 @@ def shard(
     with replacing.parameters_of(modules_of_block(module, blocks)):
         # Torch keeps what is left of the model whole after the forward pass: the backward pass begins with it.
         fully_shard(module, mp_policy=of_model, ignored_params=whole(), **common)
+
+
+def _checkpoint_activations(blocks: Sequence[nn.Module], *, offloads: bool) -> None:
+    """Let blocks keep nothing but their inputs between the forward and the backward pass, except within one another."""
+    inner = {id(module) for block in blocks for module in block.modules() if module is not block}
+    for block in blocks:
+        if id(block) not in inner:
+            _checkpoint(compiled_from(block) or block, offloads=offloads)
+
+
+def _checkpoint(block: nn.Module, *, offloads: bool) -> None:
+    forward = block.forward
+
+    @wraps(forward)
+    def forward_again(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()) if offloads else nullcontext():
+            return _run_checkpointed(forward, *args, use_reentrant=False, **kwargs)
+
+    block.forward = forward_again
 
 
 def _mesh(accelerator: _accelerate.AcceleratorLike, settings: ShardingSettings) -> DeviceMesh:
@@ -122,16 +148,6 @@ class _Replacing:
         is_real = torch.tensor([not one.tensor.is_meta for one in tensors], dtype=torch.uint8, device=device)
         _broadcast([is_real])
         self._real = {id(one.tensor) for one, flag in zip(tensors, is_real, strict=True) if flag}
-
-    def all_parameters(self, blocks: Sequence[nn.Module]) -> None:
-        """Make the weights of all blocks, in the order of several processes, so that they are the same.
-
-        Args:
-            blocks: The blocks of the model.
-        """
-        for block in [*blocks, self._model]:
-            with self.parameters_of(modules_of_block(block, blocks)):
-                pass
 
     @contextmanager
     def parameters_of(self, modules: Sequence[nn.Module]) -> Generator[None]:

@@ -5,29 +5,21 @@ Torch keeps gradients that are not exchanged yet, and the tensors that a graph i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pa_core import _torch
+from pa_core import _accelerate, _torch
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.model_tensors import is_sharded, local_piece
+from pa_core.model_tensors import compiled_from, is_sharded, is_sharded_module, is_unit, local_piece, unwrap_model
 
-# torch annotates its collectives only in part
+# torch annotates these only in part
 _collectives: Any = dist
-
-
-def forget_local_gradients(model: nn.Module) -> None:
-    """Forget gradients of a sharded model that this process has accumulated, and not exchanged yet.
-
-    Args:
-        model: A model, sharded or not.
-    """
-    ShardedModules(model).forget_local_gradients()
+_compile: Any = cast("Any", torch).compile
 
 
 class ShardedModules:
@@ -43,11 +35,8 @@ class ShardedModules:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # slow to import; without it nothing is sharded
         self._model = model
-        self._modules: list[Any] = (
-            [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
-        )
+        self._modules: list[Any] = [*filter(is_unit, model.modules())]
         self._frozen_groups = [group for group in self._groups() if not _is_trained(group)]
 
     def require_trainable(self, num_processes: int) -> None:
@@ -63,22 +52,19 @@ class ShardedModules:
             averaged_over = _torch.num_averaged_over(group)
             if averaged_over != num_processes:
                 raise UnsupportedConfigurationError(
-                    "The gradients of a sharded model are averaged over all processes here.",
-                    given=f"a mesh of {averaged_over} of {num_processes} processes",
-                    do='Pass fully_shard a mesh of all processes: init_device_mesh("cuda", (world_size,)).',
+                    f"The gradients of a sharded model are averaged over all {num_processes} processes here, and its "
+                    f'mesh has {averaged_over}. Pass fully_shard init_device_mesh("cuda", (world_size,)).'
                 )
             factor = _torch.gradient_divide_factor(group)
             if factor not in {None, num_processes}:
                 raise UnsupportedConfigurationError(
-                    "Batches are weighed for gradients that are averaged over the processes.",
-                    given=f"set_gradient_divide_factor({factor})",
-                    do="Leave the call out; for losses over other items than samples, tell their number with the loss.",
+                    f"set_gradient_divide_factor({factor}) would change how batches are weighed. Leave the call out; "
+                    "for losses over other items than samples, tell their number with the loss."
                 )
         if any(map(is_sharded, self.plain_parameters())):
             raise UnsupportedConfigurationError(
-                "Parameters are split over processes in another way than by fully_shard.",
-                given="DTensor parameters that no fully_shard has been applied to",
-                do="Apply torch.distributed.fsdp.fully_shard to the model after its blocks.",
+                "Some parameters are DTensors that no fully_shard has been applied to. Apply "
+                "torch.distributed.fsdp.fully_shard to the model after its blocks."
             )
 
     def plain_parameters(self) -> list[nn.Parameter]:
@@ -118,9 +104,8 @@ class ShardedModules:
         for module in self._modules:
             if not hasattr(module, "set_reduce_scatter_unused_params"):
                 raise UnsupportedConfigurationError(
-                    "This version of torch cannot leave parameters of a sharded model unused on some processes.",
-                    given="find_unused_parameters=True",
-                    do="Install torch 2.13 or newer, or leave find_unused_parameters out.",
+                    "This version of torch cannot leave parameters of a sharded model unused on some processes. "
+                    "Install torch 2.13 or newer, or leave find_unused_parameters out."
                 )
             module.set_reduce_scatter_unused_params(True, recurse=False)
 
@@ -153,8 +138,6 @@ class ShardedModules:
 
         In mixed precision, torch has noted only of trainable ones in which kind of numbers they are to be exchanged.
         """
-        if not self._frozen_groups:
-            return
         for group in [*self._frozen_groups]:
             if _is_trained(group):
                 _torch.note_dtypes(group)
@@ -177,6 +160,26 @@ class ShardedModules:
         """What torch knows of each sharded parameter."""
         for group in self._groups():
             yield from _torch.parameters_of_group(group)
+
+
+def compile_in_place(model: nn.Module, accelerator: _accelerate.AcceleratorLike) -> None:
+    """Compile a sharded model in place, or its blocks, as the Accelerator is told to; what is compiled stays as it is.
+
+    Accelerate itself would make other modules of them, which are called without gathering their weights first.
+
+    Args:
+        model: The user's module; one that is not sharded is left to accelerate.
+        accelerator: The accelerator of the run.
+    """
+    settings = _accelerate.compilation(accelerator)
+    if settings is None or compiled_from(model) is not None or not is_sharded_module(model):
+        return
+    module = unwrap_model(model)
+    blocks = [one for one in module.modules() if is_unit(one) and one is not module]
+    for one in blocks if settings.by_blocks and blocks else [module]:
+        if not _torch.is_compiled_in_place(one):
+            # Not the call, of which the hooks that gather the weights are a part: they cannot be compiled.
+            one.forward = _compile(one.forward, **settings.arguments)
 
 
 def _is_trained(group: Any) -> bool:

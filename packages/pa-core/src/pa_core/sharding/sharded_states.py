@@ -112,15 +112,10 @@ def split_like_parameters(state: Mapping[str, Any], optimizer: Optimizer) -> dic
     return {**{name: StoredTensor.resolve(value) for name, value in state.items() if name != "state"}, "state": split}
 
 
-def _numbers(groups: object) -> list[object]:
+def _numbers(groups: Any) -> list[object]:
     """The numbers by which a state calls the parameters, group by group."""
-    if not isinstance(groups, list):
-        return []
-    found: list[object] = []
-    for group in cast("list[object]", groups):
-        numbers = cast("Mapping[str, object]", group).get("params") if isinstance(group, Mapping) else None
-        found += cast("list[object]", numbers) if isinstance(numbers, list) else []
-    return found
+    lists: list[Any] = [group.get("params") for group in groups if isinstance(group, dict)] if groups else []
+    return [number for numbers in lists if isinstance(numbers, list) for number in cast("list[object]", numbers)]
 
 
 def _split_entries(parameter: Tensor | None, entries: object) -> Any:
