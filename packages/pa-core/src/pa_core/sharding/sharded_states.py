@@ -114,8 +114,10 @@ def split_like_parameters(state: Mapping[str, Any], optimizer: Optimizer) -> dic
 
 def _numbers(groups: Any) -> list[object]:
     """The numbers by which a state calls the parameters, group by group."""
-    lists: list[Any] = [group.get("params") for group in groups if isinstance(group, dict)] if groups else []
-    return [number for numbers in lists if isinstance(numbers, list) for number in cast("list[object]", numbers)]
+    try:
+        return [number for group in groups for number in group["params"]]
+    except (KeyError, TypeError):  # a form of its own
+        return []
 
 
 def _split_entries(parameter: Tensor | None, entries: object) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,10 +52,11 @@ class WeightExport:
         """
         import safetensors.torch
 
+        save_file: Any = cast("Any", safetensors.torch).save_file  # annotated in part
         for file, names in self._files.items():
             # Copies, for the library takes neither views nor tensors that share memory.
             on_host = {name: next(whole).to("cpu", copy=True).contiguous() for name in names}
-            safetensors.torch.save_file(on_host, folder / file, metadata={"format": "pt"})
+            save_file(on_host, folder / file, metadata={"format": "pt"})
         if self._index is not None:
             (folder / "model.safetensors.index.json").write_text(json.dumps(self._index, indent=2, sort_keys=True))
 
