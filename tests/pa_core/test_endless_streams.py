@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 from typing_extensions import override
 
 from pa_core import (
@@ -271,6 +271,29 @@ def test_the_share_of_another_process_is_refused() -> None:
     stream.num_replicas = 3
     with pytest.raises(ConfigurationError, match="split for a different set of processes"):
         train(make_trainer(), stream, 2)
+
+
+class DividedStream(Stream):
+    """Each worker yields a share of its own."""
+
+    @override
+    def __iter__(self) -> Iterator[Sample]:
+        worker = get_worker_info()
+        number, of = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return (self.data[index] for index in range(number, len(self.data), of))
+
+
+@pytest.mark.parametrize(("kind", "warns"), [(Stream, True), (DividedStream, False)])
+def test_workers_that_all_read_the_whole_stream_are_warned_of(
+    kind: type[Stream], warns: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A stream that asks for its worker is left alone; one that does not would yield each sample twice."""
+    trainer = train(make_trainer(), kind(8), 1, train_dataloader_kwargs={"num_workers": 2})
+
+    texts = [str(warning.message) for warning in recwarn if "get_worker_info" in str(warning.message)]
+    assert trainer.num_updates_completed == 1
+    assert len(texts) == warns
+    assert all("Each of the 2 workers iterates over Stream" in text for text in texts)
 
 
 def test_a_stream_with_a_state_gets_no_worker_by_default() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, KeyedDataLoader, Run, SaveTrainingStateCallback, Trainer, TrainerCallback
@@ -108,3 +109,23 @@ def test_a_mixture_is_evaluated_sample_by_sample() -> None:
 
     train(mixture(num_samples=6), Evaluated(), eval_dataset=mixture())
     assert evaluated == 3 * list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("data", "holder"),
+    [
+        (Subset(mixture(), range(6)), "a Subset"),
+        (ConcatDataset([DATA, Subset(mixture(), range(6))]), "a Subset"),
+        (ConcatDataset([DATA, mixture()]), "a ConcatDataset"),
+        (DataLoader(mixture(), 6), "a DataLoader"),
+    ],
+)
+def test_shares_that_are_lost_are_warned_of(data: Any, holder: str) -> None:
+    """Within another dataset, or in a loader with an order of its own, a mixture loses its shares."""
+    model = nn.Linear(1, 1)
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-5), callbacks=[])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")  # on several processes, a loader is warned of for another reason too
+        trainer.train(data, 1)
+    text = f"The order of a Mixture, mixture-v1, has no effect in {holder}"
+    assert [one.filename for one in warned if str(one.message).startswith(text)] == [__file__]

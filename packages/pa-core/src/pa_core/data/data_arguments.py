@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from pa_core.data.custom_loader import describe_loader, is_dataloader, is_keyed
 from pa_core.errors import ConfigurationError
@@ -240,6 +240,28 @@ def _check_order(order: Order | None, data: object, argument: str, kwargs: Mappi
     if own is not None and not has_plain_order(order):
         do = f"Leave the order out, or pass a dataset of another kind than {kind}."
         raise _given_twice(order, f"a {kind} as {argument}, which brings the order {own.name}", do)
+
+
+def describe_lost_order(dataset: Dataset[Any], holder: str | None) -> str | None:
+    """Return a warning for a training dataset whose own order has no effect, as for a mixture in a ``Subset``.
+
+    Args:
+        dataset: The dataset of the run, or one that it holds.
+        holder: What the dataset is in that has its own order; None where its order has an effect.
+    """
+    if isinstance(dataset, Subset):
+        return describe_lost_order(dataset.dataset, "a Subset")
+    order = order_of_dataset(dataset)
+    if order is not None and holder is not None and not order.takes_each_once(len(cast("Sized", dataset))):
+        kind = type(dataset).__name__
+        return (
+            f"The order of a {kind}, {order.name}, has no effect in {holder}: pass the {kind} itself as train_dataset."
+        )
+    if type(dataset) is ConcatDataset:
+        datasets: list[Dataset[Any]] = dataset.datasets  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # open in torch
+        parts = (describe_lost_order(part, "a ConcatDataset") for part in datasets)
+        return next((line for line in parts if line is not None), None)
+    return None
 
 
 def without_effect_on_loader(order: Order, loader: str) -> ConfigurationError:

@@ -27,13 +27,15 @@ from pa_core.data.custom_loader import (
 from pa_core.data.data_arguments import (
     GivenData,
     batch_size_of,
+    describe_lost_order,
     order_makes_batches,
     without_effect_on_loader,
 )
-from pa_core.data.split_sampler import check_share, share_of, warn_of_filling_up
+from pa_core.data.split_sampler import check_share, share_of, warn_of_filling_up, warn_of_whole_workers
 from pa_core.distributed import collectives
 from pa_core.run_config import LoaderSettings
 from pa_core.types import SizedIterable
+from pa_core.user_warnings import warn_user
 from pa_data import KeyedDataLoader, count_samples, is_in_memory, move_to_device, start_method
 from pa_data.orders import Order, Shuffled, has_plain_order
 
@@ -131,6 +133,10 @@ class Loaders:
         own = innermost(loader)
         if data.order is not None and not (is_keyed(own) and own.given_order is data.order):
             raise without_effect_on_loader(data.order, f"{describe_loader(own)} from {data.origin}")
+        if data.purpose == "train" and data.order is None and data.dataset is not None:
+            holder = None if data.loader is None or is_keyed(data.loader) else "a DataLoader"
+            if (lost := describe_lost_order(data.dataset, holder)) is not None:
+                warn_user(lost)
         return loader
 
     def create(
@@ -211,6 +217,7 @@ class Loaders:
         if is_keyed(loader) or not is_dataloader(loader):
             return loader
         rank, num_processes = self._accelerator.process_index, self._accelerator.num_processes
+        warn_of_whole_workers(loader)
         share = share_of(loader)
         if share is not None:
             check_share(loader, share, rank=rank, num_processes=num_processes)

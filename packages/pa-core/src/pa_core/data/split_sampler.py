@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+import inspect
+import marshal
+from collections.abc import Iterator, Sized
 from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -12,6 +14,8 @@ from pa_core.data.custom_loader import describe_loader, length_of_dataset, loade
 from pa_core.distributed import gather_objects
 from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
+
+_LIBRARIES_THAT_DIVIDE = {"datasets", "torchdata", "webdataset"}
 
 
 class Share(NamedTuple):
@@ -128,3 +132,46 @@ def warn_of_filling_up(loader: DataLoader[Any]) -> None:
         "__getitem__, and let the trainer create its loader; or let each process read its own share: a sampler or a "
         "dataset with the attributes rank and num_replicas, or split_dataset_by_node of Hugging Face, is used as it is."
     )
+
+
+def warn_of_whole_workers(loader: DataLoader[Any]) -> None:
+    """Warn where each of several workers will yield all samples of a stream, as far as can be seen.
+
+    Args:
+        loader: A loader.
+    """
+    dataset = loader.dataset
+    if loader.num_workers < 2 or not isinstance(dataset, IterableDataset) or loader.worker_init_fn is not None:  # noqa: PLR2004  # one worker has it all
+        return
+    if hasattr(dataset, "__len__") or any(map(_divides, _datasets_within(dataset))):
+        return  # with a length, the batches are counted
+    name = type(dataset).__name__
+    warn_user(
+        f"Each of the {loader.num_workers} workers iterates over {name}, which does not call "
+        "torch.utils.data.get_worker_info() to find its share, as far as can be seen: every sample would come "
+        f"{loader.num_workers} times. Let each worker yield its own share, or pass num_workers=1."
+    )
+
+
+def _datasets_within(dataset: object) -> Iterator[object]:
+    """An iterable dataset, and those that it may read from."""
+    waiting, seen = [dataset], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        waiting += [one for one in getattr(part, "__dict__", {}).values() if isinstance(one, IterableDataset)]
+
+
+def _divides(dataset: object) -> bool:
+    """Whether a class looks at the number of its worker, or is one of a library that does."""
+    for kind in type(dataset).__mro__:
+        library = kind.__module__.partition(".")[0]
+        if library in _LIBRARIES_THAT_DIVIDE:
+            return True
+        functions = [value for value in vars(kind).values() if inspect.isfunction(value) and library != "torch"]
+        if any(b"get_worker_info" in marshal.dumps(function.__code__) for function in functions):
+            return True
+    return False

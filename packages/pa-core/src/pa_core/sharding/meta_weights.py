@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
@@ -107,7 +106,7 @@ class MetaWeights:
         # What a module has assigned anew is real as well.
         for one in missing:
             tensor = vars(one.module)[one.kind][one.name]
-            if tensor.is_meta or bool(tensor.isnan().any()):
+            if tensor.is_meta or _is_unmade(tensor):
                 raise self._not_made(one)
 
     @contextmanager
@@ -148,7 +147,7 @@ class MetaWeights:
 
 
 def allocate(missing: Iterable[NamedTensor], device: torch.device) -> None:
-    """Put real tensors in the place of those on the meta device, full of NaN, or of zeros where there is none.
+    """Put real tensors in the place of those on the meta device, full of values that nobody sets.
 
     Args:
         missing: The tensors, some of which may be one tensor under several names.
@@ -157,10 +156,20 @@ def allocate(missing: Iterable[NamedTensor], device: torch.device) -> None:
     made: dict[int, Tensor] = {}
     for one in missing:
         if id(one.tensor) not in made:
-            real = torch.zeros(one.tensor.shape, dtype=one.tensor.dtype, device=device)
-            if real.is_floating_point() or real.is_complex():
-                real.fill_(math.nan)
+            real = torch.full(one.tensor.shape, _unset(one.tensor.dtype), dtype=one.tensor.dtype, device=device)
             if one.kind == PARAMETERS:
                 real = nn.Parameter(real, one.tensor.requires_grad)
             made[id(one.tensor)] = real
         one.put(made[id(one.tensor)])
+
+
+def _unset(dtype: torch.dtype) -> float:
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return 0 if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+def _is_unmade(tensor: Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.isnan().any())
+    return tensor.dtype != torch.bool and bool((tensor == _unset(tensor.dtype)).all()) and tensor.numel() > 0
