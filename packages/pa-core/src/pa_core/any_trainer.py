@@ -736,7 +736,7 @@ class AnyTrainer(ABC):
     ) -> None:
         """Export the weights as safetensors; every process may call this, the first one of all writes.
 
-        Where the model is sharded, every process must call this. The tensors of a file come together at a time.
+        Where the model is sharded, every process must call this. Its tensors come together one at a time.
 
         Args:
             save_directory: The folder of the files, made if it is missing.

@@ -1,11 +1,11 @@
-"""Writes the weights of a sharded model as safetensors; one process has those of one file at a time."""
+"""Writes the weights of a sharded model as safetensors; no process ever has more than one whole tensor."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from pa_core.model_tensors import without_frozen
 class WeightExport:
     """The weights of a sharded model on their way into files.
 
-    Every process must make one and enter the context of ``gathering(export.tensors())``; one of them writes. The files
-    are the same as for the model without sharding.
+    Every process must make one and enter ``gathering(export.tensors())``; one of them writes. The files are the same as
+    for the model without sharding.
 
     Args:
         model: The model without wrappers.
@@ -34,35 +34,34 @@ class WeightExport:
     def __init__(self, model: nn.Module, max_shard_size: int | str, *, trainable_only: bool = False) -> None:
         state = model.state_dict(keep_vars=True)  # where tied weights are the same object
         self._tensors = _tied_ones_once(without_frozen(state) if trainable_only else state)
-        described = {
-            name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in self._tensors.items()
+        described = {name: _described(one) for name, one in self._tensors.items()}
+        by_file, self._index = _accelerate.files_of_export(described, max_shard_size)
+        self._files: dict[str, tuple[list[str], bytes]] = {
+            file: _header({name: described[name] for name in names}) for file, names in by_file.items()
         }
-        self._files, self._index = _accelerate.files_of_export(described, max_shard_size)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors in the order of the files; of a model that is not sharded, what ``write`` needs."""
-        return (self._tensors[name].detach() for names in self._files.values() for name in names)
+        return (self._tensors[name].detach() for names, _ in self._files.values() for name in names)
 
     def write(self, folder: Path, whole: Iterator[Tensor]) -> None:
         """Write the files and, if there are several, their index.
 
         Args:
             folder: The folder.
-            whole: The whole tensors, in the order of ``tensors``. Those of one file at a time take memory.
+            whole: The whole tensors, in the order of ``tensors``.
         """
-        import safetensors.torch
-
-        save_file: Any = cast("Any", safetensors.torch).save_file  # annotated in part
-        for file, names in self._files.items():
-            # Copies, for the library takes neither views nor tensors that share memory.
-            on_host = {name: next(whole).to("cpu", copy=True).contiguous() for name in names}
-            save_file(on_host, folder / file, metadata={"format": "pt"})
+        for file, (names, header) in self._files.items():
+            with (folder / file).open("wb") as stream:
+                stream.write(header)
+                for _ in names:
+                    stream.write(_bytes(next(whole)))
         if self._index is not None:
             (folder / "model.safetensors.index.json").write_text(json.dumps(self._index, indent=2, sort_keys=True))
 
 
 def _tied_ones_once(state: dict[str, Any]) -> dict[str, Tensor]:
-    other = [name for name, value in state.items() if not _is_storable(value)]
+    other = [name for name, value in state.items() if not isinstance(value, Tensor) or _dtype_name(value) is None]
     if other:
         raise ConfigurationError(
             "Something in the state of the model has no place in a safetensors file.",
@@ -73,14 +72,39 @@ def _tied_ones_once(state: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if first[id(value)] == name}
 
 
-def _is_storable(value: object) -> bool:
-    """Whether the format has a place for a tensor of this dtype."""
+def _described(tensor: Tensor) -> Tensor:
+    """A tensor of the same kind that has no memory."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _header(tensors: dict[str, Tensor]) -> tuple[list[str], bytes]:
+    """Return the names of tensors in the order of a safetensors file, and what comes before the first of them."""
+    # the largest elements first, as the library does, so that every tensor is aligned in a mapped file
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _dtype_name(tensor), "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return [name for name, _ in ordered], len(text).to_bytes(8, "little") + text
+
+
+def _dtype_name(tensor: Tensor) -> str | None:
+    """What the format calls the dtype of a real tensor, as the library writes it; None for any other."""
     import safetensors.torch
 
-    if not isinstance(value, Tensor) or value.is_complex():
-        return False
+    if tensor.is_complex():
+        return None
     try:
-        safetensors.torch.save({"empty": torch.empty(0, dtype=value.dtype)})
+        file = safetensors.torch.save({"empty": torch.empty(0, dtype=tensor.dtype)})
     except (KeyError, RuntimeError):
-        return False
-    return True
+        return None
+    return str(json.loads(file[8:])["empty"]["dtype"])
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    on_host = tensor.detach().to("cpu").contiguous()
+    array: Any = on_host.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array) if tensor.numel() else memoryview(b"")
