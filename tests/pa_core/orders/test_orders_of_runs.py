@@ -158,8 +158,8 @@ def test_a_dataset_may_bring_its_own_order() -> None:
         (Numbers(), {}, "Numbers"),
         (BringsOrder(), {}, "BringsOrder"),
         (DATA, {"train_dataloader_kwargs": {"shuffle": False}}, "shuffle=False"),
-        (DATA, {"train_dataloader_kwargs": {"sampler": range(12)}}, "sampler=a range"),
-        (DATA, {"train_dataloader_kwargs": {"order": Rotated()}}, "a Rotated"),
+        (DATA, {"train_dataloader_kwargs": {"sampler": range(12)}}, "sampler=range(0, 12)"),
+        (DATA, {"train_dataloader_kwargs": {"order": Rotated()}}, "order=Rotated"),
         (DATA, {"eval_dataset": DATA, "eval_dataloader_kwargs": {"order": Rotated()}}, "loader of eval_dataset"),
     ],
 )

@@ -30,7 +30,7 @@ def require_iterable(callbacks: object, base: type) -> None:
         is_callback = _is_callback(callbacks, base)
         raise ArgumentTypeError(
             "The callbacks are not in a list.",
-            given=f"callbacks={shown if is_callback else callbacks!r}",
+            given=f"callbacks={shown if is_callback else repr(callbacks)}",
             do=f"Put it into a list: callbacks=[{shown}]."
             if is_callback
             else "Pass callbacks=[] for none, or leave the argument out for the default ones.",

@@ -231,7 +231,7 @@ def _check_order(order: Order | None, data: object, argument: str, kwargs: Mappi
         return
     for name in _DECIDES_THE_ORDER:
         if kwargs.get(name) is not None:
-            raise _given_twice(order, f"{name}, a {type(kwargs[name]).__name__}", f"Leave {name} out, or the order.")
+            raise _given_twice(order, f"{name}={kwargs[name]!r:.60}", f"Leave {name} out, or the order.")
     kind = type(data).__name__
     if isinstance(data, IterableDataset):
         do = "Leave the order out, or pass a dataset with __len__ and __getitem__."

@@ -311,6 +311,8 @@ class SavedRun:
 
     def _how_to_keep_the_updates(self, settings: Mapping[str, Any]) -> str:
         total, processes = self.settings["samples_per_update"], settings["num_processes"]
+        if isinstance(total, str) != isinstance(settings["samples_per_update"], str):
+            return ""  # an order that makes the batches, and one that does not
         steps, batch_size = settings["gradient_accumulation_steps"], settings["train_per_device_batch_size"]
         ways = {"per_device_batch_size": steps, "gradient_accumulation_steps": batch_size}
         if isinstance(total, str):  # of an order that makes the batches, which are counted
