@@ -202,7 +202,6 @@ BESIDE_OTHERS = (
     "pa_core/test_accumulation.py",
     "pa_core/test_checkpoint.py",
     "pa_core/test_compatibility.py",
-    "pa_core/test_experiment_trackers.py",
     "pa_core/test_gradient_scaler.py",
     "pa_core/test_precision.py",
     "pa_core/test_precision_per_run.py",

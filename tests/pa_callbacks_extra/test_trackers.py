@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
 from pa_callbacks_extra import TrackerCallback
+from pa_callbacks_extra.experiment_trackers import known_trackers, require_trackers
 from pa_core import (
     AnyTrainer,
     SaveTrainingStateCallback,
@@ -24,7 +25,6 @@ from pa_core import (
 )
 from pa_core.distributed import num_processes
 from pa_core.errors import ConfigurationError, ExplainedError, UnsupportedConfigurationError
-from pa_core.experiment_trackers import known_trackers, require_trackers
 from pa_core.testing import make_regression
 from tests.event_files import Curve, accumulated, read_configs, read_curves, read_images, wait_for_the_next_file
 

@@ -14,12 +14,12 @@ from types import ModuleType
 SNAPSHOT = Path(__file__).with_name("api.txt")
 MODULES = (
     "pa_callbacks_extra",
+    "pa_callbacks_extra.experiment_trackers",
     "pa_checkpoint",
     "pa_core",
     "pa_core.callbacks",
     "pa_core.data",
     "pa_core.distributed",
-    "pa_core.experiment_trackers",
     "pa_core.files",
     "pa_core.orders",
     "pa_core.parts",

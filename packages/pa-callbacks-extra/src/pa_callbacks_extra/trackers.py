@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from pa_callbacks_extra.experiment_trackers import ExperimentTrackers, flatten_config, open_trackers, require_trackers
 from pa_core import AnyTrainer, LogMetricsCallback
 from pa_core.callbacks import ScalarTransfer, check_count
 from pa_core.distributed import sum_over_processes
-from pa_core.experiment_trackers import ExperimentTrackers, flatten_config, open_trackers, require_trackers
 
 _BYTES_IN_GIB = 2**30
 
@@ -75,8 +75,8 @@ class TrackerCallback(LogMetricsCallback):
     sent when its values have arrived, a few updates later.
 
     Args:
-        trackers: One name or several of ``pa_core.experiment_trackers.known_trackers()``; their packages have to be
-            installed.
+        trackers: One name or several of ``pa_callbacks_extra.experiment_trackers.known_trackers()``; their packages
+            have to be installed.
         project_name: The name of the project in the trackers. With TensorBoard it names the folder of the run in
             ``logging_dir``, so that each run needs a different name.
         logging_dir: The folder of trackers that write files. The default is ``runs``, as in

@@ -1,8 +1,8 @@
 """A training loop for PyTorch that you can read: the trainer, its callbacks, and what they record.
 
 Public are the names in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``, ``pa_core.distributed``,
-``pa_core.experiment_trackers``, ``pa_core.files``, ``pa_core.orders``, ``pa_core.parts``, ``pa_core.plot_style``,
-``pa_core.predictions``, ``pa_core.storage`` and ``pa_core.testing``.
+``pa_core.files``, ``pa_core.orders``, ``pa_core.parts``, ``pa_core.plot_style``, ``pa_core.predictions``,
+``pa_core.storage`` and ``pa_core.testing``.
 """
 
 from __future__ import annotations

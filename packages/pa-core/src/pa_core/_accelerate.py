@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -455,65 +454,6 @@ def launch_in_notebook(function: Callable[..., object], args: tuple[object, ...]
     precision = {_PRECISION: kwargs["mixed_precision"]} if "mixed_precision" in kwargs else {}
     with untyped.utils.patch_environment(**precision):
         untyped.notebook_launcher(function, args, **kwargs)
-
-
-class TrackerLike(Protocol):
-    """The members of accelerate's trackers that a run uses.
-
-    Attributes:
-        tracker: The run or the writer of the tracker's own package.
-    """
-
-    tracker: Any
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Record what the run was started with."""
-        ...
-
-    def log(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Record values at a step."""
-        ...
-
-    def finish(self) -> None:
-        """Write what is left, and end the run."""
-        ...
-
-
-def known_trackers() -> tuple[str, ...]:
-    """Return the names of the trackers that accelerate knows."""
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-    return tuple(sorted(cast("dict[str, Any]", LOGGER_TYPE_TO_CLASS)))
-
-
-def installed_trackers() -> tuple[str, ...]:
-    """Return the ones whose package is installed; a tracker that a program registers itself counts as such."""
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-    from accelerate.utils import LoggerType
-
-    of_accelerate = {str(name) for name in LoggerType}
-    available = {str(name) for name in cast("list[Any]", get_available_trackers())}
-    names = set(cast("dict[str, Any]", LOGGER_TYPE_TO_CLASS))
-    return tuple(sorted(names & available | names - of_accelerate))
-
-
-def start_tracker(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[str, Any]) -> TrackerLike:
-    """Start a tracker of accelerate without an Accelerator; to be called on the first process only.
-
-    Args:
-        name: One of ``installed_trackers``.
-        project_name: What the tracker calls the project.
-        logging_dir: The folder of trackers that write files.
-        kwargs: Further arguments of the tracker.
-    """
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-    process_state()  # which the tracker asks, and would make without looking for other processes
-    tracker_class: Any = LOGGER_TYPE_TO_CLASS[name]
-    folder = (str(logging_dir),) if tracker_class.requires_logging_directory else ()
-    tracker = tracker_class(project_name, *folder, **kwargs)
-    tracker.start()
-    return cast("TrackerLike", tracker)
 
 
 def files_of_export(

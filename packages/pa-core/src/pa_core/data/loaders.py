@@ -89,7 +89,7 @@ class Loaders:
         self._warned_in: set[str] = set()
 
     def start_run(self) -> None:
-        """Forget which phases were warned of, so that each run warns once."""
+        """Forget the warnings of the run before, so that each run warns once."""
         self._warned_in.clear()
 
     def default_kwargs(self, dataset: Dataset[Any], batch_size: int) -> dict[str, Any]:

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pa_core import _accelerate
-from pa_core.distributed import gather_objects
-from pa_core.errors import ConfigurationError, ExplainedError, UnsupportedConfigurationError
-from pa_core.experiment_trackers import (
+from pa_callbacks_extra.experiment_trackers import (
     flatten_config,
+    installed_trackers,
     known_trackers,
     open_trackers,
     require_trackers,
 )
+from pa_core.distributed import gather_objects
+from pa_core.errors import ConfigurationError, ExplainedError, UnsupportedConfigurationError
 from tests.event_files import read_configs, read_curves, wait_for_the_next_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-NOT_INSTALLED = next(name for name in known_trackers() if name not in _accelerate.installed_trackers())
+NOT_INSTALLED = next(name for name in known_trackers() if name not in installed_trackers())
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from pa_core import _accelerate
-from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core import ConfigurationError, UnsupportedConfigurationError
+from pa_core.parts import process_state
 
 __all__ = [
     "ExperimentTrackers",
+    "TrackerLike",
     "flatten_config",
     "known_trackers",
     "open_trackers",
@@ -39,7 +40,20 @@ def known_trackers() -> tuple[str, ...]:
         >>> "tensorboard" in known_trackers()
         True
     """
-    return _accelerate.known_trackers()
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    return tuple(sorted(cast("dict[str, Any]", LOGGER_TYPE_TO_CLASS)))
+
+
+def installed_trackers() -> tuple[str, ...]:
+    """Return the ones whose package is installed; a tracker that a program registers itself counts as such."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+    from accelerate.utils import LoggerType
+
+    of_accelerate = {str(name) for name in LoggerType}
+    available = {str(name) for name in cast("list[Any]", get_available_trackers())}
+    names = set(cast("dict[str, Any]", LOGGER_TYPE_TO_CLASS))
+    return tuple(sorted(names & available | names - of_accelerate))
 
 
 def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -68,7 +82,7 @@ def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
         raise ConfigurationError(
             f"There is no tracker {', '.join(map(repr, unknown)) or 'without a name'}. Choose from {', '.join(known)}."
         )
-    installed = _accelerate.installed_trackers()
+    installed = installed_trackers()
     missing = [name for name in wanted if name not in installed]
     if missing:
         raise UnsupportedConfigurationError(
@@ -76,6 +90,28 @@ def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
             f"pip install {' '.join(missing)}"
         )
     return wanted
+
+
+class TrackerLike(Protocol):
+    """The members of accelerate's trackers that a run uses.
+
+    Attributes:
+        tracker: The run or the writer of the tracker's own package.
+    """
+
+    tracker: Any
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Record what the run was started with."""
+        ...
+
+    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Record values at a step."""
+        ...
+
+    def finish(self) -> None:
+        """Write what is left, and end the run."""
+        ...
 
 
 class ExperimentTrackers:
@@ -102,7 +138,7 @@ class ExperimentTrackers:
         (('tensorboard',), False)
     """
 
-    def __init__(self, trackers: Mapping[str, _accelerate.TrackerLike], run_ids: Mapping[str, str]) -> None:
+    def __init__(self, trackers: Mapping[str, TrackerLike], run_ids: Mapping[str, str]) -> None:
         self.run_ids: dict[str, str] = dict(run_ids)
         self._trackers = dict(trackers)
         self.is_open: bool = True
@@ -226,10 +262,10 @@ def open_trackers(
     names = require_trackers(names)
     if others := ", ".join(repr(name) for name in init_kwargs if name not in names):
         raise ConfigurationError(f"There are init_kwargs for {others}, and the trackers are {', '.join(names)}.")
-    trackers: dict[str, _accelerate.TrackerLike] = {}
+    trackers: dict[str, TrackerLike] = {}
     ids: dict[str, str] = {}
     with ExitStack() as opened:
-        for name in names if _accelerate.process_state().is_main_process else ():
+        for name in names if process_state().is_main_process else ():
             known = _WELL_KNOWN.get(name)
             continued = None if name not in run_ids else known
             kwargs = {} if continued is None else continued.arguments(run_ids[name], last_step)
@@ -303,9 +339,9 @@ def _pixels(image: Tensor) -> Any:
     return (grey.expand(3, -1, -1) if len(grey) == 1 else grey).permute(1, 2, 0).numpy()
 
 
-def _start(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[str, Any]) -> _accelerate.TrackerLike:
+def _start(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[str, Any]) -> TrackerLike:
     try:
-        return _accelerate.start_tracker(name, project_name, logging_dir, kwargs)
+        return _start_tracker(name, project_name, logging_dir, kwargs)
     except Exception as error:
         raise ConfigurationError(
             f"The tracker {name!r} cannot be opened.",
@@ -339,3 +375,22 @@ def flatten_config(config: Mapping[str, object]) -> dict[str, bool | int | float
         else:
             flat[str(name)] = value if isinstance(value, float) and math.isfinite(value) else str(value)
     return flat
+
+
+def _start_tracker(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[str, Any]) -> TrackerLike:
+    """Start a tracker of accelerate without an Accelerator; to be called on the first process only.
+
+    Args:
+        name: One of ``installed_trackers``.
+        project_name: What the tracker calls the project.
+        logging_dir: The folder of trackers that write files.
+        kwargs: Further arguments of the tracker.
+    """
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    process_state()  # which the tracker asks, and would make without looking for other processes
+    tracker_class: Any = LOGGER_TYPE_TO_CLASS[name]
+    folder = (str(logging_dir),) if tracker_class.requires_logging_directory else ()
+    tracker = tracker_class(project_name, *folder, **kwargs)
+    tracker.start()
+    return cast("TrackerLike", tracker)
