@@ -17,7 +17,7 @@ from pa_core.model_tensors import parameters_of
 
 
 def does_not_fit(target: object, where: str, do: str, found: str) -> CheckpointError:
-    """Return the error of an object that cannot take over what was saved.
+    """Return the error of an object that cannot load what was saved.
 
     Args:
         target: The object.
