@@ -1,4 +1,4 @@
-"""The only module that imports accelerate, typed and lazily, because accelerate is slow to import and has no types."""
+"""What pa-core uses of accelerate, typed and imported lazily: accelerate is slow to import and has no types."""
 
 from __future__ import annotations
 
