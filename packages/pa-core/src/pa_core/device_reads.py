@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,12 +16,18 @@ TagT = TypeVar("TagT")
 _MOST_UNDER_WAY = 128
 
 
+class _Sent(NamedTuple, Generic[TagT]):
+    tag: TagT
+    value: Tensor
+    copied: torch.Event | None
+
+
 class ScalarTransfer(Generic[TagT]):
     """Sends numbers from the device to the host, and hands them out when they have arrived.
 
     Reading a tensor of an accelerator with ``item()`` waits for everything that the device has still to do.
     Here the copy is queued after that work instead, and read when it has arrived. Numbers on the CPU
-    have arrived at once.
+    have arrived at once. On an accelerator other than CUDA they arrive when ``wait_for_all`` is called.
 
     Example:
         >>> import torch
@@ -32,32 +38,37 @@ class ScalarTransfer(Generic[TagT]):
     """
 
     def __init__(self) -> None:
-        self._under_way: deque[tuple[TagT, Tensor, torch.Event | None]] = deque()
+        self._under_way: deque[_Sent[TagT]] = deque()
 
     def send(self, scalar: Tensor, tag: TagT) -> None:
         """Start the way of a tensor with one element; ``tag`` comes back with the number."""
         scalar = scalar.detach().reshape(())
-        self._under_way.append((tag, *_copy_to_host(scalar.clone() if scalar.is_cpu else scalar)))
+        value, copied = _copy_to_host(scalar) if scalar.is_cuda else (scalar.clone(), None)
+        self._under_way.append(_Sent(tag, value, copied))
 
     def arrived(self) -> Iterator[tuple[TagT, float]]:
         """Hand out what has arrived by now, in the order in which it was sent."""
         if len(self._under_way) >= _MOST_UNDER_WAY:
             yield from self.wait_for_all()
-        while self._under_way and ((copied := self._under_way[0][2]) is None or copied.query()):
-            tag, value, _ = self._under_way.popleft()
-            yield tag, value.item()
+        while self._under_way and _is_there(self._under_way[0]):
+            sent = self._under_way.popleft()
+            yield sent.tag, sent.value.item()
 
     def wait_for_all(self) -> Iterator[tuple[TagT, float]]:
         """Wait for everything that was sent, and hand it out in the order in which it was sent."""
         while self._under_way:
-            tag, value, copied = self._under_way.popleft()
-            if copied is not None:
-                copied.synchronize()
-            yield tag, value.item()
+            sent = self._under_way.popleft()
+            if sent.copied is not None:
+                sent.copied.synchronize()
+            yield sent.tag, sent.value.item()
 
     def clear(self) -> None:
         """Forget everything that is in progress."""
         self._under_way.clear()
+
+
+def _is_there(sent: _Sent[TagT]) -> bool:
+    return sent.value.is_cpu if sent.copied is None else sent.copied.query()
 
 
 class LateReader:

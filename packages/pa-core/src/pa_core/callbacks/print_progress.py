@@ -132,7 +132,8 @@ class PrintProgressCallback(TrainerCallback):
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Note what the first update took, in which workers start and a model may be compiled."""
-        self._training.warm_up(trainer.run_history.clock)
+        if not self._training.is_warm:
+            self._training.warm_up(trainer.run_history.clock)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -291,7 +292,7 @@ class _TrainingTime:
     """The samples and the seconds of the training alone, without evaluations and the first update of the run."""
 
     def __init__(self) -> None:
-        self._is_warm = False
+        self.is_warm = False
         self._since: tuple[int, float] | None = None
         # of each epoch, the current one last
         self._samples, self._seconds = [0], [0.0]
@@ -314,10 +315,9 @@ class _TrainingTime:
         return True
 
     def warm_up(self, clock: RunClock) -> None:
-        """Leave out what has passed so far, if this is the end of the first update."""
-        if not self._is_warm:
-            self._is_warm = True
-            self.start(clock)
+        """Leave out what has passed so far, at the end of the first update."""
+        self.is_warm = True
+        self.start(clock)
 
     def rate_of_epoch(self) -> str:
         """Return samples per second; empty if unknown."""

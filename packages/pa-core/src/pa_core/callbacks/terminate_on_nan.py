@@ -87,12 +87,10 @@ class TerminateOnNaNCallback(TrainerCallback):
         self._require_finite(self._losses.wait_for_all())
 
     def _look_at(self, trainer: AnyTrainer, loss: Tensor, phase: str, step: int) -> None:
-        place = f"{phase} loss", f"at batch {step} of epoch {trainer.run_history.current_epoch}"
-        if loss.is_cpu:
-            self._require_finite([(place, loss.item())])
-        else:
-            self._losses.send(loss, place)
-            self._require_finite(self._losses.arrived())
+        if loss.is_cpu and math.isfinite(loss.item()):
+            return
+        self._losses.send(loss, (f"{phase} loss", f"at batch {step} of epoch {trainer.run_history.current_epoch}"))
+        self._require_finite(self._losses.arrived())
 
     def _require_finite(self, losses: Iterable[tuple[tuple[str, str], float]]) -> None:
         for (name, place), value in losses:
