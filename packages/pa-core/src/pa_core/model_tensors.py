@@ -28,7 +28,9 @@ def parameters_of_module(module: nn.Module) -> list[nn.Parameter]:
         >>> [parameter.numel() for parameter in parameters_of_module(nn.Sequential(layer, nn.ReLU(), layer))]
         [2, 1]
     """
-    return _tensors_of_module(PARAMETERS, module)
+    found: dict[int, nn.Parameter] = {}
+    _add_tensors(PARAMETERS, module, found, set())
+    return list(found.values())
 
 
 def buffers_of_module(module: nn.Module) -> list[Tensor]:
@@ -37,13 +39,21 @@ def buffers_of_module(module: nn.Module) -> list[Tensor]:
     Args:
         module: A module.
     """
-    return _tensors_of_module(BUFFERS, module)
+    found: dict[int, Tensor] = {}
+    _add_tensors(BUFFERS, module, found, set())
+    return list(found.values())
 
 
-def _tensors_of_module(kind: str, module: nn.Module) -> list[Any]:
-    """What a module and those in it hold, each once."""
-    found = (tensor for part in module.modules() for tensor in vars(part)[kind].values() if tensor is not None)
-    return list({id(tensor): tensor for tensor in found}.values())
+def _add_tensors(kind: str, module: nn.Module, found: dict[int, Any], seen: set[int]) -> None:
+    """Add what a module and those in it hold, each once; a module may even be in itself."""
+    seen.add(id(module))
+    attributes = vars(module)
+    for tensor in attributes[kind].values():
+        if tensor is not None:
+            found[id(tensor)] = tensor
+    for child in attributes[CHILDREN].values():
+        if child is not None and id(child) not in seen:
+            _add_tensors(kind, child, found, seen)
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
