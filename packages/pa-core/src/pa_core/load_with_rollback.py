@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pa_core.errors import CheckpointError, ExplainedError, StopTrainingError
+from pa_core.errors import CheckpointError, StopTrainingError
 from pa_core.incompatible_state import has_own_form
 from pa_core.model_tensors import parameters_of
 
@@ -41,11 +41,11 @@ def refusals_explained(explain: Callable[[str], CheckpointError]) -> Generator[N
         explain: Returns the error that says so, from what the object has raised.
 
     Raises:
-        CheckpointError: The object has raised an error that does not explain itself.
+        CheckpointError: The object has raised another error.
     """
     try:
         yield
-    except (ExplainedError, CheckpointError, StopTrainingError):
+    except (CheckpointError, StopTrainingError):
         raise
     except Exception as error:
         raise explain(f"loading it raised {type(error).__name__}: {error}") from error
