@@ -308,7 +308,7 @@ def test_messages_of_a_loop_do_not_speak_of_the_trainer() -> None:
             run.backward(run.model(inputs).mean())
             run.step()
             run.log("kl", 1.0)
-    with pytest.raises(ConfigurationError, match="not .loss.") as of_names, make_line() as run:
+    with pytest.raises(ConfigurationError, match=r"not .loss.") as of_names, make_line() as run:
         for _ in run.batches():
             run.log("loss", 1.0)
     assert [_words_for_a_trainer(one.value) for one in (of_items, of_values, of_names)] == [[], [], []]
