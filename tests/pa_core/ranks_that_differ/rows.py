@@ -710,7 +710,7 @@ ALONE = [
         FIRST_STEP,
         error="EmptyDatasetError",
     ),
-    Row("an argument that cannot work", argument("num_epochs", 0), "num_epochs=0", error="ConfigurationError"),
+    Row("an argument that cannot work", argument("num_epochs", 0), "num_epochs must be", error="ConfigurationError"),
     Row(
         "an exception of a callback",
         in_event("on_optimizer_step_end", fail),
