@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,8 @@ def test_a_folder_that_is_replaced_in_mid_run_is_an_error(tmp_path: Path, asynch
     states = tmp_path / "states"
 
     def replace() -> None:
+        while update > 7 and not (states / "epoch_1").exists():
+            time.sleep(0.01)
         states.rename(tmp_path / "kept")
         states.mkdir()
 
