@@ -13,10 +13,9 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar, cast
+from typing import NamedTuple, Self, TypeVar, cast
 
 from pa_checkpoint._checkpoint import (
     DOCUMENTS,
@@ -198,8 +197,7 @@ _NAME = re.compile(r"(?:epoch_\d+|step_(?P<update>\d+)|final)(?:_\d+)?")
 _NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+)")  # of earlier versions
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(NamedTuple):
     """A checkpoint that was skipped, and why.
 
     Attributes:
@@ -215,8 +213,7 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
+class CheckpointInfo(NamedTuple):
     """What a folder's listing tells about one checkpoint.
 
     Attributes:

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pa_core.storage import atomic_write
 
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["DARK", "LIGHT", "PlotStyle", "plot_style"]
 
 
-@dataclass(frozen=True)
-class PlotStyle:
+class PlotStyle(NamedTuple):
     """The colours of a picture.
 
     The colours of the curves are distinguishable with the common kinds of colour blindness (Okabe and Ito, 2008), and

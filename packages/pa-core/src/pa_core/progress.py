@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from pa_core.distributed.signs import Stage
 from pa_core.tracking import RunClock
@@ -32,8 +32,7 @@ class Phase(StrEnum):
         return self in (Phase.STEP, Phase.INTERMEDIATE_EVALUATION)
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """How far a run has come.
 
     Attributes:
@@ -58,7 +57,7 @@ class Position:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        values = {**asdict(self), "phase": self.phase.value, "eval_sets": list(self.eval_sets)}
+        values = {**self._asdict(), "phase": self.phase.value, "eval_sets": list(self.eval_sets)}
         if not self.eval_sets:
             del values["eval_sets"]  # which states did not have before there were several
         return values

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -193,7 +192,7 @@ class _Heartbeat:
                 self._look()
                 self._end_if_hung()
             updates = self.run.where()[1]
-            self._signs.post(replace(self._sign, beat=self._sign.beat + 1, updates=updates, has_ended=True))
+            self._signs.post(self._sign._replace(beat=self._sign.beat + 1, updates=updates, has_ended=True))
 
     def _look(self) -> None:
         """Tell the others where this process is."""

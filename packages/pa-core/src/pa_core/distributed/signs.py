@@ -7,9 +7,9 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from torch.distributed.distributed_c10d import Store
 
@@ -32,8 +32,7 @@ class Stage(StrEnum):
     RUN_END = "at the end of the run"
 
 
-@dataclass(frozen=True)
-class Sign:
+class Sign(NamedTuple):
     """Where a process is.
 
     Attributes:
@@ -95,7 +94,7 @@ class Signs:
         Args:
             sign: The new one.
         """
-        self._store.set(self._own_key, json.dumps(asdict(sign)))
+        self._store.set(self._own_key, json.dumps(sign._asdict()))
 
     def of_others(self) -> dict[int, Sign]:
         """Return the newest signs of the other processes by rank; of one that has given none, an empty one."""
@@ -108,7 +107,7 @@ class Signs:
         for key, text in zip(there, self._store.multi_get(there) if there else [], strict=True):
             last, sign = self._others[keys[key]], Sign(**json.loads(text))
             silent = last.silent + passed if sign.beat == last.beat else 0.0
-            self._others[keys[key]] = replace(sign, silent=silent)
+            self._others[keys[key]] = sign._replace(silent=silent)
         return dict(self._others)
 
 

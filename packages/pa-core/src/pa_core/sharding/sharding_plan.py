@@ -6,8 +6,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch import nn
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
 
-@dataclass(frozen=True)
-class ShardingSettings:
+class ShardingSettings(NamedTuple):
     """How the models of a run are sharded.
 
     Which modules are blocks, gathered one at a time, is said by one of the first three; repeated layers are found where

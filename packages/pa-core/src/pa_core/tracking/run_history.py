@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Generator, Iterable, KeysView, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from typing_extensions import override
@@ -225,8 +224,7 @@ class RunHistory(ABC):
         self.clock.load_state_dict(state_dict["clock"])
 
 
-@dataclass(frozen=True, slots=True)
-class MetricRecord:
+class MetricRecord(NamedTuple):
     """One value of a metric and the moment at which it was recorded.
 
     Attributes:
@@ -381,7 +379,7 @@ class InMemoryRunHistory(RunHistory):
         The columns are the attributes of ``MetricRecord``.
         """
         records = self.records()
-        return {entry.name: [getattr(record, entry.name) for record in records] for entry in fields(MetricRecord)}
+        return {name: [getattr(record, name) for record in records] for name in MetricRecord._fields}
 
     @override
     def state_dict(self) -> dict[str, Any]:

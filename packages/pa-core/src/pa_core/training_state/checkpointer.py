@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -367,7 +366,7 @@ class Checkpointer:
                 call("on_training_state_save")
         position = self._run.progress.position(phase if self._interrupted is None else self._interrupted.phase)
         if self._interrupted is not None:
-            position = replace(position, eval_sets=self._interrupted.eval_sets)
+            position = position._replace(eval_sets=self._interrupted.eval_sets)
         parts = capture(run, self._describe(run, position))
         if self._unsaved is not None and distributed.rank() == 0:
             self._unsaved.warn(run, parts)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -22,8 +21,7 @@ from pa_core.sharding.sharded_states import split_like_parameters
 from pa_core.types import StatefulScheduler
 
 
-@dataclass(frozen=True, slots=True)
-class SavedOptimizer:
+class SavedOptimizer(NamedTuple):
     """What ``capture_optimizer`` returned, read from a training state.
 
     Attributes:
@@ -240,8 +238,7 @@ def _number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) else value
 
 
-@dataclass(frozen=True, slots=True)
-class SavedModel:
+class SavedModel(NamedTuple):
     """What ``capture_model`` returned, read from a training state.
 
     Attributes:

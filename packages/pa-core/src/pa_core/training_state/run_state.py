@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +49,7 @@ OPTIMIZER = "optimizer"
 """The name of the only optimizer of a run, which what is saved by optimizer does without."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(NamedTuple):
     """Where a run continues if more is requested.
 
     Attributes:
@@ -62,8 +61,7 @@ class Extension:
     number_in_history: int
 
 
-@dataclass(frozen=True, slots=True)
-class SavedProcess:
+class SavedProcess(NamedTuple):
     """What differs between processes.
 
     Attributes:
@@ -76,7 +74,7 @@ class SavedProcess:
     streams: dict[str, Any]
     losses: Tensor
     loaders: Mapping[str, Mapping[str, Any] | None]
-    step_means: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+    step_means: Mapping[str, tuple[float, int]] = MappingProxyType({})
 
 
 def by_optimizer(saved: Any) -> dict[str, Any]:
@@ -118,7 +116,7 @@ def find_extension(
         return _of_stopped_epoch(position, progress, number_in_history, is_unfinished=is_unfinished)
     if position.phase.is_mid_epoch or not (is_at_last_update and is_unfinished):
         return None
-    rest = replace(_mid_epoch(position, progress), epochs=position.epochs - 1)
+    rest = _mid_epoch(position, progress)._replace(epochs=position.epochs - 1)
     return Extension(rest, number_in_history - 1)
 
 
@@ -131,21 +129,20 @@ def _of_stopped_epoch(
     if position.phase is not Phase.COMPLETE:
         return None
     if position.epochs > (progress.epoch_under_way or 0):
-        return Extension(replace(position, phase=Phase.EPOCH), number_in_history + 1)
+        return Extension(position._replace(phase=Phase.EPOCH), number_in_history + 1)
     phase = Phase.EVALUATION if progress.steps_in_epoch else Phase.EPOCH
-    return Extension(replace(position, phase=phase), number_in_history)
+    return Extension(position._replace(phase=phase), number_in_history)
 
 
 def _mid_epoch(position: Position, progress: Progress) -> Position:
     steps, samples = progress.steps_in_epoch, progress.samples_in_epoch
-    return replace(position, phase=Phase.STEP, samples=samples, steps=steps, eval_sets=())
+    return position._replace(phase=Phase.STEP, samples=samples, steps=steps, eval_sets=())
 
 
 _LOSS_FUNC, _SCHEDULER = "loss_func", "scheduler"
 
 
-@dataclass(frozen=True)
-class RunState:
+class RunState(NamedTuple):
     """What a training state holds besides the objects of the run.
 
     Attributes:
@@ -171,7 +168,7 @@ class RunState:
     hyperparameters: Mapping[str, list[dict[str, Any]]]
     nominal_items: Mapping[str, float | None]
     extension: Extension | None = None
-    loaders: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    loaders: Mapping[str, Any] = MappingProxyType({})
     scaler: SupportsStateDict | None = None
     objects: Sequence[SupportsStateDict] = ()
     rng_state: Mapping[str, Any] | None = None
@@ -207,7 +204,9 @@ def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
             "settings": dict(state.settings),
             "hyperparameters": _pack(state.hyperparameters),
             "nominal_items": _pack(state.nominal_items),
-            "extension": None if extension is None else {**asdict(extension), "position": extension.position.to_dict()},
+            "extension": None
+            if extension is None
+            else {**extension._asdict(), "position": extension.position.to_dict()},
         },
         "ranks": distributed.gather_objects(
             {
@@ -293,7 +292,7 @@ class SavedRun:
         elif self.position.phase is Phase.COMPLETE and (
             not run.epoch_lengths.are_known or self.position.epochs < run.run_config.num_epochs
         ):
-            self.position = replace(self.position, phase=Phase.EPOCH)
+            self.position = self.position._replace(phase=Phase.EPOCH)
 
     def compare(self, settings: Mapping[str, Any], allowed: Collection[str]) -> list[Difference]:
         """Return the settings that differ from the saved run.
@@ -496,7 +495,7 @@ class SavedRun:
 
 def _record(kind: type[_RecordT], values: Mapping[str, Any]) -> _RecordT:
     """Make a record of what was saved; entries of other versions are left out."""
-    return kind(**{one.name: values[one.name] for one in fields(kind) if one.name in values})
+    return kind(**{name: values[name] for name in kind._fields if name in values})
 
 
 def _scheduler_of(optimizer: str) -> str:
