@@ -165,6 +165,7 @@ class Cell:
 
 DISTRIBUTIONS = (
     Distribution("pa-checkpoint", "pa_checkpoint", extras=("fsspec",)),
+    Distribution("pa-distributed", "pa_distributed"),
     Distribution("pa-data", "pa_data", extras=("fsspec", "parquet"), test_requirements=("lightning",)),
     Distribution(
         "pa-core",
@@ -235,7 +236,7 @@ SHORT_MATRIX = [
     *(nox.param((one,), ONE_PROCESS, id=f"{one.name}, {ONE_PROCESS.name}") for one in DISTRIBUTIONS),
     *(nox.param(DISTRIBUTIONS, cell, id=f"together, {cell.name}") for cell in CELLS[:3]),
 ]
-LIBRARIES = tuple((one,) for one in DISTRIBUTIONS[:2])
+LIBRARIES = tuple((one,) for one in DISTRIBUTIONS[:3])
 FULL_MATRIX = [
     nox.param(tested, cell, id=f"{tested[0].name if len(tested) == 1 else 'together'}, {cell.name}")
     for tested in (*((one,) for one in DISTRIBUTIONS), DISTRIBUTIONS)
@@ -248,7 +249,7 @@ def quickstart(session: nox.Session) -> None:
     """Train the example: a small network on real scanned digits, in seconds on a CPU."""
     environment = Environment(session, "quickstart")
     environment.install(
-        *(f"--editable={PACKAGES / name}" for name in ("pa-checkpoint", "pa-data", "pa-core[examples]"))
+        *(f"--editable={PACKAGES / name}" for name in ("pa-checkpoint", "pa-data", "pa-distributed", "pa-core[examples]"))
     )
     environment.run("python", "examples/train_digits.py", *session.posargs)
 

@@ -237,38 +237,6 @@ def test_file_writer_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.runs_on("two_ranks")
-def test_store_of_processes() -> None:
-    """What one process writes, the other one reads."""
-    store = names.store_of_processes()
-    store.set(f"test of names {dist.get_rank()}", "here")
-    assert store.get(f"test of names {1 - dist.get_rank()}") == b"here"
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_collectives_begun() -> None:
-    """Each exchange of all processes counts."""
-    before = names.collectives_begun()
-    dist.barrier()
-    assert names.collectives_begun() > before
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_collectives_begun_in_all_groups() -> None:
-    """Each exchange of a part of the processes counts."""
-    group: Any = dist.new_group([0, 1])
-    before = names.collectives_begun_in_all_groups()
-    dist.barrier(group=group)
-    assert names.collectives_begun_in_all_groups() > before
-    dist.destroy_process_group(group)
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_seconds_until_timeout() -> None:
-    """The processes wait for each other for half an hour."""
-    assert names.seconds_until_timeout() == 1800.0
-
-
-@pytest.mark.runs_on("two_ranks")
 def test_ignored_by_ddp() -> None:
     """The names are those that torch was told."""
     layer = nn.Linear(2, 1)

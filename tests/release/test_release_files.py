@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 ORDER = [
     "pa-checkpoint",
     "pa-data",
+    "pa-distributed",
     "pa-finetuning",
     "pa-core",
     "pa-callbacks-extra",

@@ -33,6 +33,7 @@ MODULES = (
     "pa_data.files",
     "pa_data.orders",
     "pa_data.rng",
+    "pa_distributed",
     "pa_finetuning",
     "pa_predictions",
     "pa_schedulers",

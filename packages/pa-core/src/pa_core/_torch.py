@@ -7,16 +7,12 @@ Nothing is looked up when this module is imported. Where a version of torch lack
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.distributed.distributed_c10d import Store
 from torch.optim import Optimizer
 
 from pa_core.errors import UnsupportedConfigurationError
@@ -192,38 +188,6 @@ def file_writer_of(writer: object) -> Any:
         writer: The writer.
     """
     return _private(writer, "_get_file_writer")()
-
-
-def store_of_processes() -> Store:
-    """The key-value store through which the processes have found each other; it works while they wait elsewhere.
-
-    A separate store would need an address that all of them know.
-    """
-    return cast("Store", _of_module("torch.distributed.distributed_c10d", "_get_default_store")())
-
-
-def collectives_begun() -> int:
-    """Return how many collectives of all processes this one has begun; profilers count them at a price."""
-    return int(_private(dist.group.WORLD, "_get_sequence_number_for_group")())
-
-
-def collectives_begun_in_all_groups() -> int:
-    """Return the number of all groups: torch lists none of them, and models that are sharded have their own."""
-    number = 0
-    for group in list(_of_module("torch.distributed.distributed_c10d", "_world").pg_map):
-        count: Callable[[], int] = _private(group, "_get_sequence_number_for_group")
-        with suppress(RuntimeError):  # a backend that does not count
-            number += count()
-    return number
-
-
-def seconds_until_timeout() -> float:
-    """Return for how long the group of all processes waits, infinite where it does not say; torch only takes it."""
-    group = dist.group.WORLD
-    get_backend, devices = _private(group, "_get_backend"), _private(group, "_device_types")
-    with suppress(Exception):  # a backend of another kind
-        return float(min(get_backend(device).options._timeout for device in devices).total_seconds())
-    return math.inf
 
 
 def after_backward_pass(call: Callable[[], None]) -> None:

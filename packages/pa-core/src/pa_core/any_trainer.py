@@ -31,6 +31,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, cast, overload
 
 import torch
+from pa_distributed import HangDetector, showing_errors_once
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -49,11 +50,10 @@ from pa_core.checkpoint import save_safetensors
 from pa_core.checkpoint_loading import load_checkpoint_into
 from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.distributed import processes
-from pa_core.distributed.failures import showing_errors_once
-from pa_core.distributed.hang_detector import HangDetector
+from pa_core.distributed.comparison import advice_for_parted
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.errors import ArgumentTypeError, ConfigurationError, as_configuration_error
 from pa_core.extra_models import AddedModule
 from pa_core.model_description import describe_model
 from pa_core.model_tensors import is_sharded_module, missing_methods, unwrap_model
@@ -163,7 +163,8 @@ class AnyTrainer(ABC):
         processes.prepare_process(accelerator)
         with showing_errors_once():  # from here on the processes are connected
             input_checks.check_trainer_arguments(model, loss_func, optimizer)
-            watch = HangDetector(max_wait_seconds)
+            with as_configuration_error():
+                watch = HangDetector(max_wait_seconds, advise=advice_for_parted)
             self.callback_handler = self._create_callback_handler(callbacks)
         compatibility.require_usable(accelerator, arguments, model)
         self._engine = Engine(accelerator, watch, read_settings(accelerator, arguments))

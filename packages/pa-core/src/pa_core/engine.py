@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
 
 import torch
+from pa_distributed import HangDetector
 
 from pa_core import _accelerate
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Loaders
 from pa_core.distributed.comparison import Describe
-from pa_core.distributed.hang_detector import HangDetector
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.extra_models import AddedModules
 from pa_core.progress import Progress

@@ -20,20 +20,10 @@ from pa_core._torch import (
     foreach,
     is_unscaled,
     non_persistent_buffers,
-    store_of_processes,
 )
-from pa_core.callbacks.signal_watch import SignalWatch
 from pa_core.checkpoint_loading import copy_weights
 from pa_core.data.custom_loader import loader_parts, set_epoch
-from pa_core.distributed.collectives import (
-    broadcast_tensors,
-    leave_processes_at_exit,
-    runs_on_gloo,
-)
-from pa_core.distributed.comparison import Describe, agree_on_integer, require_same
-from pa_core.distributed.failures import ending_process_unless_all_fail, showing_errors_once
-from pa_core.distributed.hang_detector import HangDetector, Stage
-from pa_core.distributed.processes import fork_between_collectives
+from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.incompatible_state import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 from pa_core.load_with_rollback import load_state as load_optimizer_state
 from pa_core.model_tensors import (
@@ -46,7 +36,7 @@ from pa_core.model_tensors import (
     parameters_of,
     reshard,
 )
-from pa_core.progress import Progress
+from pa_core.progress import Progress, Stage
 from pa_core.rank_checks import (
     describe_arguments,
     describe_hyperparameters,
@@ -79,18 +69,14 @@ __all__ = [
     "INPUT_CHECK",
     "PARAMETERS",
     "BatchFetcher",
-    "Describe",
     "Folder",
-    "HangDetector",
     "Progress",
     "SampleFetcher",
     "SavedModel",
-    "SignalWatch",
     "Stage",
     "WholeBatchFetcher",
     "WorkerDataset",
     "WorkerStart",
-    "agree_on_integer",
     "broadcast_tensors",
     "can_fetch_batch",
     "can_pin_memory",
@@ -101,17 +87,14 @@ __all__ = [
     "describe_models",
     "describe_optimizers",
     "differences_of_weights",
-    "ending_process_unless_all_fail",
     "ensure_plain",
     "explaining_failed_start",
     "file_writer_of",
     "find_damage",
     "foreach",
-    "fork_between_collectives",
     "is_sharded",
     "is_sharded_module",
     "is_unscaled",
-    "leave_processes_at_exit",
     "list_differences",
     "load_optimizer_state",
     "loader_parts",
@@ -126,15 +109,11 @@ __all__ = [
     "process_state",
     "rebuilt_mapping",
     "rebuilt_sequence",
-    "require_same",
     "reshard",
     "restore_models",
-    "runs_on_gloo",
     "set_epoch",
-    "showing_errors_once",
     "sigterm_held_back",
     "split_like",
-    "store_of_processes",
     "warn_user",
     "without_foreign_entries",
 ]

@@ -6,10 +6,11 @@ import os
 import socket
 
 import torch
+from pa_distributed import prepare_gloo
 
 from pa_core import ConfigurationError
 from pa_core.distributed import gather_objects, num_processes, rank
-from pa_core.parts import fork_between_collectives, leave_processes_at_exit, process_state, runs_on_gloo
+from pa_core.parts import process_state
 from pa_trial.distributed_context import DistributedContext
 
 
@@ -36,9 +37,7 @@ def connect_processes(
     if given is not None and given.size > size:
         return None, given  # what does not need the processes connected works; training tells
     device = process_state().device
-    if runs_on_gloo():
-        leave_processes_at_exit()
-        fork_between_collectives()
+    prepare_gloo()
     if device.type == "mps":  # which has no float64, as NumPy makes it everywhere
         device = torch.device("cpu")
     of_process = {"cuda": None, "cpu": torch.device("cpu")}.get(device.type, device)

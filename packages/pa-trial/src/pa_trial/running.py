@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
+from pa_distributed import HangDetector, fail_fast, gather_objects, require_same, showing_errors_once
 
 from pa_core.parts import (
-    HangDetector,
-    agree_on_integer,
     describe_arguments,
     describe_hyperparameters,
     describe_models,
     describe_optimizers,
-    ending_process_unless_all_fail,
-    require_same,
-    showing_errors_once,
 )
 from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidHP
@@ -34,14 +30,13 @@ def closing_in_order(watch: HangDetector) -> Generator[ExitStack]:
         watch: Tells the other processes of an exception.
     """
     resources = ExitStack()
-    try:
-        with watch.explaining():
-            yield resources
-            resources.close()
-    except BaseException as exception:
-        with ending_process_unless_all_fail(exception):
-            resources.__exit__(type(exception), exception, exception.__traceback__)
-        raise
+
+    def close(exception: BaseException, _lives_on: bool) -> None:
+        resources.__exit__(type(exception), exception, exception.__traceback__)
+
+    with fail_fast(close), watch.explaining():
+        yield resources
+        resources.close()
 
 
 @contextmanager
@@ -54,12 +49,16 @@ def saving_before_invalid_hp(save: Callable[[], None], resources: ExitStack) -> 
         save: Saves, together with all processes.
         resources: What is open.
     """
+
+    def close(_error: BaseException, lives_on: bool) -> None:
+        if not lives_on:
+            resources.close()
+
     try:
         yield
-    except InvalidHP as error:
-        with ending_process_unless_all_fail(error) as all_found_it:
-            if not all_found_it:
-                resources.close()
+    except InvalidHP:
+        with suppress(InvalidHP), fail_fast(close):
+            raise
         save()
         raise
 
@@ -92,7 +91,8 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
         return describe_arguments({**context, **asked})
 
     with showing_errors_once():
-        return agree_on_integer(seed, describe, parts.device)
+        require_same(describe)
+        return gather_objects(seed)[0]
 
 
 def _comparable(value: object) -> object:
@@ -126,4 +126,4 @@ def require_same_parts(parts: ContextParts, others: Callable[[], dict[str, str]]
         texts |= describe_hyperparameters(optimizers) | {"lr_schedulers": ", ".join(schedulers)}
         return texts | others()
 
-    require_same(describe, parts.device)
+    require_same(describe)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
+from pa_distributed import require_same
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.utils.hooks import RemovableHandle
 
 from pa_core.distributed import broadcast_weights, rank
-from pa_core.parts import broadcast_tensors, foreach, is_unscaled, parameters_of, require_same, warn_user
+from pa_core.parts import broadcast_tensors, foreach, is_unscaled, parameters_of, warn_user
 from pa_trial import part_checks
 from pa_trial.chief_buffers import ChiefBuffers
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
@@ -115,7 +116,7 @@ class TrainedParts:
             model = model.to(self._device)
             if self._num_processes > 1:
                 part_checks.require_initialized(model)
-                require_same(partial(part_checks.describe_model, model, len(self.models)), self._device)
+                require_same(partial(part_checks.describe_model, model, len(self.models)))
                 broadcast_weights(model)
         self.models.append(model)
         self._register_autocast(model)

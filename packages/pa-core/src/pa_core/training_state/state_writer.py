@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, cast
 from weakref import ref
 
 import torch
+from pa_distributed import RankMessages
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_checkpoint import CheckpointError, Folder, FolderLock, RemoteFolder, Writer
 from pa_core import distributed
 from pa_core._torch import version_of
-from pa_core.distributed.rank_messages import RankMessages, raise_on_all
+from pa_core.distributed.collectives import raise_on_all
 from pa_core.errors import OtherProcessError
 from pa_core.extra_models import items_of
 from pa_core.model_tensors import buffers_of_module, is_sharded, missing_methods, parameters_of_module

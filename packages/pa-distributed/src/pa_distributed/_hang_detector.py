@@ -21,16 +21,11 @@ from typing import Any, Final, NoReturn
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from pa_core import _torch
-from pa_core.distributed.collectives import num_processes, runs_on_gloo
-from pa_core.distributed.failures import tell_launcher
-from pa_core.distributed.signs import Sign, Signs, Stage, advice_for_parted, describe_signs, doing_of
-from pa_core.errors import ConfigurationError, OtherProcessError, is_explained
-
-__all__ = ["DEFAULT_MAX_WAIT_SECONDS", "HangDetector", "Stage", "find_vain_wait"]
-
-DEFAULT_MAX_WAIT_SECONDS: Final = 600.0
-"""As long as NCCL waits by itself. A rank that saves or evaluates for the others is mostly done by then."""
+from pa_distributed import _torch
+from pa_distributed._errors import ExplainedError, InvalidArgumentError, OtherProcessError
+from pa_distributed._failures import tell_launcher
+from pa_distributed._processes import num_processes, runs_on_gloo
+from pa_distributed._signs import Sign, Signs, describe_signs, doing_of
 
 SECONDS_BETWEEN_BEATS: Final = 1.0
 _SECONDS_UNTIL_OTHERS_ARE_ASKED = 2.0
@@ -50,22 +45,40 @@ _LOST = re.compile(
 )
 
 
+def _advise(_where: str, has_left: bool) -> str:
+    if has_left:
+        return "Where one process alone decides to stop, have all decide it together, such as by gather_objects."
+    return "Take what only some of the processes come to out of the condition that it depends on."
+
+
+def _in_loop() -> tuple[str, int]:
+    return "in its loop", 0
+
+
+def _outside(updates: int) -> tuple[str, int]:
+    return "", updates
+
+
 class HangDetector:
     """Ends all processes with a report of who is where if one waits for another one for too long.
 
-    One process alone does nothing for it, nor does one that waits for ever.
+    A thread of each process sends a heartbeat each second, through the store by which they have found each other, and
+    steps pay nothing for it. One process alone does nothing, nor does one that waits for ever.
 
     Args:
-        max_wait_seconds: For how long a process waits for another one that is in the run; None for ever.
+        max_wait_seconds: For how long a process waits for another one that is in the run; None for ever. Ten minutes
+            are as long as NCCL waits by itself: a rank that saves or evaluates for the others is mostly done by then.
+        advise: Returns what to do about processes that wait for each other in vain, when called with where they are, in
+            words, and with whether some have left.
 
     Attributes:
-        limit: The same, infinite for ever.
+        limit: The longest wait in seconds, infinite for ever.
         number: Which run of the process the last one of this detector is, counted from 1.
         thread: The thread that runs it.
         where: Returns what the run is in, empty outside of it, and how many updates of it are complete.
 
     Raises:
-        ConfigurationError: It is neither None nor a positive number.
+        ValueError: The wait is neither None nor a positive number.
 
     Example:
         >>> detector, steps = HangDetector(60.0), [1, 2, 3]
@@ -76,8 +89,9 @@ class HangDetector:
         ('', 3)
     """
 
-    def __init__(self, max_wait_seconds: float | None) -> None:
+    def __init__(self, max_wait_seconds: float | None = 600.0, *, advise: Callable[[str, bool], str] = _advise) -> None:
         self.limit: float = math.inf if max_wait_seconds is None else _checked(max_wait_seconds)
+        self.advise: Callable[[str, bool], str] = advise
         self.number: int = 0
         self.thread: int = threading.get_ident()
         self.where: Callable[[], tuple[str, int]] = partial(_outside, 0)
@@ -89,11 +103,11 @@ class HangDetector:
         return bool(self.where()[0])
 
     @contextmanager
-    def run(self, where: Callable[[], tuple[str, int]]) -> Generator[None]:
+    def run(self, where: Callable[[], tuple[str, int]] = _in_loop) -> Generator[None]:
         """Watch over a run; one within another takes its place meanwhile.
 
         Args:
-            where: Returns what the run is in, such as ``Stage.TRAINING``, and how many updates of it are complete; it
+            where: Returns what the run is in, such as "in an evaluation", and how many updates of it are complete; it
                 is called from another thread.
         """
         self._heartbeat = heartbeat = _heartbeat_of_process(self)
@@ -120,7 +134,7 @@ class HangDetector:
         try:
             yield
         except Exception as error:
-            lost = None if is_explained(error) else _LOST.search(str(error))
+            lost = None if isinstance(error, ExplainedError) else _LOST.search(str(error))
             if lost is None or self._heartbeat is None:
                 raise
             raise self._heartbeat.explain_lost(lost[0]) from error
@@ -145,7 +159,7 @@ class _Heartbeat:
         self._timeout = _SHARE_OF_TIMEOUT * _torch.seconds_until_timeout()
         # A connection of its own: the main thread may be waiting in the other one. Torch does not annotate clone().
         shared: Any = _torch.store_of_processes()
-        self._store = PrefixStore("pa_core/watch", shared.clone())
+        self._store = PrefixStore("pa_distributed/watch", shared.clone())
         self._store.set_timeout(_STORE_TIMEOUT)
         self._signs = Signs(self._store, self._rank, dist.get_world_size())
         self._sign = Sign()
@@ -153,7 +167,7 @@ class _Heartbeat:
         self._moved_at = self._looked_at = time.monotonic()
         self._has_ended = threading.Event()
         self._look()  # a version of torch that cannot count is refused here, and not in the thread
-        self._thread = threading.Thread(target=self._beat_until_the_end, name="pa_core heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._beat_until_the_end, name="pa_distributed heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -177,7 +191,7 @@ class _Heartbeat:
             if any(sign.run < run for sign in signs.values()):
                 do = "Begin as many runs on each process as on the others."
             elif any(sign.has_left(run) for sign in signs.values()):
-                do = advice_for_parted(Stage.RUN_END)
+                do = self.run.advise(where, True)
             if self._store.check(["verdict"]):  # in which all have their say
                 time.sleep(_SECONDS_TO_END)
         return OtherProcessError(
@@ -222,7 +236,7 @@ class _Heartbeat:
         own = self._sign
         if own.place and own.still >= _SECONDS_UNTIL_OTHERS_ARE_ASKED:
             signs = {**self._signs.of_others(), self._rank: own}
-            found = find_vain_wait(self._rank, signs, min(self.run.limit, self._timeout))
+            found = find_vain_wait(self._rank, signs, min(self.run.limit, self._timeout), self.run.advise)
             if found is not None:
                 self._store.compare_set("verdict", "", json.dumps([self._rank, *found.args]))
         if self._store.check(["verdict"]):
@@ -282,7 +296,9 @@ def _end_heartbeat() -> None:
     atexit.unregister(_end_heartbeat)
 
 
-def find_vain_wait(rank: int, signs: Mapping[int, Sign], limit: float) -> OtherProcessError | None:
+def find_vain_wait(
+    rank: int, signs: Mapping[int, Sign], limit: float, advise: Callable[[str, bool], str]
+) -> OtherProcessError | None:
     """Return why a process would wait forever, None as long as it may continue.
 
     It waits if its thread is in an exchange. Where it waits for an accelerator, which waits for the others, no stack
@@ -293,16 +309,17 @@ def find_vain_wait(rank: int, signs: Mapping[int, Sign], limit: float) -> OtherP
         rank: The rank of the process that waits.
         signs: The signs of all processes.
         limit: For how many seconds it may wait for what may still come.
+        advise: As of a ``HangDetector``.
     """
     own = signs[rank]
     do = "See in the stacks above what the others are doing; if they may take that long, raise max_wait_seconds."
     if any(sign.has_left(own.run) for sign in signs.values()):
         limit = min(limit, _SECONDS_UNTIL_CERTAIN)
-        do = advice_for_parted(Stage.RUN_END)
+        do = advise(describe_signs(signs, own.run), True)
     elif any(sign.run < own.run and not sign.place and not sign.is_silent for sign in signs.values()):
         return None
     elif all(sign.waits for sign in signs.values()):
-        do = advice_for_parted(describe_signs(signs, own.run))
+        do = advise(describe_signs(signs, own.run), False)
     is_ahead = any(sign.collectives < own.collectives for sign in signs.values())
     if own.still < limit or not (own.waits or is_ahead):
         return None
@@ -313,11 +330,9 @@ def find_vain_wait(rank: int, signs: Mapping[int, Sign], limit: float) -> OtherP
     )
 
 
-def _outside(updates: int) -> tuple[str, int]:
-    return "", updates
-
-
 def _checked(seconds: object) -> float:
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf:
         return float(seconds)
-    raise ConfigurationError(f"max_wait_seconds must be a positive number, or None to wait for ever, got {seconds!r}.")
+    raise InvalidArgumentError(
+        f"max_wait_seconds must be a positive number, or None to wait for ever, got {seconds!r}."
+    )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from pa_core.errors import ConfigurationError, TrainingPreempted
+from pa_distributed._errors import InvalidArgumentError
 
 
 class SignalWatch:
@@ -23,24 +23,24 @@ class SignalWatch:
 
     Where no signal came, signals do again what they did before as soon as the watch ends. Otherwise the process is
     about to end by its own status, and no further signal may end it before: they change nothing until it has ended. A
-    script that catches ``TrainingPreempted`` and continues gets its signals back once it lets go of the exception. A
-    signal that came too late for its run counts for the next one that watches for it.
+    script that catches the ``SystemExit`` by which its run ends gets its signals back once it lets go of it. A signal
+    that came too late for its run counts for the next one that watches for it.
 
     Args:
         signals: Signals or their names, such as ``"SIGTERM"``.
         on_signal: Called without arguments.
 
     Raises:
-        ConfigurationError: There is no such signal on this system.
+        ValueError: There is no such signal on this system.
 
     Example:
         >>> import os, signal
         >>> with SignalWatch(["SIGUSR1"], lambda: print("saving and leaving")):
         ...     os.kill(os.getpid(), signal.SIGUSR1)
-        ...     raise TrainingPreempted
+        ...     raise SystemExit(75)
         Traceback (most recent call last):
         ...
-        pa_core.errors.TrainingPreempted: 75
+        SystemExit: 75
     """
 
     def __init__(self, signals: Iterable[str | int], on_signal: Callable[[], object]) -> None:
@@ -55,12 +55,12 @@ class SignalWatch:
         """Begin to watch.
 
         Raises:
-            ConfigurationError: This is not the main thread, to which Python brings all signals.
+            ValueError: This is not the main thread, to which Python brings all signals.
         """
         if self._signals and threading.current_thread() is not threading.main_thread():
-            raise ConfigurationError(
+            raise InvalidArgumentError(
                 f"Signals cannot be watched from the thread {threading.current_thread().name!r}. Train in the main "
-                "thread, or leave stop_on_signals out."
+                "thread, or watch for none."
             )
         for one in self._signals:
             self._watch(one)
@@ -74,7 +74,7 @@ class SignalWatch:
         """Stop watching, now or, if a signal has come, when the process has ended."""
         self._has_ended = True
         self._listeners.clear()
-        if isinstance(exception, TrainingPreempted):
+        if isinstance(exception, SystemExit):
             self._has_come = False  # it has been acted on
             self._preemption = weakref.ref(exception, self._on_preemption_gone)
         elif not self._has_come:
@@ -131,6 +131,6 @@ def _signal(given: str | int) -> signal.Signals:
     try:
         return signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
     except (KeyError, ValueError) as error:
-        raise ConfigurationError(
+        raise InvalidArgumentError(
             f"There is no signal {given!r} on this system. Pass one of signal.Signals or its name, such as 'SIGTERM'."
         ) from error

@@ -7,7 +7,6 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,18 +17,7 @@ _SECONDS_UNTIL_SILENT = 3.0
 
 _EXCHANGES = ("torch.distributed", "torch.nn.parallel.distributed")
 _GRADIENTS = "pa_core.distributed.gradient_exchange"
-_LIBRARIES = {"accelerate", "pa_checkpoint", "pa_core", "pa_data", "torch"} | sys.stdlib_module_names
-
-
-class Stage(StrEnum):
-    """What a run is in, as far as processes must be in the same to come together."""
-
-    START = "at the start of the run"
-    TRAINING = "in the training of an epoch"
-    EVALUATION = "in an evaluation"
-    PREDICTION = "in a prediction"
-    EPOCH_END = "at the end of an epoch"
-    RUN_END = "at the end of the run"
+_LIBRARIES = {"accelerate", "pa_checkpoint", "pa_core", "pa_data", "pa_distributed", "torch"} | sys.stdlib_module_names
 
 
 class Sign(NamedTuple):
@@ -183,14 +171,3 @@ def name_ranks(ranks: Sequence[int]) -> str:
         else:
             ranges.append((rank, rank))
     return "ranks " + ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
-
-
-def advice_for_parted(places: str) -> str:
-    """Return what to do about processes that are in different places.
-
-    Args:
-        places: Where they are, as text.
-    """
-    if Stage.RUN_END in places:
-        return "Where one process alone decides to stop, call run.request_stop() on it instead of leaving the loop."
-    return "Take what only some of the processes come to out of the condition that it depends on."

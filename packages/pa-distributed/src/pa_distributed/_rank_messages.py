@@ -14,10 +14,10 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pa_core import _torch
-from pa_core.distributed.collectives import gather_objects, num_processes
-from pa_core.distributed.signs import Signs
-from pa_core.errors import OtherProcessError
+from pa_distributed._errors import OtherProcessError
+from pa_distributed._processes import gather_objects, is_alone, num_processes
+from pa_distributed._signs import Signs
+from pa_distributed._torch import store_of_processes
 
 _SECONDS_UNTIL_GONE = 15.0
 _SECONDS_BETWEEN_LOOKS: Final = (0.002, 0.1)
@@ -29,21 +29,31 @@ _topics = itertools.count(1)
 
 
 class RankMessages:
-    """Messages about one thing that the processes do together.
+    """What processes tell each other by name about one thing that they do together, from any thread.
 
-    Every process makes as many mailboxes as the others, in the same order; only that, and nothing that follows, must
-    happen in the main thread.
+    Every process makes as many of these as the others, in the same order; only that, and nothing that follows, must
+    happen in the main thread. There have to be several processes.
+
+    Attributes:
+        rank: The rank of this process.
+        num_processes: How many there are.
+
+    Example:
+        >>> def save(piece: str) -> list[str]:
+        ...     messages = RankMessages()
+        ...     messages.post(f"piece {messages.rank}", piece)
+        ...     return [messages.wait_for(f"piece {rank}", rank) for rank in range(messages.num_processes)]
     """
 
     def __init__(self) -> None:
         self.rank: int = dist.get_rank()
-        self.num_processes: int = dist.get_world_size()
+        self.num_processes: int = num_processes()
         # A connection of its own: other threads may be waiting in theirs. Torch does not annotate clone().
-        shared: Any = _torch.store_of_processes()
+        shared: Any = store_of_processes()
         connection: Store = shared.clone()
-        self._store = PrefixStore(f"pa_core/mailbox/{next(_topics)}", connection)
+        self._store = PrefixStore(f"pa_distributed/messages/{next(_topics)}", connection)
         self._has_come = False
-        self._signs = Signs(PrefixStore("pa_core/watch", connection), self.rank, self.num_processes)
+        self._signs = Signs(PrefixStore("pa_distributed/watch", connection), self.rank, self.num_processes)
 
     def post(self, key: str, message: str) -> None:
         """Leave a message for the others.
@@ -130,68 +140,33 @@ def _explained() -> Generator[None]:
         ) from error
 
 
-@contextmanager
-def coming_together() -> Generator[None]:
-    """At the end of the context, wait until all processes have come there; every process must enter it.
-
-    If an error ends the context on one of them, the others do not wait for it any longer.
-
-    Raises:
-        OtherProcessError: Another process has failed, or is gone.
-
-    Example:
-        >>> with coming_together():
-        ...     pass
-    """
-    messages = RankMessages() if num_processes() > 1 else None
-    try:
-        yield
-        if messages is not None:
-            messages.wait_for_all()
-    finally:
-        if messages is not None:
-            messages.leave()
-
-
-def wait_together() -> None:
-    """Wait until all processes have come here, no matter how much later; every process must call this.
-
-    Raises:
-        OtherProcessError: Another process is gone.
-    """
-    with coming_together():
-        pass
-
-
-def raise_on_all(problem: Exception | None) -> None:
-    """Raise what one process has met on all of them; every process must call this.
-
-    Args:
-        problem: What this process has met.
-    """
-    for error in gather_objects(problem):
-        if error is not None:
-            raise error
-
-
-def do_while_others_wait(action: Callable[[], None] | None) -> None:
+def do_while_others_wait(action: Callable[[], object] | None) -> None:
     """Do something that may take long on some processes, while the others wait; every process must call this.
 
-    The first error that ends the action on a process is raised on all of them.
+    They wait without a collective, and so without a timeout. The first error that ends the action on a process is
+    raised on all of them.
 
     Args:
         action: What this process does; None for one that only waits.
 
+    Raises:
+        OtherProcessError: Another process is gone.
+
     Example:
-        >>> do_while_others_wait(None)
+        >>> do_while_others_wait(lambda: print("merging the files"))
+        merging the files
     """
+    if is_alone():
+        if action is not None:
+            action()
+        return
     problem: Exception | None = None
     try:
         if action is not None:
             action()
     except Exception as error:
-        if num_processes() == 1:
-            raise
         problem = error  # whatever it is, all processes are told
-    wait_together()
-    raise_on_all(problem)
+    RankMessages().wait_for_all()
+    for error in gather_objects(problem):
+        if error is not None:
+            raise error

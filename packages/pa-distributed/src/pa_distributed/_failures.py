@@ -23,15 +23,15 @@ from typing import NamedTuple, NoReturn
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pa_core._torch import store_of_processes
-from pa_core.distributed.collectives import num_processes
-from pa_core.errors import is_explained
+from pa_distributed._errors import ExplainedError
+from pa_distributed._processes import num_processes
+from pa_distributed._torch import store_of_processes
 
 SECONDS_TO_FAIL_TOGETHER = 3.0
 """How much later than the first process the last one may fail for all of them to have failed together."""
 
 SECONDS_TO_CLEAN_UP = 30.0
-"""How long callbacks may take to close what is open, before a process that failed alone ends in any case."""
+"""How long it may take to close what is open, before a process that failed alone ends in any case."""
 
 _SECONDS_TO_COMPARE = 1.0
 """All processes have failed by then, and only have to look whether it was for the same reason."""
@@ -44,31 +44,39 @@ _SHARED = "_shared_by_processes"
 
 
 @contextmanager
-def ending_process_unless_all_fail(exception: BaseException) -> Generator[bool]:
-    """Handle an exception that leaves a run; afterwards end the process, unless all processes of the run failed.
+def fail_fast(on_failure: Callable[[BaseException, bool], object] | None = None) -> Generator[None]:
+    """End this process if an exception leaves the context here and not on all processes.
 
     A process that failed alone must not live on. The others wait for it in a collective, perhaps for many minutes, and
-    the launcher ends them only once this process has ended: which a thread of the user's, or an ``except`` around the
-    run, may keep it from. With one process, and where all fail, the exception is left to the caller; where it is the
-    same on all, the first process alone will show it.
+    the launcher ends them only once this process has ended: which a thread of the user's, or an ``except`` further out,
+    may keep it from. With one process, and where all fail within a few seconds, the exception is left to the caller;
+    where it is the same on all, the first process alone will show it.
 
-    The traceback is printed, and written to where torchrun looks for it, before the block is entered. Neither
-    ``atexit`` functions nor the ``finally`` of callers run.
+    The traceback is printed, and written to where torchrun looks for it, before anything is closed. Neither ``atexit``
+    functions nor the ``finally`` of callers run.
 
     Args:
-        exception: What is about to leave the run. The block closes what is open; it cannot communicate.
-
-    Yields:
-        Whether this process lives on, because all processes have failed.
+        on_failure: Closes what is open; it cannot communicate. It is called with the exception, and with whether this
+            process lives on, because all processes have failed. An exception of its own takes the place of the first.
 
     Example:
-        >>> try:
+        >>> with fail_fast(lambda error, lives_on: print("closing files")):
         ...     raise OSError("no space left")
-        ... except OSError as error:
-        ...     with ending_process_unless_all_fail(error):
-        ...         print("closing files")
-        closing files
+        Traceback (most recent call last):
+        ...
+        OSError: no space left
     """
+    try:
+        yield
+    except BaseException as exception:
+        with _ending_unless_all_fail(exception) as lives_on:
+            if on_failure is not None:
+                on_failure(exception, lives_on)
+        raise
+
+
+@contextmanager
+def _ending_unless_all_fail(exception: BaseException) -> Generator[bool]:
     if num_processes() == 1:
         yield True
         return
@@ -208,7 +216,7 @@ def _rank_that_comes_alone(event: str, seconds: float) -> int | None:
 
 
 def _store_of(event: str) -> Store:
-    return PrefixStore(f"pa_core/{event}/{_times[event]}", store_of_processes())
+    return PrefixStore(f"pa_distributed/{event}/{_times[event]}", store_of_processes())
 
 
 class _Shared(NamedTuple):
@@ -256,7 +264,7 @@ def _becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def _text_to_compare(error: Exception) -> str:
-    if not is_explained(error):
+    if not isinstance(error, ExplainedError):
         return "".join(traceback.format_exception(error))
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     return repr((type(error), error.problem if error.given else "", error.expected, error.do, places))
@@ -264,4 +272,5 @@ def _text_to_compare(error: Exception) -> str:
 
 def _line(error: Exception) -> str:
     kind = f"{type(error).__module__}.{type(error).__qualname__}: the same error as on rank 0"
-    return f"{kind}; given here: {' '.join((error.given or error.problem).split())}" if is_explained(error) else kind
+    given = error.given or error.problem if isinstance(error, ExplainedError) else ""
+    return f"{kind}; given here: {' '.join(given.split())}" if given else kind

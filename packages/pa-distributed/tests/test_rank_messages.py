@@ -10,11 +10,9 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from pa_core import _torch, gather_objects
-from pa_core.distributed import rank_messages
-from pa_core.distributed.rank_messages import RankMessages, do_while_others_wait
-from pa_core.distributed.signs import Sign, Signs
-from pa_core.errors import OtherProcessError
+from pa_distributed import OtherProcessError, RankMessages, _rank_messages, do_while_others_wait, gather_objects
+from pa_distributed._signs import Sign, Signs
+from pa_distributed._torch import store_of_processes
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -40,11 +38,11 @@ def test_a_message_reaches_the_other_process_while_its_main_thread_is_in_a_colle
 @pytest.fixture
 def silent_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The second process has given a sign of life, and gives no more."""
-    shared = _torch.store_of_processes()
-    monkeypatch.setattr(_torch, "store_of_processes", lambda: PrefixStore("silent", shared))
-    monkeypatch.setattr(rank_messages, "_SECONDS_UNTIL_GONE", 0.5)
+    shared = store_of_processes()
+    monkeypatch.setattr(_rank_messages, "store_of_processes", lambda: PrefixStore("silent", shared))
+    monkeypatch.setattr(_rank_messages, "_SECONDS_UNTIL_GONE", 0.5)
     if dist.get_rank() == 1:
-        Signs(PrefixStore("silent/pa_core/watch", shared), 1, 2).post(Sign(beat=3, run=1))
+        Signs(PrefixStore("silent/pa_distributed/watch", shared), 1, 2).post(Sign(beat=3, run=1))
     dist.barrier()
     yield
     dist.barrier()
