@@ -249,7 +249,10 @@ def quickstart(session: nox.Session) -> None:
     """Train the example: a small network on real scanned digits, in seconds on a CPU."""
     environment = Environment(session, "quickstart")
     environment.install(
-        *(f"--editable={PACKAGES / name}" for name in ("pa-checkpoint", "pa-data", "pa-distributed", "pa-core[examples]"))
+        *(
+            f"--editable={PACKAGES / name}"
+            for name in ("pa-checkpoint", "pa-data", "pa-distributed", "pa-core[examples]")
+        )
     )
     environment.run("python", "examples/train_digits.py", *session.posargs)
 

@@ -44,10 +44,7 @@ def private_imports(node: ast.AST) -> Iterator[str]:
 
 
 NAMES = {
-    word
-    for path in OF_TORCH
-    for word in private_words(ast.parse(path.read_text()))
-    if re.fullmatch(r"_[a-z]\w+", word)
+    word for path in OF_TORCH for word in private_words(ast.parse(path.read_text())) if re.fullmatch(r"_[a-z]\w+", word)
 }
 
 

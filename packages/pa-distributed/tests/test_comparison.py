@@ -8,6 +8,7 @@ import torch.distributed as dist
 from pa_distributed import RanksDifferError, require_same
 from pa_distributed._comparison import differences
 
+
 def test_many_ranks_are_shown_as_ranges() -> None:
     """Each text is shown once, with all ranks that have it."""
     of_each = [{"lr": "0.1"}] * 3 + [{"lr": "0.2"}] + [{"lr": "0.1"}] * 4

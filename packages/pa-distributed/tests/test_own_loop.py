@@ -48,4 +48,4 @@ def test_what_differs_is_named(launch: Launch) -> None:
     ended = launch(LOOP.replace('"0.1"', "str(dist.get_rank())"), ranks=2)
     assert ended.status != 0
     assert "learning rate: 0 on rank 0, 1 on rank 1" in ended.output
-    assert ended.output.count("Traceback") == 1 + ended.output.count("ChildFailedError")
+    assert ended.output.count("[rank0]: Traceback") + ended.output.count("[rank1]: Traceback") == 1

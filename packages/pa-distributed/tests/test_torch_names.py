@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from pa_distributed import _torch as names
 
+
 @pytest.mark.runs_on("two_ranks")
 def test_store_of_processes() -> None:
     """What one process writes, the other one reads."""

@@ -27,8 +27,8 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
-from pa_core.distributed import failures
 from pa_core.testing import TinyClassifier, make_classification
+from pa_distributed import _failures as failures
 
 ERRORS: dict[str, BaseException] = {
     "ValueError": ValueError("it fails here"),

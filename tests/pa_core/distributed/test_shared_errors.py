@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 from pa_core import PrintProgressCallback, Trainer
-from pa_core.distributed import failures
+from pa_distributed import _failures as failures
 
 
 class Failing(Trainer):

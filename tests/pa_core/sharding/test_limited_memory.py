@@ -45,7 +45,7 @@ try:
 except RuntimeError as error:
     print("FAILED", error, flush=True)
     os._exit(1)
-print("TRAINED", sum(one.numel() * 4 for one in model.parameters()) // 10**6, "MB", flush=True)
+print(f"TRAINED {sum(one.numel() * 4 for one in model.parameters()) // 10**6} MB", flush=True)
 """
 
 # glibc would keep what is freed, and count it as used

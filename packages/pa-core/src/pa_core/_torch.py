@@ -6,7 +6,6 @@ Nothing is looked up when this module is imported. Where a version of torch lack
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -53,13 +52,6 @@ def _private(owner: object, name: str) -> Any:
     if found is _MISSING:
         raise _missing(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
     return found
-
-
-def _of_module(module: str, name: str) -> Any:
-    try:
-        return _private(importlib.import_module(module), name)
-    except ImportError as error:
-        raise _missing(module) from error
 
 
 def _missing(name: str) -> UnsupportedConfigurationError:

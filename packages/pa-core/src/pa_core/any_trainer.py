@@ -31,7 +31,6 @@ from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, cast, overload
 
 import torch
-from pa_distributed import HangDetector, showing_errors_once
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -72,6 +71,7 @@ from pa_core.types import (
     TensorsT,
 )
 from pa_core.user_warnings import warn_user, write_or_warn
+from pa_distributed import HangDetector, showing_errors_once
 
 TrainerT_contra = TypeVar("TrainerT_contra", bound="AnyTrainer", default="AnyTrainer", contravariant=True)
 BatchT_contra = TypeVar("BatchT_contra", default=Any, contravariant=True)

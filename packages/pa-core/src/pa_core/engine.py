@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
 
 import torch
-from pa_distributed import HangDetector
 
 from pa_core import _accelerate
 from pa_core.data.evaluation_sets import EvaluationSets
@@ -21,6 +20,7 @@ from pa_core.sharding.sharding_plan import ShardingSettings
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.trained import Trained
 from pa_core.training_state import Checkpointer, ResumableRun, Resumption, RunParts
+from pa_distributed import HangDetector
 
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
 

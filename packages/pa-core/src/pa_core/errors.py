@@ -14,8 +14,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
-from pa_distributed import OtherProcessError, RanksDifferError
-
 import pa_checkpoint
 from pa_checkpoint import CheckpointError, FolderInUseError
 from pa_data.errors import (
@@ -26,6 +24,7 @@ from pa_data.errors import (
     ShardError,
     UnsupportedConfigurationError,
 )
+from pa_distributed import OtherProcessError, RanksDifferError
 
 __all__ = [
     "ArgumentTypeError",

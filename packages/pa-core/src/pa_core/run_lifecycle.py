@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from pa_distributed import fail_fast, require_same, showing_errors_once
 from torch import nn
 
 from pa_core import _accelerate, distributed, rank_checks
@@ -23,6 +22,7 @@ from pa_core.progress import Stage
 from pa_core.sharding.sharded_modules import ShardedModules, compile_in_place
 from pa_core.trained import Trained, forget_gradients
 from pa_core.training_state import initial_hyperparameters
+from pa_distributed import fail_fast, require_same, showing_errors_once
 
 
 class RunLifecycle:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Self, cast
 
 import torch
-from pa_distributed import showing_errors_once
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
@@ -39,6 +38,7 @@ from pa_core.trained import MicroBatch, Trained, zero_loss_of_stand_in
 from pa_core.trainer_methods import TrainerMethods
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 from pa_data.orders import Order
+from pa_distributed import showing_errors_once
 
 
 class Trainer(

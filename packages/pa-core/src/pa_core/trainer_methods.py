@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 
-from pa_distributed import showing_errors_once
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -28,6 +27,7 @@ from pa_core.run_config import TrainerRunConfig, check_count
 from pa_core.run_lifecycle import RunLifecycle
 from pa_core.trained import Trained
 from pa_core.types import BatchT, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
+from pa_distributed import showing_errors_once
 
 if TYPE_CHECKING:  # few scripts predict, and the import of the others takes no time for it
     from pa_core.predictions.prediction_run import PredictionRun

@@ -52,7 +52,7 @@ def _advise(_where: str, has_left: bool) -> str:
 
 
 def _in_loop() -> tuple[str, int]:
-    return "in its loop", 0
+    return "in its loop", -1
 
 
 def _outside(updates: int) -> tuple[str, int]:
@@ -107,7 +107,7 @@ class HangDetector:
         """Watch over a run; one within another takes its place meanwhile.
 
         Args:
-            where: Returns what the run is in, such as "in an evaluation", and how many updates of it are complete; it
+            where: Returns what the run is in, such as "in an evaluation", and how many updates of it are complete, or -1; it
                 is called from another thread.
         """
         self._heartbeat = heartbeat = _heartbeat_of_process(self)

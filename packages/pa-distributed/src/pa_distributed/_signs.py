@@ -27,7 +27,7 @@ class Sign(NamedTuple):
         beat: Counts the signs of the process.
         run: Which of its runs this is, counted from 1; 0 before the first.
         place: What the run is in, such as "in an evaluation"; empty where the process is in no run.
-        updates: The updates of the run that are complete.
+        updates: The updates of the run that are complete; -1 where nobody counts them.
         collectives: How many collectives of all processes it has entered; 0 with gloo, where its thread waits in them.
         still: For how many seconds it has entered none of any group.
         waits: Whether its thread is in an exchange with others.
@@ -140,16 +140,16 @@ def describe_signs(signs: Mapping[int, Sign], run: int) -> str:
 
 
 def _describe(sign: Sign, run: int) -> str:
-    done = f"after {sign.updates} update{'' if sign.updates == 1 else 's'}"
+    done = f", after {sign.updates} update{'' if sign.updates == 1 else 's'}" if sign.updates >= 0 else ""
     if sign.beat == 0:
         return "was started"
     if sign.has_ended:
-        return f"ended its script, {done}"
+        return f"ended its script{done}"
     if not sign.place:
         at = f", and was in {sign.doing}" if sign.doing else ""
-        return f"was in no run yet{at}" if sign.run < run else f"left the run {done}{at}"
+        return f"was in no run yet{at}" if sign.run < run else f"left the run{done.removeprefix(',')}{at}"
     doing = f"in {sign.doing}, " if sign.doing else ""
-    return f"{'waited' if sign.waits else 'was'} {doing}{sign.place}, {done}"
+    return f"{'waited' if sign.waits else 'was'} {doing}{sign.place}{done}"
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from pa_distributed import require_same
 from torch import Tensor, nn
 
 from pa_core import RanksDifferError
 from pa_core.parts import BUFFERS, foreach
+from pa_distributed import require_same
 
 _collectives: Any = dist  # torch annotates its collectives only in part
 _ALIGNMENT = 16

@@ -6,11 +6,11 @@ import os
 import socket
 
 import torch
-from pa_distributed import prepare_gloo
 
 from pa_core import ConfigurationError
 from pa_core.distributed import gather_objects, num_processes, rank
 from pa_core.parts import process_state
+from pa_distributed import prepare_gloo
 from pa_trial.distributed_context import DistributedContext
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from pa_distributed import OtherProcessError, gather_objects
-
 from pa_core import CheckpointError, ExplainedError
 from pa_core.distributed import num_processes, rank
+from pa_distributed import OtherProcessError, gather_objects
 from pa_trial.errors import InvalidHP
 
 _T = TypeVar("_T")

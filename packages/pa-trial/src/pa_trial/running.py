@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
-from pa_distributed import HangDetector, fail_fast, gather_objects, require_same, showing_errors_once
 
 from pa_core.parts import (
     describe_arguments,
@@ -15,6 +14,7 @@ from pa_core.parts import (
     describe_models,
     describe_optimizers,
 )
+from pa_distributed import HangDetector, fail_fast, gather_objects, require_same, showing_errors_once
 from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidHP
 from pa_trial.fit_options import FitOptions

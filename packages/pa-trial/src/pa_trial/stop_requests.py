@@ -7,9 +7,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
-from pa_distributed import SignalWatch
 
 from pa_core.distributed import sum_over_processes
+from pa_distributed import SignalWatch
 from pa_trial.context_parts import ContextParts
 
 

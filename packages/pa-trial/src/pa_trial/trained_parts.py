@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
-from pa_distributed import require_same
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -16,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pa_core.distributed import broadcast_weights, rank
 from pa_core.parts import broadcast_tensors, foreach, is_unscaled, parameters_of, warn_user
+from pa_distributed import require_same
 from pa_trial import part_checks
 from pa_trial.chief_buffers import ChiefBuffers
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from pa_distributed import HangDetector
-
 from pa_core import ArgumentTypeError
 from pa_core.parts import Stage, warn_user
+from pa_distributed import HangDetector
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls, check_callbacks
 from pa_trial.checkpoints import Checkpoints

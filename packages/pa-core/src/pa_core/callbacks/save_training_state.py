@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pa_distributed import SignalWatch
 from typing_extensions import override
 
 from pa_core import distributed
@@ -18,6 +17,7 @@ from pa_core.callbacks.uploads import Uploads, check_upload_arguments, warn_that
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, as_configuration_error
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
+from pa_distributed import SignalWatch
 
 
 class SaveTrainingStateCallback(TrainerCallback):

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from pa_distributed import do_while_others_wait
-
 from pa_checkpoint import CheckpointError, CheckpointNotFoundError, RemoteFolder
 from pa_core import distributed
 from pa_core.distributed.collectives import raise_on_all
@@ -18,6 +16,7 @@ from pa_core.errors import ConfigurationError, TrainingPreempted
 from pa_core.storage import StateFolder
 from pa_core.storage.urls import url_of
 from pa_core.user_warnings import warn_user
+from pa_distributed import do_while_others_wait
 
 _SECONDS_WITHOUT_A_WORD = 2.0
 

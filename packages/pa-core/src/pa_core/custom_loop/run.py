@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
-from pa_distributed import showing_errors_once
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
@@ -48,6 +47,7 @@ from pa_core.types import (
     TensorsT,
 )
 from pa_data.orders import Order
+from pa_distributed import showing_errors_once
 
 _T = TypeVar("_T")
 

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import pa_distributed
 import torch
 import torch.distributed as dist
-from pa_distributed import prepare_gloo
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
+import pa_distributed
 from pa_core import _accelerate
 from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.model_tensors import buffers_of_module, is_sharded, parameters_of_module, reshard
 from pa_core.types import TensorsT
+from pa_distributed import prepare_gloo
 
 _R = TypeVar("_R")
 

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias, cast
 
-import pa_distributed
 from torch import Tensor
 
+import pa_distributed
 from pa_core.errors import RanksDifferError
 
 Describe: TypeAlias = Callable[[], Mapping[str, str]]

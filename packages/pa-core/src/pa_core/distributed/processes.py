@@ -7,11 +7,10 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple, overload
 
-from pa_distributed import apart, is_apart, prepare_gloo, rank_zero_first, rank_zero_only
-
 from pa_core import _accelerate
 from pa_core.distributed.collectives import gather, num_processes
 from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
+from pa_distributed import apart, is_apart, prepare_gloo, rank_zero_first, rank_zero_only
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from pa_distributed import RankMessages, apart, do_while_others_wait, require_same
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from typing_extensions import override
@@ -29,6 +28,7 @@ from pa_core.run_config import check_count
 from pa_data import KeyedDataLoader, count_samples, move_to_device
 from pa_data.orders import EpochOrder, Order
 from pa_data.rng import mix, restored_rng_states, seed_rng
+from pa_distributed import RankMessages, apart, do_while_others_wait, require_same
 
 _BATCHES = -3  # extends the seed for what is drawn in predict_batch; datasets draw by the index of the sample
 _FIXED = ("sampler", "batch_sampler", "shuffle", "drop_last", "algorithm", "split", "seed", "rank", "num_processes")

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, cast
 from weakref import ref
 
 import torch
-from pa_distributed import RankMessages
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -26,6 +25,7 @@ from pa_core.extra_models import items_of
 from pa_core.model_tensors import buffers_of_module, is_sharded, missing_methods, parameters_of_module
 from pa_core.progress import Phase, Position
 from pa_core.user_warnings import warn_user
+from pa_distributed import RankMessages
 
 
 def own_attributes(owner: object) -> dict[str, object]:
