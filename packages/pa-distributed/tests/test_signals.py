@@ -14,7 +14,7 @@ from pa_distributed import SignalWatch
 def test_a_signal_calls_the_function_while_it_is_watched_for() -> None:
     """Of two watches both hear of it, and the handler of before comes back."""
     heard: list[str] = []
-    before = signal.signal(signal.SIGUSR1, lambda *_: heard.append("before"))
+    before = signal.signal(signal.SIGUSR1, lambda _number, _frame: heard.append("before"))
     try:
         with SignalWatch(["SIGUSR1"], lambda: heard.append("outer")) as watch:
             with SignalWatch([signal.SIGUSR1], lambda: heard.append("inner")):

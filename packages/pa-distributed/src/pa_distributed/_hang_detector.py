@@ -107,8 +107,8 @@ class HangDetector:
         """Watch over a run; one within another takes its place meanwhile.
 
         Args:
-            where: Returns what the run is in, such as "in an evaluation", and how many updates of it are complete, or -1; it
-                is called from another thread.
+            where: Returns what the run is in, such as "in an evaluation", and how many updates of it are complete, or
+                -1; it is called from another thread.
         """
         self._heartbeat = heartbeat = _heartbeat_of_process(self)
         outer = self if heartbeat is None else heartbeat.run
