@@ -68,8 +68,8 @@ class HangDetector:
     Args:
         max_wait_seconds: For how long a process waits for another one that is in the run; None for ever. Ten minutes
             are as long as NCCL waits by itself: a rank that saves or evaluates for the others is mostly done by then.
-        advise: Returns what to do about processes that wait for each other in vain, when called with where they are, in
-            words, and with whether some have left.
+        advise: Returns what to do about processes that would wait for ever, when called with where they are, in words,
+            and with whether some have left.
 
     Attributes:
         limit: The longest wait in seconds, infinite for ever.
@@ -99,7 +99,7 @@ class HangDetector:
 
     @property
     def is_running(self) -> bool:
-        """Whether a run is in progress."""
+        """Whether a run is watched now."""
         return bool(self.where()[0])
 
     @contextmanager
@@ -147,7 +147,7 @@ class _Heartbeat:
     counts.
 
     Args:
-        run: The run that is in progress or about to begin.
+        run: The run that is watched, or about to be.
     """
 
     def __init__(self, run: HangDetector) -> None:
