@@ -57,7 +57,7 @@ def fail_fast(on_failure: Callable[[BaseException, bool], object] | None = None)
 
     Args:
         on_failure: Closes what is open; it cannot communicate. It is called with the exception, and with whether this
-            process lives on, because all processes have failed. An exception that it raises takes the place of the first.
+            process lives on, because all processes have failed. Its exceptions take the place of the first.
 
     Example:
         >>> with fail_fast(lambda error, lives_on: print("closing files")):
