@@ -14,16 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 from typing_extensions import override
 
-from pa_core import (
-    ConfigurationError,
-    EmptyDatasetError,
-    ProgressBarCallback,
-    SaveTrainingStateCallback,
-    Trainer,
-)
+from pa_core import ConfigurationError, ProgressBarCallback, SaveTrainingStateCallback, Trainer
 from pa_core.callbacks import PrintProgressCallback
 from pa_core.data.loaders import default_num_workers
 from pa_core.distributed import num_processes, rank
+from pa_core.errors import EmptyDatasetError
 from pa_core.orders import Sequential
 from tests.pa_core.custom_loops.loops import make_line
 from tests.small_runs import NoteBatches, linear, make_trainer, samples

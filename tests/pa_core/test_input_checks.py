@@ -16,13 +16,8 @@ from torch.optim import SGD, Optimizer, lr_scheduler
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset
 from typing_extensions import override
 
-from pa_core import (
-    AnyTrainer,
-    BatchOutputError,
-    ConfigurationError,
-    EmptyDatasetError,
-    Trainer,
-)
+from pa_core import AnyTrainer, BatchOutputError, ConfigurationError, Trainer
+from pa_core.errors import EmptyDatasetError
 from pa_core.testing import RecordingCallback, TinyClassifier
 from tests.pa_core.good_run import (
     EVAL_DATA,

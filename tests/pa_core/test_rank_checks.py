@@ -17,10 +17,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from typing_extensions import override
 
-from pa_core import AnyTrainer, SaveTrainingStateCallback, SizedIterable, Trainer, TrainerCallback
+from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.rank_checks import describe_callbacks, describe_models, describe_value
 from pa_core.run_arguments import RunArguments
 from pa_core.testing import make_regression
+from pa_core.types import SizedIterable
 from tests.pa_core.ranks_that_differ.cases import Case, Door, seeded_case
 
 

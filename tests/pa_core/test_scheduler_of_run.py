@@ -18,11 +18,11 @@ from pa_core import (
     CheckpointError,
     ConfigurationError,
     SaveTrainingStateCallback,
-    SchedulerLike,
     StopTrainingError,
     Trainer,
     TrainerCallback,
 )
+from pa_core.types import SchedulerLike
 from tests.support.callbacks import FailAt, KillAt, KilledError, RatesUsed
 from tests.support.models import weights_of
 

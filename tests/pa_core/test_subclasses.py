@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from pa_core import OverrideError, Trainer, TrainerCallback, TrainerWithTimmScheduler
+from pa_core import Trainer, TrainerCallback, TrainerWithTimmScheduler
+from pa_core.errors import OverrideError
 from tests.small_runs import make_trainer, samples
 
 MISSPELT = {

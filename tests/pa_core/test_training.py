@@ -13,13 +13,8 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from pa_core import (
-    AnyTrainer,
-    InMemoryRunHistory,
-    KeyedDataLoader,
-    Trainer,
-    TrainerCallback,
-)
+from pa_core import AnyTrainer, InMemoryRunHistory, Trainer, TrainerCallback
+from pa_core.data import KeyedDataLoader
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.models import weights_of

@@ -131,7 +131,7 @@ def test_augmentation_does_not_depend_on_the_number_of_ranks() -> None:
     trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.0), callbacks=[Seen])
     torch.manual_seed(2)
     trainer.train(Drawing(), 1, per_device_batch_size=3, train_dataloader_kwargs={"num_workers": 0})
-    from pa_core import KeyedDataLoader
+    from pa_core.data import KeyedDataLoader
 
     assert trainer.run_config.seed is not None
     alone = KeyedDataLoader(Drawing(), batch_size=6, shuffle=True, seed=trainer.run_config.seed)

@@ -24,9 +24,10 @@ from torch.optim.lr_scheduler import (
 )
 from typing_extensions import override
 
-from pa_core import SchedulerLike, Trainer, TrainerPlaceholderValues
+from pa_core import Trainer, TrainerPlaceholderValues
 from pa_core.distributed import num_processes
 from pa_core.testing import make_regression
+from pa_core.types import SchedulerLike
 from pa_schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase, WSDLrScheduler, plot_schedule
 from tests.launching import Launch
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_states_are_listed_in_the_order_of_writing(tmp_path: Path) -> None:
     third = save(tmp_path / "states" / "after a look back", 20, "second", complete=True)
     os.utime(second, (0, 0))
 
-    assert [record._replace(digest="") for record in folder.records()] == [
+    assert [replace(record, digest="") for record in folder.records()] == [
         CheckpointInfo(first, 1, "first", 80, 1, complete=False, problem=None),
         CheckpointInfo(second, 2, "first", 95, 1, complete=False, problem=None),
         CheckpointInfo(third, 3, "second", 20, 1, complete=True, problem=None),

@@ -6,7 +6,7 @@ import pytest
 from torch.optim.lr_scheduler import ExponentialLR
 from typing_extensions import override
 
-from pa_core import SchedulerLike
+from pa_core.types import SchedulerLike
 from pytorch_accelerated import Trainer
 from tests.launching import Launch
 from tests.small_runs import make_trainer, samples

@@ -17,7 +17,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 from typing_extensions import override
 
-from pa_core import BatchOutputError, ConfigurationError, EmptyDatasetError, Trainer
+from pa_core import BatchOutputError, ConfigurationError, Trainer
+from pa_core.errors import EmptyDatasetError
 from pa_core.testing import TinyClassifier, make_classification
 from tests.pa_core.good_run import Permissive
 from tests.support.explained import assert_explained

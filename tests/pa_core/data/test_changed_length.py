@@ -11,7 +11,8 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, KeyedDataLoader, Trainer, TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core.data import KeyedDataLoader
 from tests.pa_core.custom_loops.loops import make_line
 
 EVERYWHERE = pytest.mark.runs_on("one_process", "two_ranks")

@@ -23,7 +23,8 @@ from torch.utils.data import (
 )
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, KeyedDataLoader, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.data import KeyedDataLoader
 from pa_core.testing import TinyClassifier, make_classification
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.explained import assert_explained

@@ -18,12 +18,12 @@ from pa_core import (
     ArgumentTypeError,
     CheckpointError,
     ConfigurationError,
-    KeyedDataLoader,
     Run,
     SaveTrainingStateCallback,
     Trainer,
     TrainerCallback,
 )
+from pa_core.data import KeyedDataLoader
 from pa_core.orders import EpochOrder, Order, Sequential, Shuffled, Weighted
 from pa_core.storage import newest_valid
 from tests.support.callbacks import KillAt, KilledError

@@ -13,7 +13,8 @@ from torch.optim import SGD
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, KeyedDataLoader, Run, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core import AnyTrainer, Run, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.data import KeyedDataLoader
 from pa_core.orders import ClassBalanced, Curriculum, Mixture, Order, Weighted
 from tests.support.callbacks import KillAt, KilledError
 

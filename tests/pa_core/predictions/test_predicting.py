@@ -17,12 +17,12 @@ from typing_extensions import override
 from pa_core import (
     BatchMismatchError,
     ConfigurationError,
-    EmptyDatasetError,
     RanksDifferError,
     Trainer,
     UnsupportedConfigurationError,
     gather_objects,
 )
+from pa_core.errors import EmptyDatasetError
 from pa_core.testing import RecordingCallback
 
 on_any_number_of_processes = pytest.mark.runs_on("one_process", "two_ranks")

@@ -8,15 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pa_core import (
-    DataLoaderSlice,
-    KeyedDataLoader,
-    SizedIterable,
-    gather_objects,
-    local_process_zero_only,
-    notebook_launcher,
-)
-from pa_core.data import SupportsFetchBatch, move_to_device
+from pa_core import gather_objects, local_process_zero_only, notebook_launcher
+from pa_core.data import DataLoaderSlice, KeyedDataLoader, SupportsFetchBatch, move_to_device
+from pa_core.types import SizedIterable
 from tests.typing.vocabulary import Batch, make_data
 
 

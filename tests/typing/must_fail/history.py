@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from pa_core import InMemoryRunHistory, MetricRecord, RunHistory
+from pa_core import InMemoryRunHistory, RunHistory
+from pa_core.tracking import MetricRecord
 
 history = InMemoryRunHistory()
 record = MetricRecord("loss", 0.5, epoch=1, update=1, samples=1, seconds=0.1)

@@ -13,16 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
-from pa_core import (
-    BatchOutput,
-    SchedulerLike,
-    StatefulScheduler,
-    SupportsStateDict,
-    TimmSchedulerLike,
-    Trainer,
-    TrainerPlaceholderValues,
-    TrainerWithTimmScheduler,
-)
+from pa_core import BatchOutput, Trainer, TrainerPlaceholderValues, TrainerWithTimmScheduler
+from pa_core.timm_trainer import TimmSchedulerLike
+from pa_core.types import SchedulerLike, StatefulScheduler, SupportsStateDict
 from pa_schedulers import (
     CosineLrScheduler,
     PhaseInfo,

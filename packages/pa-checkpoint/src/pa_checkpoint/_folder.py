@@ -13,9 +13,10 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 
 from pa_checkpoint._checkpoint import (
     DOCUMENTS,
@@ -197,7 +198,8 @@ _NAME = re.compile(r"(?:epoch_\d+|step_(?P<update>\d+)|final)(?:_\d+)?")
 _NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+)")  # of earlier versions
 
 
-class Skipped(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Skipped:
     """A checkpoint that was skipped, and why.
 
     Attributes:
@@ -213,7 +215,8 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class CheckpointInfo(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
     """What a folder's listing tells about one checkpoint.
 
     Attributes:
@@ -518,7 +521,8 @@ def states_to_remove(records: Iterable[CheckpointInfo], newest: int, run: str) -
         InvalidArgumentError: ``newest`` is less than 1.
 
     Example:
-        >>> from pathlib import Path
+        >>> from dataclasses import dataclass
+    from pathlib import Path
         >>> records = [CheckpointInfo(Path(f"state_{n}"), n, "first", n * 10, 1, False, None) for n in range(5)]
         >>> [record.sequence for record in states_to_remove(records, 2, "first")]
         [0, 1, 2]

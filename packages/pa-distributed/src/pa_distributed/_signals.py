@@ -23,29 +23,35 @@ class SignalWatch:
 
     Where no signal came, signals do again what they did before as soon as the watch ends. Otherwise the process is
     about to end by its own status, and no further signal may end it before: they change nothing until it has ended. A
-    script that catches the ``SystemExit`` by which its run ends gets its signals back once it lets go of it. A signal
-    that came too late for its run counts for the next one that watches for it.
+    script that catches ``ends_by`` and continues gets its signals back once it lets go of the exception. A signal that
+    came too late for its run counts for the next one that watches for it.
 
     Args:
         signals: Signals or their names, such as ``"SIGTERM"``.
         on_signal: Called without arguments.
+        ends_by: The exception by which a run ends that has acted on a signal, of a class that is written in Python.
 
     Raises:
         ValueError: There is no such signal on this system.
 
     Example:
         >>> import os, signal
-        >>> with SignalWatch(["SIGUSR1"], lambda: print("saving and leaving")):
+        >>> with SignalWatch(["SIGUSR1"], lambda: print("saving and leaving")) as watch:
         ...     os.kill(os.getpid(), signal.SIGUSR1)
-        ...     raise SystemExit(75)
-        Traceback (most recent call last):
-        ...
-        SystemExit: 75
+        ...     watch.settle()
+        saving and leaving
     """
 
-    def __init__(self, signals: Iterable[str | int], on_signal: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        signals: Iterable[str | int],
+        on_signal: Callable[[], object],
+        *,
+        ends_by: type[BaseException] | tuple[()] = (),
+    ) -> None:
         self._signals = [_signal(one) for one in signals]
         self._listeners = [on_signal]
+        self._ends_by = ends_by
         self._before: dict[signal.Signals, Any] = {}
         self._has_come = False
         self._has_ended = False
@@ -74,7 +80,7 @@ class SignalWatch:
         """Stop watching, now or, if a signal has come, when the process has ended."""
         self._has_ended = True
         self._listeners.clear()
-        if isinstance(exception, SystemExit):
+        if isinstance(exception, self._ends_by):
             self._has_come = False  # it has been acted on
             self._preemption = weakref.ref(exception, self._on_preemption_gone)
         elif not self._has_come:

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from pa_core import (
-    ArgumentTypeError,
-    CheckpointError,
-    ConfigurationError,
-    EmptyDatasetError,
-    ExplainedError,
-    StateNotFoundError,
-)
+from pa_core import ArgumentTypeError, CheckpointError, ConfigurationError, ExplainedError, StateNotFoundError
+from pa_core.errors import EmptyDatasetError
 
 
 class InvalidExperimentException(ConfigurationError):

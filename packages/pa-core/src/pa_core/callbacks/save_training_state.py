@@ -14,7 +14,13 @@ from typing_extensions import override
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.uploads import Uploads, check_upload_arguments, warn_that_it_continues
-from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, as_configuration_error
+from pa_core.errors import (
+    CheckpointError,
+    ConfigurationError,
+    NonFiniteLossError,
+    TrainingPreempted,
+    as_configuration_error,
+)
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
 from pa_distributed import SignalWatch
@@ -134,7 +140,7 @@ class SaveTrainingStateCallback(TrainerCallback):
                 self._tidy_up(continued)
         self._last_save = time.monotonic()
         with as_configuration_error():
-            trainer.enter_run_context(SignalWatch(self._signals, trainer.request_preemption))
+            trainer.enter_run_context(SignalWatch(self._signals, trainer.request_preemption, ends_by=TrainingPreempted))
         if self.upload_to is not None:
             # Left before the signals are: none ends the process while it waits for the last state to be sent.
             uploads = Uploads(self.upload_to, self.max_checkpoints, self.upload_errors, trainer.print)
