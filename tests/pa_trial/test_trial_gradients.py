@@ -19,7 +19,6 @@ from typing_extensions import override
 
 from pa_core import RanksDifferError
 from pa_core.distributed import gather_objects, rank
-from pa_trial import gradient_exchange
 from pa_trial.errors import InvalidExperimentException
 from pa_trial.gradient_buckets import GradientBuckets
 from tests.pa_trial.batches import Batches, OneWeight
