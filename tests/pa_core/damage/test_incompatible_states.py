@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pa_core import CheckpointError
-from pa_core.training_state import find_saved_run
+from pa_core.training_state.saved_runs import find_saved_run
 from tests.pa_core.damage.damaged_states import change_document, fit_digests
 from tests.pa_core.damage.test_damaged_states import EPOCHS, SavedRuns, make, restored, saved
 from tests.pa_core.training_states.small_runs import train

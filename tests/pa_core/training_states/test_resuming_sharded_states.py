@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, CheckpointError, Trainer, TrainerCallback
 from pa_core.model_tensors import is_sharded
-from pa_core.training_state import find_saved_run
+from pa_core.training_state.saved_runs import find_saved_run
 from tests.pa_core.training_states.small_runs import make_trainer, train
 from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
 from tests.support.sharded_states import split_state

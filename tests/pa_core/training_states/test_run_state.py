@@ -17,7 +17,7 @@ from pa_core import CheckpointError, Trainer
 from pa_core.progress import Phase, Position
 from pa_core.storage import read_state
 from pa_core.testing import make_regression
-from pa_core.training_state import RunState, SavedRun, capture
+from pa_core.training_state.run_state import RunState, SavedRun, capture
 from tests.pa_core.training_states.several_models import TwoModels
 
 _SUMMARY: dict[str, JsonScalar] = {"run": "a run", "sequence": 1, "update": 3, "epoch": 0, "complete": False}

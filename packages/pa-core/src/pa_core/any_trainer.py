@@ -36,7 +36,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 from typing_extensions import TypeVar, override
 
-from pa_core import _accelerate, checkpoint, compatibility, distributed, input_checks, training_state
+from pa_core import _accelerate, checkpoint, compatibility, distributed, input_checks
 from pa_core._tqdm import bars_hidden
 from pa_core.callback_checks import (
     implements,
@@ -60,7 +60,10 @@ from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import read_settings
 from pa_core.subclasses import check_subclass
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
-from pa_core.training_state import StateRequest, initial_hyperparameters
+from pa_core.training_state import initial_hyperparameters
+from pa_core.training_state.fetched_states import fetched
+from pa_core.training_state.saved_runs import find_saved_run
+from pa_core.training_state.state_writer import StateRequest
 from pa_core.types import (
     LossFunction,
     SchedulerFactory,
@@ -813,7 +816,7 @@ class AnyTrainer(ABC):
             StateNotFoundError: There is no training state.
             CheckpointError: None is valid, or it belongs to another model or optimizer.
         """
-        saved = training_state.find_saved_run(training_state.fetched(input_dir, {}, self.print))
+        saved = find_saved_run(fetched(input_dir, {}, self.print))
         with initial_hyperparameters.not_asking(*self.named_optimizers().values()):
             saved.restore_training(self, self._engine.accelerator.scaler)
         return {"current_epoch": saved.current_epoch, **saved.extras}

@@ -19,7 +19,9 @@ from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import ShardingSettings
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.trained import Trained
-from pa_core.training_state import Checkpointer, ResumableRun, Resumption, RunParts
+from pa_core.training_state.checkpointer import Checkpointer, RunParts
+from pa_core.training_state.resume import Resumption
+from pa_core.training_state.snapshotable import ResumableRun
 from pa_distributed import HangDetector
 
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]

@@ -29,7 +29,8 @@ from pa_core.progress import Phase, Stage
 from pa_core.run_arguments import RunArguments
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.trained import MicroBatch, Trained, micro_batches
-from pa_core.training_state import EvaluationInterrupted, folder_of, homes_of
+from pa_core.training_state.checkpointer import EvaluationInterrupted
+from pa_core.training_state.fetched_states import folder_of, homes_of
 from pa_core.types import SizedIterable
 
 _END: Any = object()
