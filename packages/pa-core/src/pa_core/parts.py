@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 
-from pa_checkpoint import Folder
 from pa_core._accelerate import process_state
 from pa_core._torch import (
     BUFFERS,
@@ -23,7 +22,6 @@ from pa_core._torch import (
     store_of_processes,
 )
 from pa_core.callbacks.signal_watch import SignalWatch
-from pa_core.checkpoint_loading import copy_weights
 from pa_core.data.custom_loader import loader_parts, set_epoch
 from pa_core.distributed.collectives import (
     broadcast_tensors,
@@ -34,13 +32,9 @@ from pa_core.distributed.comparison import Describe, agree_on_integer, require_s
 from pa_core.distributed.failures import ending_process_unless_all_fail, showing_errors_once
 from pa_core.distributed.hang_detector import HangDetector, Stage
 from pa_core.distributed.processes import fork_between_collectives
-from pa_core.incompatible_state import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
-from pa_core.load_with_rollback import load_state as load_optimizer_state
 from pa_core.model_tensors import (
-    differences_of_weights,
     is_sharded,
     is_sharded_module,
-    list_differences,
     local_piece,
     local_pieces,
     parameters_of,
@@ -54,10 +48,6 @@ from pa_core.rank_checks import (
     describe_optimizers,
 )
 from pa_core.run_lifecycle import nothing_kept_of_runs
-from pa_core.sharding.sharded_states import split_like
-from pa_core.storage.plain_values import ensure_plain
-from pa_core.storage.torch_file import find_damage
-from pa_core.training_state.model_state import SavedModel, capture_model, restore_models
 from pa_core.user_warnings import warn_user
 from pa_data._fetching import (
     BatchFetcher,
@@ -80,11 +70,9 @@ __all__ = [
     "PARAMETERS",
     "BatchFetcher",
     "Describe",
-    "Folder",
     "HangDetector",
     "Progress",
     "SampleFetcher",
-    "SavedModel",
     "SignalWatch",
     "Stage",
     "WholeBatchFetcher",
@@ -94,31 +82,22 @@ __all__ = [
     "broadcast_tensors",
     "can_fetch_batch",
     "can_pin_memory",
-    "capture_model",
-    "copy_weights",
     "describe_arguments",
     "describe_hyperparameters",
     "describe_models",
     "describe_optimizers",
-    "differences_of_weights",
     "ending_process_unless_all_fail",
-    "ensure_plain",
     "explaining_failed_start",
     "file_writer_of",
-    "find_damage",
     "foreach",
     "fork_between_collectives",
     "is_sharded",
     "is_sharded_module",
     "is_unscaled",
     "leave_processes_at_exit",
-    "list_differences",
-    "load_optimizer_state",
     "loader_parts",
     "local_piece",
     "local_pieces",
-    "misfit_of_optimizer",
-    "misfit_of_scheduler",
     "non_persistent_buffers",
     "nothing_kept_of_runs",
     "parameters_of",
@@ -128,15 +107,12 @@ __all__ = [
     "rebuilt_sequence",
     "require_same",
     "reshard",
-    "restore_models",
     "runs_on_gloo",
     "set_epoch",
     "showing_errors_once",
     "sigterm_held_back",
-    "split_like",
     "store_of_processes",
     "warn_user",
-    "without_foreign_entries",
 ]
 
 _RENAMED = {"Place": "Stage", "require_alike": "require_same"}
