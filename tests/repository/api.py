@@ -16,6 +16,7 @@ MODULES = (
     "pa_callbacks_extra",
     "pa_callbacks_extra.experiment_trackers",
     "pa_checkpoint",
+    "pa_checkpoint.torch_states",
     "pa_core",
     "pa_core.callbacks",
     "pa_core.data",

@@ -1,6 +1,6 @@
 """Checkpoints that are whole or absent, and are read without running any code from them.
 
-Public are the names in ``__all__`` of ``pa_checkpoint``.
+Public are the names in ``__all__`` of ``pa_checkpoint`` and ``pa_checkpoint.torch_states``.
 """
 
 from __future__ import annotations

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pa_checkpoint import Folder
 from pa_core import CheckpointError, RanksDifferError
 from pa_core.distributed import gather_objects
-from pa_core.parts import Folder, warn_user
+from pa_core.parts import warn_user
 from pa_trial.callback import PyTorchCallback
 from pa_trial.checkpoint_files import (
     LOAD_DATA,

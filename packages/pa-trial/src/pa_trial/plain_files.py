@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy._core import multiarray  # what arrays are pickled as a call of has no public name
 
-from pa_core.parts import ensure_plain, find_damage
+from pa_checkpoint.torch_states import ensure_plain, find_damage
 from pa_trial.checkpoint_files import damaged
 from pa_trial.errors import InvalidCheckpointException
 

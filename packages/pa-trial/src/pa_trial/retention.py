@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pa_core.parts import Folder
+from pa_checkpoint import Folder
 from pa_trial.errors import InvalidCheckpointException
 from pa_trial.saved_trial import Ancestor, Metadata, read_metadata
 

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from pa_core.parts import (
-    COMPILED,
-    SavedModel,
-    capture_model,
-    copy_weights,
-    differences_of_weights,
-    list_differences,
-    load_optimizer_state,
-    misfit_of_optimizer,
-    misfit_of_scheduler,
-    restore_models,
-    warn_user,
-    without_foreign_entries,
-)
+from pa_checkpoint import CheckpointError
+from pa_checkpoint.torch_states import AllOrNothing, SavedModel, misfit
+from pa_core.parts import COMPILED, warn_user
 from pa_trial import rng_states
 from pa_trial.callback import PyTorchCallback
 from pa_trial.context_parts import ContextParts
@@ -93,12 +81,11 @@ def require_fit(parts: ContextParts, content: Mapping[str, Any], own: Mapping[st
     for number, (optimizer, state) in enumerate(
         zip(trained.optimizers, _states(content, OPTIMIZERS, trained.optimizers, saved), strict=True)
     ):
-        _require_no_misfit(f"optimizer {number}", optimizer, misfit_of_optimizer(optimizer, state), saved)
+        _require_no_misfit(f"optimizer {number}", optimizer, state, saved)
     for number, (wrapped, state) in enumerate(
         zip(trained.lr_schedulers, _states(content, SCHEDULERS, trained.lr_schedulers, saved), strict=True)
     ):
-        misfit = misfit_of_scheduler(wrapped.scheduler, state)
-        _require_no_misfit(f"LR scheduler {number}", wrapped.scheduler, misfit, saved)
+        _require_no_misfit(f"LR scheduler {number}", wrapped.scheduler, state, saved)
     _require_same_groups(parts, own, saved)
     if RNG in own:
         try:
@@ -127,18 +114,15 @@ def take_over(
         InvalidCheckpointException: A model does not take its extra state.
     """
     trained = parts.trained
-    with ExitStack() as undo:
-        _load_models(trained.models, content, undo)
+    with AllOrNothing() as loading:
+        _load_models(trained.models, content, loading)
         for optimizer, state in zip(trained.optimizers, content[OPTIMIZERS], strict=True):
-            undo.callback(optimizer.load_state_dict, optimizer.state_dict())
-            load_optimizer_state(optimizer, copy.deepcopy(state))
+            loading.load_optimizer(optimizer, copy.deepcopy(state), _explain(optimizer, saved))
         for wrapped, state in zip(trained.lr_schedulers, content[SCHEDULERS], strict=True):
-            undo.callback(wrapped.load_state_dict, copy.deepcopy(wrapped.state_dict()))
-            wrapped.load_state_dict(copy.deepcopy(without_foreign_entries(wrapped.scheduler, state)))
+            loading.load(wrapped.scheduler, copy.deepcopy(state), _explain(wrapped.scheduler, saved))
         _load_scaler(parts, content)
         _load_process(parts, own)
         _load_callbacks(parts, callbacks, content)
-        undo.pop_all()
     # Last, so that what callbacks draw when they load is drawn before, and not missing afterwards.
     if RNG in own:
         rng_states.restore(own[RNG], parts.device)
@@ -160,9 +144,8 @@ def load_weights_into(models: Sequence[nn.Module], content: Mapping[str, Any], s
     weights = _states(content, MODELS, models, saved)
     for model, state in zip(models, weights, strict=True):
         _require_weights(model, state, saved)
-    with ExitStack() as undo:
-        _load_models(models, {MODELS: weights}, undo)
-        undo.pop_all()
+    with AllOrNothing() as loading:
+        _load_models(models, {MODELS: weights}, loading)
 
 
 def fitted_weights(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,7 +176,7 @@ def _plain_name(name: str) -> str:
 
 
 def _beside_weights(model: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in capture_model(model).items() if name != "weights"}
+    return {name: value for name, value in SavedModel.of(model)._asdict().items() if name != "weights"}
 
 
 def _states(
@@ -211,18 +194,15 @@ def _states(
 
 
 def _require_weights(model: nn.Module, weights: Mapping[str, Any], saved: SavedTrial) -> None:
-    differences = differences_of_weights(model, fitted_weights(model, weights), "checkpoint")
-    if differences:
-        raise _unfit(
-            saved,
-            f"{type(model).__name__} with {list_differences(differences.values())}",
-            "the names and shapes of the model",
-        )
+    found = misfit(model, fitted_weights(model, weights), source="checkpoint")
+    if found is not None:
+        raise _unfit(saved, f"{type(model).__name__} with {found}", "the names and shapes of the model")
 
 
-def _require_no_misfit(name: str, target: object, misfit: str | None, saved: SavedTrial) -> None:
-    if misfit is not None:
-        raise _unfit(saved, f"{name}: {misfit}", f"a state of {type(target).__name__}, as the trial has")
+def _require_no_misfit(name: str, target: object, state: Mapping[str, Any], saved: SavedTrial) -> None:
+    found = misfit(target, state)
+    if found is not None:
+        raise _unfit(saved, f"{name}: {found}", f"a state of {type(target).__name__}, as the trial has")
 
 
 def _require_same_groups(parts: ContextParts, own: Mapping[str, Any], saved: SavedTrial) -> None:
@@ -236,14 +216,14 @@ def _require_same_groups(parts: ContextParts, own: Mapping[str, Any], saved: Sav
         )
 
 
-def _load_models(models: Sequence[nn.Module], content: Mapping[str, Any], undo: ExitStack) -> None:
+def _load_models(models: Sequence[nn.Module], content: Mapping[str, Any], loading: AllOrNothing) -> None:
     beside: list[dict[str, Any]] = content.get(BESIDE_WEIGHTS, [{}] * len(models))
     saved: dict[str, SavedModel] = {}
     for number, (model, weights, rest) in enumerate(zip(models, content[MODELS], beside, strict=True)):
-        undo.callback(copy_weights(model))
+        loading.keep_weights(model)
         others, trainable = rest.get("other_buffers", {}), rest.get("trainable", {})
         saved[str(number)] = SavedModel(fitted_weights(model, weights), others, trainable)
-    restore_models({str(number): model for number, model in enumerate(models)}, saved)
+    loading.load_models({str(number): model for number, model in enumerate(models)}, saved)
 
 
 def _load_scaler(parts: ContextParts, content: Mapping[str, Any]) -> None:
@@ -287,6 +267,10 @@ def _overrides(load_state_dict: Callable[..., None]) -> bool:
 def _warn(parts: ContextParts, message: str) -> None:
     if parts.rank == 0:
         warn_user(message)
+
+
+def _explain(target: object, saved: SavedTrial) -> Callable[[str], CheckpointError]:
+    return lambda found: _unfit(saved, f"{type(target).__name__}: {found}", "a state of the objects of the trial")
 
 
 def _unfit(saved: SavedTrial, found: str, expected: str) -> InvalidCheckpointException:

@@ -1,4 +1,4 @@
-"""States of optimizers and schedulers that would not fit are told before they are loaded."""
+"""States of models, optimizers and schedulers that would not fit are told before they are loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer, lr_scheduler
 from typing_extensions import override
 
-from pa_core.incompatible_state import misfit_of_optimizer, misfit_of_scheduler
+from pa_checkpoint import StoredTensor
+from pa_checkpoint.torch_states import misfit
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "ASGD": optim.ASGD,
@@ -50,10 +51,10 @@ def trained_state(make: Callable[[list[nn.Parameter]], Optimizer]) -> dict[str, 
 def test_the_state_of_an_optimizer_fits_another_one_of_the_same_parameters(name: str) -> None:
     """Whatever an optimizer of torch gathers, and in whatever precision its parameters are."""
     make = OPTIMIZERS[name]
-    assert misfit_of_optimizer(make(parameters()), trained_state(make)) is None
-    assert misfit_of_optimizer(make(parameters()), make(parameters()).state_dict()) is None
+    assert misfit(make(parameters()), trained_state(make)) is None
+    assert misfit(make(parameters()), make(parameters()).state_dict()) is None
     half = make([nn.Parameter(parameter.detach().bfloat16()) for parameter in parameters()])
-    assert misfit_of_optimizer(half, trained_state(make)) is None
+    assert misfit(half, trained_state(make)) is None
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"ASGD", "Rprop"}))  # which look at values in each step
@@ -66,16 +67,16 @@ def test_an_entry_of_another_shape_is_named(name: str) -> None:
             if isinstance(value, Tensor):
                 changed = copy.deepcopy(state)
                 changed["state"][number][entry] = value[None].repeat(2, *[1] * value.dim())
-                misfit = misfit_of_optimizer(make(parameters()), changed)
-                assert misfit is not None
-                assert misfit.startswith(f"state.{number}.{entry} is of shape ")
+                found = misfit(make(parameters()), changed)
+                assert found is not None
+                assert found.startswith(f"state.{number}.{entry} is of shape ")
 
 
 @pytest.mark.parametrize(("saved", "own"), [("Adam", "SGD with momentum"), ("Adam", "Adamax"), ("Adamax", "Adam")])
 def test_the_state_of_another_kind_of_optimizer_is_told(saved: str, own: str) -> None:
     """One with settings or with entries that the other lacks, and would miss in its next step."""
-    misfit = misfit_of_optimizer(OPTIMIZERS[own](parameters()), trained_state(OPTIMIZERS[saved]))
-    assert str(misfit).endswith("is missing")
+    found = misfit(OPTIMIZERS[own](parameters()), trained_state(OPTIMIZERS[saved]))
+    assert str(found).endswith("is missing")
 
 
 def without(entry: str) -> Callable[[dict[str, Any]], object]:
@@ -123,16 +124,16 @@ def test_what_is_not_the_state_of_this_optimizer_is_named(name: str) -> None:
     change, expected = WRONG_STATES[name]
     state = trained_state(OPTIMIZERS["Adam"])
     change(state)
-    assert expected in str(misfit_of_optimizer(OPTIMIZERS["Adam"](parameters()), state))
+    assert expected in str(misfit(OPTIMIZERS["Adam"](parameters()), state))
 
 
 def test_groups_that_are_still_to_be_added_are_compared_too() -> None:
     """A run that unfreezes layers adds the group when it takes over the state."""
     state = trained_state(lambda all_of_them: optim.Adam([{"params": all_of_them[:2]}, {"params": all_of_them[2:]}]))
     own = parameters()
-    assert misfit_of_optimizer(optim.Adam(own[:2]), state, [own[:2], own[2:]]) is None
+    assert misfit(optim.Adam(own[:2]), state, groups=[own[:2], own[2:]]) is None
     state["state"][2]["exp_avg"] = torch.ones(7)
-    assert "state.2.exp_avg" in str(misfit_of_optimizer(optim.Adam(own[:2]), state, [own[:2], own[2:]]))
+    assert "state.2.exp_avg" in str(misfit(optim.Adam(own[:2]), state, groups=[own[:2], own[2:]]))
 
 
 def test_an_optimizer_with_a_form_of_its_own_decides_itself() -> None:
@@ -143,8 +144,8 @@ def test_an_optimizer_with_a_form_of_its_own_decides_itself() -> None:
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             pass
 
-    assert misfit_of_optimizer(OwnForm(parameters(), lr=0.1), {"anything": 1}) is None
-    assert misfit_of_scheduler(object(), {"anything": 1}) is None
+    assert misfit(OwnForm(parameters(), lr=0.1), {"anything": 1}) is None
+    assert misfit(object(), {"anything": 1}) is None
 
 
 SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
@@ -179,10 +180,10 @@ def test_the_state_of_a_scheduler_fits_another_one_of_its_kind(name: str) -> Non
     """One of fewer groups does not."""
     state = stepped(name, 7).state_dict()
     new = stepped(name, 0)
-    assert misfit_of_scheduler(new, state) is None
+    assert misfit(new, state) is None
     if "base_lrs" in state:
-        assert "base_lrs has 0 entries" in str(misfit_of_scheduler(new, {**state, "base_lrs": []}))
-        assert misfit_of_scheduler(new, {**state, "last_epoch": "ten"}) == "last_epoch is 'ten', not a number"
+        assert "base_lrs has 0 entries" in str(misfit(new, {**state, "base_lrs": []}))
+        assert misfit(new, {**state, "last_epoch": "ten"}) == "last_epoch is 'ten', not a number"
 
 
 def test_states_of_schedulers_within_schedulers_are_compared_too() -> None:
@@ -190,8 +191,24 @@ def test_states_of_schedulers_within_schedulers_are_compared_too() -> None:
     new = stepped("ChainedScheduler", 0)
     state = new.state_dict()
     state["_schedulers"][1]["base_lrs"] = []
-    assert misfit_of_scheduler(new, state) == "_schedulers.1.base_lrs has 0 entries, not 1"
-    assert misfit_of_scheduler(new, {**state, "_schedulers": []}) == "_schedulers has 0 entries, not 2"
-    assert "not what" in str(misfit_of_scheduler(new, []))
+    assert misfit(new, state) == "_schedulers.1.base_lrs has 0 entries, not 1"
+    assert misfit(new, {**state, "_schedulers": []}) == "_schedulers has 0 entries, not 2"
+    assert "not what" in str(misfit(new, []))
     cosine = stepped("CosineAnnealingLR", 0)
-    assert "is missing" in str(misfit_of_scheduler(cosine, {}))
+    assert "is missing" in str(misfit(cosine, {}))
+
+
+def test_weights_are_compared_by_name_shape_and_kind() -> None:
+    """In memory or on disk; the first few differences are listed, and what was left out on purpose does not matter."""
+    model = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
+    weights = {name: StoredTensor.of(value) for name, value in model.state_dict().items()}
+    assert misfit(model, weights) is None
+    del weights["0.bias"]
+    assert misfit(model, weights) == "missing: 0.bias"
+    assert misfit(model, weights, left_out=["0.bias"]) is None
+    other = {**weights, "0.bias": torch.ones(1, dtype=torch.int8), "more": torch.ones(1)}
+    assert misfit(model, other, source="file") == (
+        "unexpected: more; 0.bias: whole numbers in a tensor of layout strided in the file, "
+        "numbers in a tensor of layout strided in the model"
+    )
+    assert str(misfit(model, {str(number): torch.ones(1) for number in range(9)})).endswith("; and 8 more")

@@ -1,12 +1,13 @@
-"""Why a saved state would not fit the optimizer or the scheduler that is to take it over, found before it is loaded.
+"""Why a saved state would not fit the object that is to take it over, found before it is loaded.
 
-Optimizers and schedulers of torch accept nearly everything that they are given, and fail in the next step.
+Optimizers and schedulers of torch accept nearly everything that they are given, and fail in the next step. A module
+loads what fits before it raises an error of what does not.
 """
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, cast
 
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pa_checkpoint import StoredTensor
-from pa_core._torch import NESTED_SCHEDULERS
-from pa_core.model_tensors import kind_of_tensor
+from pa_checkpoint._sharded_tensor import StoredTensor
+from pa_checkpoint._torch import NESTED_SCHEDULERS
+
+__all__ = ["differences_of_weights", "has_own_form", "misfit", "without_foreign_entries"]
 
 _KINDS: tuple[tuple[Any, Any, str], ...] = (
     (bool, bool | None, "True or False"),
@@ -32,34 +34,109 @@ _NOT_OF_OPTIMIZER = "it is not what an optimizer's state_dict() returns"
 
 
 def has_own_form(optimizer: Optimizer) -> bool:
-    """Whether the state of an optimizer has its own form, which only its ``load_state_dict`` knows."""
+    """Whether the state of an optimizer has its own form, which only its ``load_state_dict`` knows.
+
+    Args:
+        optimizer: The optimizer.
+
+    Example:
+        >>> has_own_form(SGD([torch.zeros(1)], lr=0.1))
+        False
+    """
     kind = type(optimizer)
     hooks = [value for name, value in vars(optimizer).items() if "state_dict" in name and "hooks" in name]
     is_of_torch = kind.state_dict is Optimizer.state_dict and kind.load_state_dict is Optimizer.load_state_dict
     return not is_of_torch or any(hooks)
 
 
-def misfit_of_optimizer(
-    optimizer: Optimizer, state: Mapping[str, Any], groups: Sequence[Sequence[Tensor]] | None = None
+def misfit(
+    target: object,
+    state: Any,
+    *,
+    source: str = "state",
+    left_out: Collection[str] = (),
+    groups: Sequence[Sequence[Tensor]] | None = None,
 ) -> str | None:
-    """Return why a state does not fit an optimizer; None where it fits, and where nobody can tell.
+    """Return why a state does not fit an object; None where it fits, and where nobody can tell.
 
-    The entries of each parameter are compared with those that a first step makes, for the optimizers of torch.
+    Of a module, the names, shapes and kinds of its weights are compared. Of an optimizer of torch, the entries of each
+    parameter are compared with those that a first step makes; of a scheduler of torch, those that it has itself.
 
     Args:
-        optimizer: The optimizer.
-        state: What the ``state_dict`` of another one returned.
-        groups: The parameters of each group, where the state has groups that the optimizer does not have yet.
+        target: A module without wrappers, an optimizer, a scheduler, or something else, of which nobody can tell.
+        state: What the ``state_dict`` of another one returned, with tensors in memory or on disk.
+        source: Where the weights of a module were saved, in a word.
+        left_out: The names of weights of a module that do not matter.
+        groups: The parameters of each group of an optimizer, where the state has groups that it does not have yet.
 
     Example:
-        >>> import torch
-        >>> optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))])
+        >>> misfit(nn.Linear(2, 1, bias=False), {"weight": nn.Linear(3, 1).weight}, source="file")
+        'weight: (1, 3) in the file, (1, 2) in the model'
+        >>> optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(2))])
         >>> wrong = {"step": torch.ones(()), "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(2)}
-        >>> misfit_of_optimizer(optimizer, {**optimizer.state_dict(), "state": {0: wrong}})
+        >>> misfit(optimizer, {**optimizer.state_dict(), "state": {0: wrong}})
         'state.0.exp_avg is of shape (3,), not (2,)'
+        >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        >>> misfit(scheduler, {**scheduler.state_dict(), "base_lrs": []})
+        'base_lrs has 0 entries, not 1'
     """
-    if has_own_form(optimizer):
+    if isinstance(target, nn.Module):
+        differences = differences_of_weights(target, state, source)
+        return _list([one for name, one in differences.items() if name not in left_out])
+    if isinstance(target, Optimizer):
+        return None if has_own_form(target) else _misfit_of_optimizer(target, state, groups)
+    if isinstance(target, LRScheduler) and _is_of_torch(type(target)):
+        return _misfit_of_scheduler(target, state)
+    return None
+
+
+def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> dict[str, str]:
+    """Describe, by name, the weights that a model and its saved weights do not share; empty if all match.
+
+    Args:
+        model: The model without wrappers.
+        weights: The saved state dict.
+        source: As for ``misfit``.
+    """
+    own = model.state_dict()
+    differences = {name: f"missing: {name}" for name in own if name not in weights}
+    differences |= {name: f"unexpected: {name}" for name in weights if name not in own}
+    for name in (name for name in own if name in weights):
+        if name.rpartition(".")[2] == "_extra_state":
+            continue  # only set_extra_state of the module knows what may be in it
+        value = weights[name].example() if isinstance(weights[name], StoredTensor) else weights[name]
+        for property_of in (_shape, _kind_of_tensor):
+            saved, present = property_of(value), property_of(own[name])
+            if saved != present:
+                differences[name] = f"{name}: {saved} in the {source}, {present} in the model"
+                break
+    return differences
+
+
+_SHOWN_DIFFERENCES = 8  # enough to see which model it is, few enough to read
+
+
+def _list(differences: Sequence[str]) -> str | None:
+    hidden = len(differences) - _SHOWN_DIFFERENCES
+    return "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {hidden} more" if hidden > 0 else "") or None
+
+
+def _kind_of_tensor(value: object) -> str | None:
+    """What a tensor of another kind cannot take, with any shape; precision can change."""
+    if not isinstance(value, Tensor):
         return None
+    numbers = "complex numbers" if value.is_complex() else "numbers" if value.is_floating_point() else "whole numbers"
+    place = ", without values" if value.is_meta else ", quantized" if value.is_quantized else ""
+    return f"{numbers} in a tensor of layout {str(value.layout).removeprefix('torch.')}{place}"
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, Tensor) else None
+
+
+def _misfit_of_optimizer(
+    optimizer: Optimizer, state: Mapping[str, Any], groups: Sequence[Sequence[Tensor]] | None
+) -> str | None:
     parameters = [group["params"] for group in optimizer.param_groups] if groups is None else groups
     saved: Any = state.get("param_groups")
     by_number: Any = state.get("state")
@@ -122,7 +199,7 @@ def _misfit_of_entry(name: str, example: object, entry: Any) -> str | None:
         return f" is {reprlib.repr(found)}, not a tensor"
     if found.shape != example.shape:
         return f" is of shape {tuple(found.shape)}, not {tuple(example.shape)}"
-    kinds = kind_of_tensor(found), kind_of_tensor(torch.empty(0, dtype=example.dtype))
+    kinds = _kind_of_tensor(found), _kind_of_tensor(torch.empty(0, dtype=example.dtype))
     return None if kinds[0] == kinds[1] else f" is of {kinds[0]}, not {kinds[1]}"
 
 
@@ -166,24 +243,9 @@ def _entries_of_first_step(kind: type[Optimizer], group: Mapping[str, Any], para
     return dict(optimizer.state[example])
 
 
-def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
-    """Return why a state does not fit a scheduler; None where it fits, and where nobody can tell.
-
-    Args:
-        scheduler: The scheduler.
-        state: What the ``state_dict`` of another one returned.
-
-    Example:
-        >>> import torch
-        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-        >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-        >>> misfit_of_scheduler(scheduler, {**scheduler.state_dict(), "base_lrs": []})
-        'base_lrs has 0 entries, not 1'
-    """
+def _misfit_of_scheduler(scheduler: LRScheduler, state: object) -> str | None:
     if not isinstance(state, Mapping):
         return "it is not what a scheduler's state_dict() returns"
-    if not isinstance(scheduler, LRScheduler) or not _is_of_torch(type(scheduler)):
-        return None
     saved = cast("Mapping[str, Any]", state)
     for name, value in scheduler.state_dict().items():
         if name in saved and name != "lr_lambdas":  # of which functions have no state
@@ -194,17 +256,17 @@ def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
     return None
 
 
-def without_foreign_entries(scheduler: object, state: Mapping[str, Any]) -> dict[str, Any]:
+def without_foreign_entries(scheduler: object, state: Any) -> Any:
     """Return what a scheduler of torch has of a state, and the whole state for others.
 
     Other releases of torch have other entries. A custom scheduler may make further ones when it steps.
 
     Args:
-        scheduler: The scheduler.
+        scheduler: The scheduler, or something else.
         state: One that fits it.
     """
     if not isinstance(scheduler, LRScheduler) or not _is_of_torch(type(scheduler)):
-        return dict(state)
+        return state
     taken = {name: state[name] for name in scheduler.state_dict() if name in state}
     if NESTED_SCHEDULERS in taken:
         nested: Sequence[object] = getattr(scheduler, NESTED_SCHEDULERS, ())

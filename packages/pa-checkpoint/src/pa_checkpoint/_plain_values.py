@@ -10,7 +10,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from pa_core.errors import CheckpointError
+from pa_checkpoint._errors import CheckpointError
+
+__all__ = ["ensure_plain"]
 
 # By exact type: a subclass would need its class unpickled.
 _SINGLE_VALUES = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray}) | {

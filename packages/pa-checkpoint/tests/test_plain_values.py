@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from pa_checkpoint import CheckpointError
 from pa_checkpoint._encoding import encode
-from pa_core.errors import CheckpointError
-from pa_core.storage.plain_values import ensure_plain
+from pa_checkpoint.torch_states import ensure_plain
 
 
 def _saved_and_loaded(obj: object) -> Any:
