@@ -483,14 +483,14 @@ def crashes(session: nox.Session) -> None:
 @nox.session
 def damage(session: nox.Session) -> None:
     """Damage each file of states and checkpoints in hundreds of ways; none is loaded, and none in part."""
-    pytest = ["pytest", "tests/pa_core/damage", "--whole-proof", *session.posargs]
+    pytest = ["pytest", "packages/pa-core/tests/damage", "--whole-proof", *session.posargs]
     everything(session).run("python", "-m", *pytest, env=CPU)
 
 
 @nox.session
 def ranks_that_differ(session: nox.Session) -> None:
     """Give one process something else than the other, in each way of the table; both end soon, and are told."""
-    pytest = ["pytest", "tests/pa_core/ranks_that_differ", "--whole-proof", *session.posargs]
+    pytest = ["pytest", "packages/pa-core/tests/ranks_that_differ", "--whole-proof", *session.posargs]
     everything(session).run("python", "-m", *pytest, env=CPU)
 
 
@@ -511,35 +511,35 @@ def several_machines(session: nox.Session) -> None:
 @nox.session
 def elastic(session: nox.Session) -> None:
     """Kill a sharded run five times; each time it goes on on another number of processes, and it ends the same."""
-    pytest = ["pytest", "tests/pa_core/training_states/test_elastic_sharded_states.py", "--whole-proof"]
+    pytest = ["pytest", "packages/pa-core/tests/training_states/test_elastic_sharded_states.py", "--whole-proof"]
     everything(session).run("python", "-m", *pytest, *session.posargs, env=CPU)
 
 
 @nox.session
 def killed_files(session: nox.Session) -> None:
     """Kill runs on sharded files forty times, and divide 1 to 7 files over 1 to 4 processes with 0 to 3 workers."""
-    pytest = ["pytest", "tests/pa_core/files", "--whole-proof", "-m", "whole_proof", *session.posargs]
+    pytest = ["pytest", "packages/pa-core/tests/files", "--whole-proof", "-m", "whole_proof", *session.posargs]
     everything(session).run("python", "-m", *pytest, env=CPU)
 
 
 @nox.session
 def limited_memory(session: nox.Session) -> None:
     """Train a model on two processes, each of which has less memory than its training takes on one: a minute."""
-    pytest = ["pytest", "tests/pa_core/sharding/test_limited_memory.py", "--whole-proof", *session.posargs]
+    pytest = ["pytest", "packages/pa-core/tests/sharding/test_limited_memory.py", "--whole-proof", *session.posargs]
     everything(session).run("python", "-m", *pytest, env=CPU)
 
 
 @nox.session
 def upload_kills(session: nox.Session) -> None:
     """Kill 200 runs that send their states to an unreliable object store; each ends as one that nothing hit."""
-    script = ["-m", "tests.pa_core.training_states.kills_during_uploads"]
+    script = ["-m", "tests.support.pa_core.training_states.kills_during_uploads"]
     everything(session).run("python", *script, *(session.posargs or ["200"]), env=CPU)
 
 
 @nox.session
 def shared_folders(session: nox.Session) -> None:
     """Start two to four runs in one folder of states, 200 times, and kill some; none takes or loses a state."""
-    script = "tests/pa_core/training_states/runs_in_one_folder.py"
+    script = "packages/pa-core/tests/training_states/runs_in_one_folder.py"
     everything(session).run("python", script, *(session.posargs or ["200"]), env=CPU)
 
 
@@ -649,7 +649,7 @@ def run_with_oldest(session: nox.Session, tests: list[str]) -> None:
 
 def halves(folders: list[str]) -> list[list[str]]:
     """Divide the tests of several ranks, which wait for each other half of the time, so that two can run at once."""
-    core, half_of_core = "tests/pa_core", "tests/pa_core/training_states"
+    core, half_of_core = "packages/pa-core/tests", "packages/pa-core/tests/training_states"
     if core not in folders:
         return [folders]
     return [[core, f"--ignore={half_of_core}"], [half_of_core, *(folder for folder in folders if folder != core)]]
