@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from pa_callbacks_extra._torch import CHILDREN, non_persistent_buffers
 from pa_checkpoint import StoredTensor
 from pa_core import ConfigurationError
-from pa_core.parts import CHILDREN, is_sharded, non_persistent_buffers
+from pa_core.sharding import is_sharded
 
 
 class ShardedAverage(nn.Module):

@@ -448,6 +448,25 @@ class AnyTrainer(ABC):
 
     # The course of a run
 
+    def undoing_runs(self) -> AbstractContextManager[None]:
+        """Return a context whose runs leave no trace here: in progress, data, settings, gradient scaler.
+
+        Weights, optimizers and random numbers are the caller's to restore.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> with trainer.undoing_runs():
+            ...     trainer.train(make_regression(64), num_epochs=1)
+            >>> trainer.num_updates_completed
+            0
+        """
+        return self._engine.kept(self)
+
     def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
         """Enter a context that is left when the run is over, no matter how it ends.
 

@@ -11,33 +11,23 @@ import warnings
 from pa_core._accelerate import process_state
 from pa_core._torch import (
     BUFFERS,
-    CHILDREN,
     COMPILED,
-    INPUT_CHECK,
-    PARAMETERS,
     file_writer_of,
     foreach,
     is_unscaled,
-    non_persistent_buffers,
 )
 from pa_core.data.custom_loader import loader_parts, set_epoch
 from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.model_tensors import (
-    is_sharded,
-    is_sharded_module,
-    local_piece,
-    local_pieces,
     parameters_of,
-    reshard,
 )
-from pa_core.progress import Progress, Stage
+from pa_core.progress import Stage
 from pa_core.rank_checks import (
     describe_arguments,
     describe_hyperparameters,
     describe_models,
     describe_optimizers,
 )
-from pa_core.run_lifecycle import nothing_kept_of_runs
 from pa_core.user_warnings import warn_user
 from pa_data._fetching import (
     BatchFetcher,
@@ -54,12 +44,8 @@ from pa_data._workers import WorkerStart, explaining_failed_start, sigterm_held_
 
 __all__ = [
     "BUFFERS",
-    "CHILDREN",
     "COMPILED",
-    "INPUT_CHECK",
-    "PARAMETERS",
     "BatchFetcher",
-    "Progress",
     "SampleFetcher",
     "Stage",
     "WholeBatchFetcher",
@@ -75,20 +61,13 @@ __all__ = [
     "explaining_failed_start",
     "file_writer_of",
     "foreach",
-    "is_sharded",
-    "is_sharded_module",
     "is_unscaled",
     "loader_parts",
-    "local_piece",
-    "local_pieces",
-    "non_persistent_buffers",
-    "nothing_kept_of_runs",
     "parameters_of",
     "pin_memory",
     "process_state",
     "rebuilt_mapping",
     "rebuilt_sequence",
-    "reshard",
     "set_epoch",
     "sigterm_held_back",
     "warn_user",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -244,28 +244,6 @@ class RunLifecycle:
             texts |= rank_checks.describe_loader("training", trainer.train_dataloader)
             texts |= rank_checks.describe_hyperparameters(trainer.named_optimizers())
         return texts
-
-
-def nothing_kept_of_runs(trainer: AnyTrainer) -> AbstractContextManager[None]:
-    """Return a context whose runs leave no trace in a trainer's attributes: progress, data, settings, fp16's scaler.
-
-    Weights, optimizers and random numbers are the caller's to restore.
-
-    Args:
-        trainer: The trainer.
-
-    Example:
-        >>> from pa_core import Trainer
-        >>> from pa_core.testing import make_regression
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
-        >>> with nothing_kept_of_runs(trainer):
-        ...     trainer.train(make_regression(64), num_epochs=1)
-        >>> trainer.num_updates_completed
-        0
-    """
-    return trainer._engine.kept(trainer)  # pyright: ignore[reportPrivateUsage]  # the entry point for other distributions
 
 
 def _prepare_training(modules: ShardedModules, accelerator: _accelerate.AcceleratorLike) -> None:

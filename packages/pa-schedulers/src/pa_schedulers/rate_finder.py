@@ -33,7 +33,6 @@ from pa_core import (
     TrainerCallback,
     UnsupportedConfigurationError,
 )
-from pa_core.parts import BUFFERS, PARAMETERS, nothing_kept_of_runs
 from pa_core.plot_style import PlotStyle, plot_style
 from pa_data.rng import restored_rng_states
 from pa_schedulers.argument_checks import whole_number
@@ -282,7 +281,7 @@ def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any], *data: object) -> Gene
         if isinstance(value, Tensor)
     ]
     try:
-        with nothing_kept_of_runs(trainer), restored_rng_states(trainer.device, data):
+        with trainer.undoing_runs(), restored_rng_states(trainer.device, data):
             trainer.run_history = InMemoryRunHistory()
             yield
     finally:
@@ -320,7 +319,7 @@ class _Module(NamedTuple):
         held = vars(module)
         tensors = [
             (where, name, tensor, None if tensor is None else tensor.detach().clone())
-            for where in (held[PARAMETERS], held[BUFFERS])
+            for where in (held["_parameters"], held["_buffers"])
             for name, tensor in where.items()
         ]
         numbers = {name: value for name, value in held.items() if isinstance(value, _PLAIN)}
