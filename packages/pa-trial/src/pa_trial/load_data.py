@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 
 def describe_trial(
@@ -30,6 +33,25 @@ def describe_trial(
         "is_trainer": True,
     }
     return document, left_out
+
+
+def describe_checkpoint(batches_trained: int) -> dict[str, Any]:
+    """Return what Determined's metadata tell of a checkpoint.
+
+    Args:
+        batches_trained: After how many batches it is taken.
+    """
+    try:
+        own_version = version("pa-trial")
+    except PackageNotFoundError:
+        own_version = "unknown"
+    return {
+        "pa_trial_version": own_version,
+        "framework": f"torch-{torch.__version__}",
+        "python": platform.python_version(),
+        "format": "pickle",  # as Determined has it, of the file that torch.save writes
+        "steps_completed": batches_trained,
+    }
 
 
 def name_of_class(trial_class: type[Any]) -> str:

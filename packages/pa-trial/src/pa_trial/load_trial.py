@@ -15,7 +15,7 @@ import torch
 from pa_core import ConfigurationError
 from pa_core.parts import warn_user
 from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, damaged, read_json
-from pa_trial.checkpoints import read_saved
+from pa_trial.checkpoint_folder import read_saved
 from pa_trial.errors import InvalidCheckpointException, NoCheckpointError
 from pa_trial.plain_files import read_torch_file
 from pa_trial.trial import PyTorchTrial
