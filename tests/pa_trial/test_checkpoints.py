@@ -183,9 +183,9 @@ def widen(context: PyTorchTrialContext) -> None:
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        (changed(widen), "Linear with weight: (1, 2) in the checkpoint, (3, 2) in the model"),
+        (changed(widen), "models_state_dict, of Linear: weight: (1, 2) in the checkpoint, (3, 2) in the model"),
         (changed(lambda context: context.wrap_model(nn.Linear(1, 1))), "models_state_dict of 1 objects"),
-        (changed(take_adam), "optimizer 0: "),
+        (changed(take_adam), "optimizers_state_dict, of Adam: "),
         (changed(add_adam), "optimizers_state_dict of 1 objects"),
         (Scheduled, "lr_schedulers_state_dict of 0 objects"),
     ],

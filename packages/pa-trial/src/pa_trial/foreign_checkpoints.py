@@ -55,8 +55,6 @@ def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool 
     last_validation: object = state.get("last_val")
     progress = TrialProgress(
         batches_trained=batches,
-        initial_batch=batches,
-        last_checkpoint=batches,
         last_validation=last_validation if type(last_validation) is int else None,
     )
     names = [name for name in (STATE, LOAD_DATA, METADATA) if (folder / name).is_file()]

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import torch
+from typing_extensions import TypeVar
 
 from pa_core import ConfigurationError
 from pa_core.parts import warn_user
@@ -24,45 +25,19 @@ from pa_trial.trial_contents import load_weights_into
 _CODE = "code"
 """Where Determined copied the working directory to."""
 
-_TrialT = TypeVar("_TrialT", bound=PyTorchTrial[Any])
+_TrialT = TypeVar("_TrialT", bound=PyTorchTrial[Any], default=PyTorchTrial[Any])
 
 
-@overload
 def load_trial_from_checkpoint_path(
     path: str | os.PathLike[str],
-    trial_class: type[_TrialT],
+    trial_class: type[_TrialT] | None = None,
     trial_kwargs: dict[str, Any] | None = None,
     torch_load_kwargs: dict[str, Any] | None = None,
     *,
     hparams: dict[str, Any] | None = None,
     trust_pickle: bool = False,
     **kwargs: Any,
-) -> _TrialT: ...
-
-
-@overload
-def load_trial_from_checkpoint_path(
-    path: str | os.PathLike[str],
-    trial_class: None = None,
-    trial_kwargs: dict[str, Any] | None = None,
-    torch_load_kwargs: dict[str, Any] | None = None,
-    *,
-    hparams: dict[str, Any] | None = None,
-    trust_pickle: bool = False,
-    **kwargs: Any,
-) -> PyTorchTrial[Any]: ...
-
-
-def load_trial_from_checkpoint_path(
-    path: str | os.PathLike[str],
-    trial_class: type[PyTorchTrial[Any]] | None = None,
-    trial_kwargs: dict[str, Any] | None = None,
-    torch_load_kwargs: dict[str, Any] | None = None,
-    *,
-    hparams: dict[str, Any] | None = None,
-    trust_pickle: bool = False,
-    **kwargs: Any,
-) -> PyTorchTrial[Any]:
+) -> _TrialT:
     """Rebuild the trial of a checkpoint, with the weights that its models had.
 
     Its context has the hyperparameters and the experiment configuration of the training and cannot train: models stay
@@ -98,7 +73,7 @@ def load_trial_from_checkpoint_path(
     options = _options_of_load(torch_load_kwargs, kwargs)
     description = _describe_trial(folder)
     saved = read_saved(folder.absolute(), 0, trust_pickle=trust_pickle, for_weights=True)
-    chosen = _import_class(folder, description) if trial_class is None else trial_class
+    chosen: Any = _import_class(folder, description) if trial_class is None else trial_class
     stored_hparams = description.get("hparams")
     context = chosen.trial_context_class(
         None,
@@ -112,8 +87,7 @@ def load_trial_from_checkpoint_path(
         managed_training=False,
         debug_enabled=False,
     )
-    make: Any = chosen  # its constructor may take more than the context
-    trial: PyTorchTrial[Any] = make(context, **(trial_kwargs or {}))
+    trial: _TrialT = chosen(context, **(trial_kwargs or {}))  # its constructor may take more than the context
     content = read_torch_file(folder / STATE, trust_pickle=trust_pickle, **options)
     load_weights_into(context.models, content, saved)
     return trial

@@ -74,11 +74,9 @@ def trial_state_of(
     """
     return {
         "format_version": _FORMAT_VERSION,
-        "trial_id": 0,
         "batches_trained": progress.batches_trained,
         "epochs_trained": progress.epochs_trained,
         "epoch_length": progress.epoch_length,
-        "last_ckpt": progress.batches_trained,
         "last_val": progress.last_validation,
         "best_metric": progress.best_metric,
         "best_batch": progress.best_batch,
@@ -105,12 +103,9 @@ def saved_trial(folder: Path, state: Mapping[str, Any], digest: str) -> SavedTri
         expected = f"format_version {_FORMAT_VERSION}, the only one that this release of pa-trial reads"
         raise damaged(path, f"format_version {number}", expected)
     try:
-        batches = state["batches_trained"]
         progress = TrialProgress(
-            batches_trained=batches,
-            initial_batch=batches,
+            batches_trained=state["batches_trained"],
             epoch_length=state["epoch_length"],
-            last_checkpoint=batches,
             last_validation=state["last_val"],
             best_metric=state["best_metric"],
             best_batch=state["best_batch"],
