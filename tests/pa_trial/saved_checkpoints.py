@@ -32,6 +32,9 @@ def as_of_earlier_version(checkpoint: Path) -> Path:
     metadata = json.loads((checkpoint / "metadata.json").read_text())
     ((fit, _),) = state.pop("calls").items()
     metadata |= {name: state.pop(name) for name in ("format_version", "num_processes")}
+    state["last_val"] = state.pop("last_validation")
+    for name in ("initial_batch", "batch_idx", "last_checkpoint"):
+        del state[name]
     path.write_text(json.dumps(state))
     (checkpoint / "manifest.json").unlink()
     files = {}

@@ -522,7 +522,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
 
     Raises:
         CheckpointError: A file is missing, has another size, or does not belong there. Hidden files, which file
-            managers and network file systems leave behind, do not matter, nor does what is beside other content.
+            managers and network file systems leave behind, do not matter. Content that others write may be added to.
     """
     for name, entry in manifest.files.items():
         _check_file(folder / name, entry)
@@ -562,7 +562,7 @@ def seal(folder: Path, summary: Mapping[str, JsonScalar]) -> None:
 
 
 def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str:
-    """Compare the files of a checkpoint with their digests, whatever is in them, and return its own digest.
+    """Compare the files of a checkpoint with their digests, no matter what they hold, and return its own digest.
 
     Args:
         path: Its directory, which ``Folder.writing`` may have made.

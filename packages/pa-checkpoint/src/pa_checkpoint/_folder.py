@@ -416,8 +416,9 @@ class Folder:
         Args:
             name: What it is to be called; a directory that has the name is replaced.
             run: Who writes it, as for ``remove_leftovers``.
-            summary: As for ``save``. With one, even an empty one, the files are listed with their digests, and the
-                directory counts as a checkpoint: ``records``, ``newest_readable``, ``keep`` and ``verify`` know it.
+            summary: As for ``save``. With one, even an empty one, the files reach the disk and are listed with their
+                digests, and the directory counts as a checkpoint: ``records``, ``newest_readable``, ``keep`` and
+                ``verify`` know it.
 
         Yields:
             A hidden directory to write to, which gets its name when the context is left without an error.

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,13 +25,7 @@ from pa_trial.plain_files import read_torch_file, write_torch_file
 from pa_trial.rank_outcomes import from_chief, on_each_rank
 from pa_trial.saved_trial import Lineage, SavedTrial, trial_state_of
 from pa_trial.trial import PyTorchTrial
-from pa_trial.trial_contents import (
-    capture_process,
-    capture_trial,
-    load_weights_into,
-    require_fit,
-    take_over,
-)
+from pa_trial.trial_contents import capture_process, capture_trial, load_weights, require_fit, take_over
 
 
 class Checkpoints:
@@ -99,11 +94,7 @@ class Checkpoints:
             InvalidCheckpointException: It is damaged, or belongs to other models. Nothing was loaded.
         """
         saved = self._read(checkpoint, trust_pickle=trust_pickle, for_weights=True)
-
-        def load() -> None:
-            content = read_torch_file(saved.path / STATE, trust_pickle=trust_pickle)
-            load_weights_into(self._parts.trained.models, content, saved)
-
+        load = partial(load_weights, self._parts.trained.models, saved, {"trust_pickle": trust_pickle})
         on_each_rank(load, "loading the weights of a checkpoint")
         return saved.uuid
 
@@ -135,12 +126,8 @@ class Checkpoints:
 
     def _read(self, checkpoint: str | Path, *, trust_pickle: bool, for_weights: bool = False) -> SavedTrial:
         """Read what the same checkpoint tells of itself on all processes."""
-
-        def read() -> SavedTrial:
-            folder, rank = find_folder(checkpoint, self._folder), self._parts.rank
-            return read_saved(folder, rank, trust_pickle=trust_pickle, for_weights=for_weights)
-
-        saved = on_each_rank(read, "reading a checkpoint")
+        read = partial(read_saved, rank=self._parts.rank, trust_pickle=trust_pickle, for_weights=for_weights)
+        saved = on_each_rank(lambda: read(find_folder(checkpoint, self._folder)), "reading a checkpoint")
         _require_same(saved)
         return saved
 
@@ -158,38 +145,30 @@ class Checkpoints:
         folder = Folder(self._folder)
         with suppress(CheckpointError):  # what stays takes room
             folder.remove_leftovers(self._lineage.fit)
-        summary = {"update": self._parts.progress.batches_trained}
-        return uuid, str(stack.enter_context(folder.writing(uuid, self._lineage.fit, summary)))
+        written = folder.writing(uuid, self._lineage.fit, {"update": self._parts.progress.batches_trained})
+        return uuid, str(stack.enter_context(written))
 
     def _write(self, staging: Path) -> None:
         """Write the files of this process."""
-        own = capture_process(self._parts)
-        if self._parts.rank > 0:
-            self._write_own(staging, own)
-            return
-        content = {**capture_trial(self._parts, self._callbacks), **own}
-        for callback in self._callbacks.values():
-            callback.on_checkpoint_save_start(content)
-        write_torch_file(staging / STATE, content, trust_pickle=self._trusts_pickle)
-        parts, documents = self._parts, {LOAD_DATA: self._describe_trial()}
-        documents[METADATA] = describe_checkpoint(parts.progress.batches_trained)
-        documents[TRIAL_STATE] = trial_state_of(
-            parts.progress,
-            self._lineage,
-            aggregation_frequency=parts.aggregation_frequency,
-            num_processes=parts.num_processes,
-        )
-        for name, document in documents.items():
-            (staging / name).write_text(json.dumps(document, indent=1))
-
-    def _write_own(self, staging: Path, own: dict[str, Any]) -> None:
+        parts, own = self._parts, capture_process(self._parts)
         if not staging.is_dir():
             raise CheckpointError(
                 "A process does not see the folder into which the others write a checkpoint.",
-                given=f"{staging.parent} on rank {self._parts.rank}",
+                given=f"{staging.parent} on rank {parts.rank}",
                 do="Pass a folder on a file system that all machines share: init(checkpoint_dir=...).",
             )
-        write_torch_file(staging / name_of_rank(self._parts.rank), own)
+        if parts.rank > 0:
+            write_torch_file(staging / name_of_rank(parts.rank), own)
+            return
+        content = {**capture_trial(parts, self._callbacks), **own}
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_save_start(content)
+        write_torch_file(staging / STATE, content, trust_pickle=self._trusts_pickle)
+        progress = parts.progress
+        state = trial_state_of(progress, self._lineage, parts.aggregation_frequency, parts.num_processes)
+        documents = {LOAD_DATA: self._describe_trial(), METADATA: describe_checkpoint(progress), TRIAL_STATE: state}
+        for name, document in documents.items():
+            (staging / name).write_text(json.dumps(document, indent=1))
 
     def _finish(self, stack: ExitStack) -> None:
         """Give the checkpoint its name, in one step, and delete those that it supersedes.

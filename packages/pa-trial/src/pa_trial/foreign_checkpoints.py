@@ -1,4 +1,4 @@
-"""Checkpoints without a manifest: those of Determined, part of which is pickled, and those of earlier versions."""
+"""Checkpoints without a manifest, which Determined or an earlier version wrote; Determined pickled a part of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,9 +27,9 @@ def is_foreign(folder: Path) -> bool:
     Args:
         folder: An existing folder.
     """
-    if (folder / TRIAL_STATE).exists():
-        return False
-    return (folder / STATE).exists() and not _is_ours(folder / METADATA)
+    metadata = folder / METADATA
+    is_of_trial = (folder / STATE).exists() and not (folder / TRIAL_STATE).exists()
+    return is_of_trial and not (metadata.exists() and "pa_trial_version" in read_json(metadata))
 
 
 def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool = False) -> SavedTrial:
@@ -93,16 +94,13 @@ def verify_earlier(folder: Path, wanted: Callable[[str], bool]) -> tuple[str, di
             raise damaged(path, "its SHA-256 digest differs from the one at writing" if path.is_file() else "missing")
     calls = {one["fit"]: one["batches_trained"] for one in document["ancestors"]}
     calls[document["fit"]] = document["steps_completed"]
-    return digest, {**document, "calls": calls}
+    progress = TrialProgress(document["steps_completed"], last_validation=read_json(folder / TRIAL_STATE)["last_val"])
+    return digest, {**asdict(progress), **document, "calls": calls}
 
 
 def _sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _is_ours(path: Path) -> bool:
-    return path.exists() and "pa_trial_version" in read_json(path)
 
 
 def _unpickled(path: Path) -> dict[str, Any]:

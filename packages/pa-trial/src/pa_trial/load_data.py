@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +11,8 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+
+from pa_trial.progress import TrialProgress
 
 
 def describe_trial(
@@ -35,11 +36,11 @@ def describe_trial(
     return document, left_out
 
 
-def describe_checkpoint(batches_trained: int) -> dict[str, Any]:
+def describe_checkpoint(progress: TrialProgress) -> dict[str, Any]:
     """Return what Determined's metadata tell of a checkpoint.
 
     Args:
-        batches_trained: After how many batches it is taken.
+        progress: How far the training has come.
     """
     try:
         own_version = version("pa-trial")
@@ -48,9 +49,8 @@ def describe_checkpoint(batches_trained: int) -> dict[str, Any]:
     return {
         "pa_trial_version": own_version,
         "framework": f"torch-{torch.__version__}",
-        "python": platform.python_version(),
         "format": "pickle",  # as Determined has it, of the file that torch.save writes
-        "steps_completed": batches_trained,
+        "steps_completed": progress.batches_trained,
     }
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from typing_extensions import TypeVar
@@ -18,9 +18,8 @@ from pa_core.parts import warn_user
 from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, damaged, read_json
 from pa_trial.checkpoint_folder import read_saved
 from pa_trial.errors import InvalidCheckpointException, NoCheckpointError
-from pa_trial.plain_files import read_torch_file
 from pa_trial.trial import PyTorchTrial
-from pa_trial.trial_contents import load_weights_into
+from pa_trial.trial_contents import load_weights
 
 _CODE = "code"
 """Where Determined copied the working directory to."""
@@ -74,11 +73,10 @@ def load_trial_from_checkpoint_path(
     description = _describe_trial(folder)
     saved = read_saved(folder.absolute(), 0, trust_pickle=trust_pickle, for_weights=True)
     chosen: Any = _import_class(folder, description) if trial_class is None else trial_class
-    stored_hparams = description.get("hparams")
     context = chosen.trial_context_class(
         None,
         None,
-        stored_hparams if hparams is None else hparams,
+        description.get("hparams") if hparams is None else hparams,
         slots_per_trial=1,
         num_gpus=torch.cuda.device_count(),
         exp_conf=description.get("experiment_config"),
@@ -88,8 +86,7 @@ def load_trial_from_checkpoint_path(
         debug_enabled=False,
     )
     trial: _TrialT = chosen(context, **(trial_kwargs or {}))  # its constructor may take more than the context
-    content = read_torch_file(folder / STATE, trust_pickle=trust_pickle, **options)
-    load_weights_into(context.models, content, saved)
+    load_weights(context.models, saved, {"trust_pickle": trust_pickle, **options})
     return trial
 
 
@@ -98,9 +95,7 @@ def _options_of_load(torch_load_kwargs: dict[str, Any] | None, kwargs: dict[str,
         return torch_load_kwargs or {}
     if torch_load_kwargs is not None:
         given = f"torch_load_kwargs={torch_load_kwargs!r} and {', '.join(kwargs)}"
-        raise ConfigurationError(
-            f"Arguments of torch.load come in two ways: put all of {given} into torch_load_kwargs."
-        )
+        raise ConfigurationError(f"Arguments of torch.load come in two ways: put {given} into torch_load_kwargs.")
     warn_user(
         f"Passing {', '.join(kwargs)} to load_trial_from_checkpoint_path by name is deprecated: pass "
         f"torch_load_kwargs={kwargs!r}.",
@@ -130,36 +125,27 @@ def _describe_trial(folder: Path) -> dict[str, Any]:
 
 
 def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchTrial[Any]]:
-    spec: object = description.get("trial_cls_spec")
-    module, colon, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
-    if not colon:
-        raise _no_class(folder, f"trial_cls_spec {spec!r}")
+    spec: Any = description.get("trial_cls_spec")
     try:
         with _also_importing_from(folder / _CODE):
-            found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+            found: object = pkgutil.resolve_name(spec)
     except Exception as error:  # what importing a module does is not limited to some kinds of errors
-        raise _no_class(folder, f"{spec}: {type(error).__name__}: {error}") from error
-    candidate: object = found
-    if not (isinstance(candidate, type) and issubclass(candidate, PyTorchTrial)):
-        raise _no_class(folder, f"{spec}, which is not a subclass of PyTorchTrial")
-    trial_class: type[PyTorchTrial[Any]] = found
-    return trial_class
+        raise _no_class(folder, f"trial_cls_spec {spec!r}: {type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
+        raise _no_class(folder, f"trial_cls_spec {spec!r}, which is not a subclass of PyTorchTrial")
+    return cast("type[PyTorchTrial[Any]]", found)
 
 
 @contextmanager
 def _also_importing_from(code: Path) -> Generator[None]:
     """Find modules in a folder too, if it exists, and if they are not found elsewhere."""
-    path = str(code.absolute())
-    if not code.is_dir():
-        yield
-        return
-    sys.path.append(path)
+    added = [str(code.absolute())] if code.is_dir() else []
+    sys.path.extend(added)
     try:
         yield
     finally:
-        sys.path.remove(path)
+        for path in added:
+            sys.path.remove(path)
 
 
 def _no_class(folder: Path, found: str) -> ConfigurationError:

@@ -63,16 +63,14 @@ def read_torch_file(path: Path, *, trust_pickle: bool = False, **options: Any) -
     try:
         with torch.serialization.safe_globals(_types_of_numpy()):
             return torch.load(path, **asked)
-    except pickle.UnpicklingError as error:
-        if not asked["weights_only"]:
-            raise damaged(path, f"{type(error).__name__}: {error}") from error
+    except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
+        if not (isinstance(error, pickle.UnpicklingError) and asked["weights_only"]):
+            raise damaged(path, f"{type(error).__name__}: {_first_line(error)}") from error
         raise InvalidCheckpointException(
             "Loading the objects in this checkpoint could run any code, so nothing was loaded.",
             given=f"{path}: {_first_line(error)}",
             do="If you trust whoever wrote the file, pass trust_pickle=True.",
         ) from error
-    except (EOFError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
-        raise damaged(path, f"{type(error).__name__}: {_first_line(error)}") from error
 
 
 def _require_readable(path: Path) -> None:

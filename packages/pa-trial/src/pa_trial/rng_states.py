@@ -31,7 +31,7 @@ def capture(device: torch.device) -> dict[str, Any]:
         ['cpu_rng_state', 'np_rng_state', 'random_rng_state']
     """
     states = capture_rng_state(device)
-    return {name: _changed(states[own], np.ndarray, _tensor_of) for name, own in _NAMES.items() if own in states}
+    return {name: _changed(states[own], np.ndarray, torch.tensor) for name, own in _NAMES.items() if own in states}
 
 
 def check(states: Mapping[str, Any]) -> None:
@@ -61,10 +61,6 @@ def restore(states: Mapping[str, Any], device: torch.device) -> None:
     """
     restored = {own: states[name] for name, own in _NAMES.items() if states.get(name) is not None}
     restore_rng_state({**restored, "numpy": _changed(restored["numpy"], Tensor, Tensor.numpy)}, device)
-
-
-def _tensor_of(array: Any) -> Tensor:
-    return torch.from_numpy(array.copy())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
 
 def _changed(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:

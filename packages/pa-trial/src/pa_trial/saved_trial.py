@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -62,7 +63,7 @@ class Lineage(NamedTuple):
 
 
 def trial_state_of(
-    progress: TrialProgress, lineage: Lineage, *, aggregation_frequency: int, num_processes: int
+    progress: TrialProgress, lineage: Lineage, aggregation_frequency: int, num_processes: int
 ) -> dict[str, Any]:
     """Return where a training stands, as it is stored.
 
@@ -74,13 +75,7 @@ def trial_state_of(
     """
     return {
         "format_version": _FORMAT_VERSION,
-        "batches_trained": progress.batches_trained,
-        "epochs_trained": progress.epochs_trained,
-        "epoch_length": progress.epoch_length,
-        "last_val": progress.last_validation,
-        "best_metric": progress.best_metric,
-        "best_batch": progress.best_batch,
-        "seed": progress.seed,
+        **asdict(progress),
         "aggregation_frequency": aggregation_frequency,
         "num_processes": num_processes,
         "calls": {**lineage.before, lineage.fit: progress.batches_trained},
@@ -103,15 +98,8 @@ def saved_trial(folder: Path, state: Mapping[str, Any], digest: str) -> SavedTri
         expected = f"format_version {_FORMAT_VERSION}, the only one that this release of pa-trial reads"
         raise damaged(path, f"format_version {number}", expected)
     try:
-        progress = TrialProgress(
-            batches_trained=state["batches_trained"],
-            epoch_length=state["epoch_length"],
-            last_validation=state["last_val"],
-            best_metric=state["best_metric"],
-            best_batch=state["best_batch"],
-            seed=state["seed"],
-        )
-        processes, frequency, calls = (state[name] for name in ("num_processes", "aggregation_frequency", "calls"))
+        progress = TrialProgress(**{one.name: state[one.name] for one in fields(TrialProgress)})
+        others = (state[name] for name in ("num_processes", "aggregation_frequency", "calls"))
+        return SavedTrial(folder.name, folder, progress, digest, *others)
     except KeyError as error:
         raise damaged(path, f"{error} is missing") from error
-    return SavedTrial(folder.name, folder, progress, digest, processes, frequency, calls)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -13,8 +13,10 @@ from pa_checkpoint.torch_states import AllOrNothing, SavedModel, misfit
 from pa_core.parts import COMPILED, warn_user
 from pa_trial import rng_states
 from pa_trial.callback import PyTorchCallback
+from pa_trial.checkpoint_files import STATE
 from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidCheckpointException
+from pa_trial.plain_files import read_torch_file
 from pa_trial.saved_trial import SavedTrial
 
 MODELS, OPTIMIZERS, SCHEDULERS = "models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"
@@ -37,7 +39,7 @@ def capture_trial(parts: ContextParts, callbacks: Mapping[str, PyTorchCallback])
     trained = parts.trained
     content: dict[str, Any] = {name: [one.state_dict() for one in targets] for name, targets in _targets(parts).items()}
     content[CALLBACKS] = {name: callback.state_dict() for name, callback in callbacks.items()}
-    content[BESIDE_WEIGHTS] = [_beside_weights(model) for model in trained.models]
+    content[BESIDE_WEIGHTS] = [SavedModel.of(model)._replace(weights={})._asdict() for model in trained.models]
     if trained.scaler is not None:
         content[SCALER] = trained.scaler.state_dict()
     return content
@@ -115,17 +117,18 @@ def take_over(
         _warn(parts, "The checkpoint has no RNG state, so the current one is kept.")
 
 
-def load_weights_into(models: Sequence[nn.Module], content: Mapping[str, Any], saved: SavedTrial) -> None:
-    """Load the weights of all models, and nothing else.
+def load_weights(models: Sequence[nn.Module], saved: SavedTrial, options: Mapping[str, Any]) -> None:
+    """Load the weights of all models from a checkpoint, and nothing else.
 
     Args:
         models: The models that are wrapped.
-        content: What the checkpoint holds.
-        saved: What it tells of itself.
+        saved: What the checkpoint tells of itself.
+        options: The arguments of ``read_torch_file``.
 
     Raises:
         InvalidCheckpointException: They belong to other models. Nothing was loaded.
     """
+    content = read_torch_file(saved.path / STATE, **options)
     _require_states(MODELS, models, content, saved)
     with AllOrNothing() as loading:
         _load_models(models, {MODELS: content[MODELS]}, loading)
@@ -143,8 +146,6 @@ def fitted_weights(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, An
         {'weight': 1}
     """
     own = list(model.state_dict())
-    if set(own) == set(weights):
-        return dict(weights)
     plain = {_plain_name(name): value for name, value in weights.items()}
     if len(plain) < len(weights) or set(plain) != {_plain_name(name) for name in own}:
         return dict(weights)
@@ -156,10 +157,6 @@ def _plain_name(name: str) -> str:
     while len(parts) > 1 and parts[0] == _DISTRIBUTED:
         del parts[0]
     return ".".join(parts)
-
-
-def _beside_weights(model: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in SavedModel.of(model)._asdict().items() if name != "weights"}
 
 
 def _targets(parts: ContextParts) -> dict[str, Sequence[Any]]:
@@ -221,12 +218,8 @@ def _load_callbacks(parts: ContextParts, callbacks: Mapping[str, PyTorchCallback
     for name, callback in callbacks.items():
         if name in states:
             callback.load_state_dict(states[name])
-        elif _overrides(type(callback).load_state_dict):
+        elif type(callback).load_state_dict is not PyTorchCallback.load_state_dict:
             _warn(parts, f"The checkpoint has no state of the callback {name!r}, which starts from scratch.")
-
-
-def _overrides(load_state_dict: Callable[..., None]) -> bool:
-    return load_state_dict is not PyTorchCallback.load_state_dict
 
 
 def _warn(parts: ContextParts, message: str) -> None:
