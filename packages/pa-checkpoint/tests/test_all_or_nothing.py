@@ -182,7 +182,7 @@ class Forgetful(optim.SGD):
 
 def test_an_optimizer_that_loses_its_state_is_told() -> None:
     """One with a form of its own, which nobody else can compare."""
-    optimizer = Forgetful([nn.Parameter(torch.zeros(1))], lr=0.1)
+    optimizer = Forgetful(nn.Linear(1, 1).parameters(), lr=0.1)
     with pytest.raises(CheckpointError, match="does not restore what its state_dict"), AllOrNothing() as loading:
         loading.load_optimizer(optimizer, optimizer.state_dict(), explain)
 

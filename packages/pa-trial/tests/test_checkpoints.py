@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from pa_trial import (
     PyTorchTrialContext,
     Trainer,
 )
-from pa_trial.saved_trial import read_metadata
+from tests.support.pa_trial.saved_checkpoints import as_of_earlier_version, changed_trial_state
 from tests.support.models import weights_of
 from tests.support.trials import ErrorT, TinyTrial, callback, fit, fit_and_fail, raising, returning, variant
 
@@ -81,7 +82,7 @@ def test_the_files_of_a_checkpoint(tmp_path: Path) -> None:
     checkpoint = saved(Scheduled, tmp_path, settings={"hparams": hparams})
 
     files = {"state_dict.pth", "trial_state.json", "load_data.json"}
-    assert {path.name for path in checkpoint.iterdir()} == {*files, "metadata.json"}
+    assert {path.name for path in checkpoint.iterdir()} == {*files, "metadata.json", "manifest.json"}
     state = torch.load(checkpoint / "state_dict.pth", weights_only=True)
     assert {"models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict", "callbacks"} <= state.keys()
     assert {"cpu_rng_state", "np_rng_state", "random_rng_state"} <= state["rng_state"].keys()
@@ -98,7 +99,7 @@ def test_the_files_of_a_checkpoint(tmp_path: Path) -> None:
     metadata = json.loads((checkpoint / "metadata.json").read_text())
     assert (metadata["steps_completed"], metadata["format"]) == (3, "pickle")
     assert metadata["framework"] == f"torch-{torch.__version__}"
-    assert metadata["files"].keys() == files
+    assert json.loads((checkpoint / "manifest.json").read_text())["files"].keys() == {*files, "metadata.json"}
 
 
 def test_hyperparameters_that_json_has_no_form_for_are_left_out(tmp_path: Path) -> None:
@@ -182,9 +183,9 @@ def widen(context: PyTorchTrialContext) -> None:
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        (changed(widen), "Linear with weight: (1, 2) in the checkpoint, (3, 2) in the model"),
+        (changed(widen), "models_state_dict, of Linear: weight: (1, 2) in the checkpoint, (3, 2) in the model"),
         (changed(lambda context: context.wrap_model(nn.Linear(1, 1))), "models_state_dict of 1 objects"),
-        (changed(take_adam), "optimizer 0: "),
+        (changed(take_adam), "optimizers_state_dict, of Adam: "),
         (changed(add_adam), "optimizers_state_dict of 1 objects"),
         (Scheduled, "lr_schedulers_state_dict of 0 objects"),
     ],
@@ -255,8 +256,7 @@ def test_epochs_of_another_length_are_warned_of(tmp_path: Path) -> None:
 def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     """Each has random states of its own; a warm start takes the weights alone."""
     checkpoint = saved(TinyTrial, tmp_path)
-    metadata = replace(read_metadata(checkpoint), num_processes=2)
-    (checkpoint / "metadata.json").write_text(json.dumps(metadata.document()))
+    checkpoint = changed_trial_state(checkpoint, num_processes=2)
 
     with pytest.raises(InvalidCheckpointException, match="a different number of processes") as error:
         fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
@@ -292,6 +292,9 @@ def test_the_newest_checkpoint_is_the_newest_intact_one(tmp_path: Path) -> None:
         (tmp_path / names[-1] / "state_dict.pth").write_bytes(b"")
         with pytest.warns(UserWarning, match=f"{names[-1]} is skipped"):
             assert context.get_latest_checkpoint() == names[-2]
+        (tmp_path / names[-1] / "manifest.json").write_bytes(b"")
+        with pytest.warns(UserWarning, match=f"{names[-1]} is skipped"):
+            assert context.get_latest_checkpoint() == names[-2]
 
 
 def test_a_script_that_always_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
@@ -302,6 +305,28 @@ def test_a_script_that_always_resumes_from_the_newest_checkpoint(tmp_path: Path)
             latest = context.get_latest_checkpoint()
             Trainer(trial, context).fit(max_length=Batch(length), latest_checkpoint=latest, checkpoint_policy="none")
             assert trial.trained == trained
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    """It had its digests in metadata.json; it is found as the newest one, and one that is damaged is not."""
+    older, newer = (as_of_earlier_version(saved(TinyTrial, tmp_path / name)) for name in ("older", "newer"))
+    newer = newer.rename(older.parent / newer.name)
+    for folder, newest in ((older, newer), (newer, older)):
+        os.utime(folder, (1, 1))
+        with pa_trial.init(checkpoint_dir=older.parent) as context:
+            assert context.get_latest_checkpoint() == newest.name
+        os.utime(folder)
+        os.utime(newest, (2, 2))
+    trial = fit(TinyTrial, older.parent, max_length=Batch(4), latest_checkpoint=newer.name)
+    assert trial.trained == [(0, 3)]
+    shutil.rmtree(older)
+    (own,) = (path for path in older.parent.iterdir() if path != newer)
+    with pa_trial.init(checkpoint_dir=older.parent) as context:
+        assert context.get_latest_checkpoint() == own.name
+        shutil.rmtree(own)
+        (newer / "load_data.json").write_text("{}")
+        with pytest.warns(UserWarning, match=r"load_data.json: its SHA-256 digest differs"):
+            assert context.get_latest_checkpoint() is None
 
 
 def test_leftovers_of_a_process_that_is_gone_are_removed(tmp_path: Path) -> None:

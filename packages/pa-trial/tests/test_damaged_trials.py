@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from pathlib import Path
@@ -12,10 +11,11 @@ import pytest
 import torch
 
 from pa_trial import Batch, InvalidCheckpointException, load_trial_from_checkpoint_path
+from tests.support.pa_trial.saved_checkpoints import changed_trial_state
 from tests.support.models import weights_of
 from tests.support.trials import TinyTrial, fit, fit_and_fail
 
-FILES = ["state_dict.pth", "trial_state.json", "load_data.json", "metadata.json"]
+FILES = ["state_dict.pth", "trial_state.json", "load_data.json", "metadata.json", "manifest.json"]
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +76,8 @@ def test_one_wrong_bit_is_found(name: str, intact: Path, tmp_path: Path) -> None
 
 def test_a_checkpoint_of_a_later_release_is_refused(intact: Path, tmp_path: Path) -> None:
     """Its files may mean something else."""
-    from pa_trial.checkpoint_files import digest_of_document
-
-    checkpoint = tmp_path / "checkpoint"
-    shutil.copytree(intact, checkpoint)
-    document = json.loads((checkpoint / "metadata.json").read_text())
-    del document["digest"]
-    document["format_version"] = 2
-    document["digest"] = digest_of_document(document)
-    (checkpoint / "metadata.json").write_text(json.dumps(document))
+    shutil.copytree(intact, tmp_path / intact.name)
+    checkpoint = changed_trial_state(tmp_path / intact.name, format_version=2)
     with pytest.raises(InvalidCheckpointException, match="release of pa-trial") as error:
-        fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint="checkpoint")
+        fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint)
     assert "format_version 2" in error.value.given

@@ -97,7 +97,7 @@ def test_what_is_not_a_checkpoint_stays(tmp_path: Path) -> None:
     train(tmp_path, 1)
     (name,) = kept(tmp_path).values()
     shutil.copytree(tmp_path / name, tmp_path / "damaged")
-    (tmp_path / "damaged" / "metadata.json").write_text("{")
+    (tmp_path / "damaged" / "manifest.json").write_text("{")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes.txt").touch()
     (tmp_path / "link").symlink_to(tmp_path / name, target_is_directory=True)

@@ -68,9 +68,9 @@ def refusals_explained(
     """
     try:
         yield
-    except (CheckpointError, *passing):
-        raise
     except Exception as error:
+        if isinstance(error, (CheckpointError, *passing)):
+            raise
         raise explain(f"loading it raised {type(error).__name__}: {error}") from error
 
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.utils.hooks import RemovableHandle
 
+from pa_checkpoint.torch_states import misfit
 from pa_core.distributed import broadcast_weights, rank
 from pa_core.parts import broadcast_tensors, foreach, is_unscaled, parameters_of, warn_user
 from pa_distributed import require_same
@@ -380,15 +381,11 @@ class TrainedParts:
 
     def unfinished_gradients(self) -> list[dict[str, Tensor]]:
         """Return the gradients of this process that no step has used up, by the names of parameters, model by model."""
-        seen: set[int] = set()
-        unfinished: list[dict[str, Tensor]] = []
+        seen, unfinished = set[int](), list[dict[str, Tensor]]()
         for model in self.models:
-            found: dict[str, Tensor] = {}
-            for name, parameter in model.named_parameters():
-                if parameter.grad is not None and id(parameter) not in seen:
-                    found[name] = parameter.grad.detach()
-                seen.add(id(parameter))
-            unfinished.append(found)
+            own = {name: one for name, one in model.named_parameters() if id(one) not in seen}
+            unfinished.append({name: one.grad.detach() for name, one in own.items() if one.grad is not None})
+            seen |= set(map(id, own.values()))
         return unfinished
 
     def load_unfinished_gradients(self, gradients: list[dict[str, Tensor]]) -> None:
@@ -400,8 +397,18 @@ class TrainedParts:
         Raises:
             InvalidCheckpointException: They do not belong to the wrapped models. Nothing was loaded.
         """
-        for parameter, gradient in _match_gradients(self.models, gradients):
-            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+        pairs = list(zip(self.models, gradients, strict=False))
+        found = [misfit(model, {**model.state_dict(), **of_model}, source="checkpoint") for model, of_model in pairs]
+        if len(gradients) != len(self.models) or any(found):
+            raise InvalidCheckpointException(
+                "The gradients of an unfinished group of batches belong to other models.",
+                given="; ".join(filter(None, found)) or f"{len(gradients)} models, not {len(self.models)}",
+                do="Resume with the trial that saved the checkpoint.",
+            )
+        for model, of_model in pairs:
+            for name, gradient in of_model.items():
+                parameter = model.get_parameter(name)
+                parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
         if self._exchange is not None:
             self._note_unfinished(self._exchange)
 
@@ -474,22 +481,3 @@ def _divide_gradients(optimizer: Optimizer, number: int) -> None:
     gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
     if gradients:
         foreach("div_", gradients, number)
-
-
-def _match_gradients(models: list[nn.Module], gradients: list[dict[str, Tensor]]) -> list[tuple[nn.Parameter, Tensor]]:
-    pairs: list[tuple[nn.Parameter, Tensor]] = []
-    misfits: list[str] = [] if len(models) == len(gradients) else [f"{len(gradients)} models, not {len(models)}"]
-    for model, of_model in zip(models, gradients, strict=False):
-        parameters = dict(model.named_parameters())
-        for name, gradient in of_model.items():
-            parameter = parameters.get(name)
-            if parameter is None or parameter.shape != gradient.shape:
-                misfits.append(f"{name} of shape {tuple(gradient.shape)}")
-            else:
-                pairs.append((parameter, gradient))
-    if misfits:
-        raise InvalidCheckpointException(
-            f"The gradients of an unfinished group of batches belong to other models: {', '.join(misfits)}.",
-            do="Resume with the trial that saved the checkpoint.",
-        )
-    return pairs
