@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import UnsupportedConfigurationError
 from pa_core.parts import (
     BatchFetcher,
     SampleFetcher,
@@ -28,6 +27,7 @@ from pa_core.parts import (
     sigterm_held_back,
 )
 from pa_data import is_in_memory
+from pa_data.errors import UnsupportedConfigurationError
 from pa_data.rng import extend_key, mix, preserve_rng_state, seed_rng
 from pa_trial.batch_order import BatchRequest, EpochOrders, SamplerOrder
 from pa_trial.random_draws import RngStates

@@ -21,8 +21,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from pa_core.data import epoch_order
-from pa_core.parts import set_epoch
+from pa_data import set_epoch
+from pa_data.orders import epoch_order
 from pa_data.rng import extend_key, mix
 from pa_trial.errors import EmptyLoaderError
 from pa_trial.random_draws import OwnRngs

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pa_checkpoint import CheckpointError, Folder, verify
-from pa_core.parts import warn_user
 from pa_trial.checkpoint_files import LOAD_DATA, METADATA, OF_RANK, STATE, TRIAL_STATE, name_of_rank, read_json
 from pa_trial.errors import CheckpointNotFound, InvalidCheckpointException
 from pa_trial.foreign_checkpoints import is_foreign, is_of_earlier_version, read_foreign, verify_earlier
 from pa_trial.rank_outcomes import from_chief
 from pa_trial.saved_trial import SavedTrial, saved_trial
+from pa_trial.user_warnings import warn_user
 
 
 def find_folder(name: str | os.PathLike[str], checkpoint_dir: Path) -> Path:

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pa_checkpoint import Folder
-from pa_core import CheckpointError, RanksDifferError
-from pa_core.distributed import gather_objects
-from pa_core.parts import warn_user
+from pa_checkpoint import CheckpointError, Folder
+from pa_distributed import RanksDifferError, gather_objects
 from pa_trial.callback import PyTorchCallback
 from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, TRIAL_STATE, name_of_rank
 from pa_trial.checkpoint_folder import find_folder, read_saved
@@ -26,6 +24,7 @@ from pa_trial.rank_outcomes import from_chief, on_each_rank
 from pa_trial.saved_trial import Lineage, SavedTrial, trial_state_of
 from pa_trial.trial import PyTorchTrial
 from pa_trial.trial_contents import capture_process, capture_trial, load_weights, require_fit, take_over
+from pa_trial.user_warnings import warn_user
 
 
 class Checkpoints:

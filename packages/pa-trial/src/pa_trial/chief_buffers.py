@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pa_core import RanksDifferError
-from pa_core.parts import BUFFERS, foreach
-from pa_distributed import require_same
+from pa_distributed import RanksDifferError, require_same
+from pa_trial._torch import BUFFERS, foreach
 
 _collectives: Any = dist  # torch annotates its collectives only in part
 _ALIGNMENT = 16

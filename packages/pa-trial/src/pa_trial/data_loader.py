@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from typing_extensions import TypeVar
 
-from pa_core import ConfigurationError
+from pa_data.errors import ConfigurationError
 from pa_trial.batch_loading import BatchShare, KeyedBatches
 from pa_trial.batch_order import find_order
 from pa_trial.samplers import DistributedBatchSampler, RepeatBatchSampler, SkipBatchSampler

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pa_core import RanksDifferError
+from pa_distributed import RanksDifferError
 from pa_trial.gradient_buckets import GradientBuckets
 
 _collectives: Any = dist  # torch annotates its collectives only in part

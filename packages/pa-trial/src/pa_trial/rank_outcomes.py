@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from pa_core import CheckpointError, ExplainedError
-from pa_core.distributed import num_processes, rank
+from pa_checkpoint import CheckpointError
+from pa_data.errors import ExplainedError
 from pa_distributed import OtherProcessError, gather_objects
+from pa_trial.collectives import num_processes, rank
 from pa_trial.errors import InvalidHP
 
 _T = TypeVar("_T")

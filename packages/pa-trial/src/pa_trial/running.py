@@ -8,13 +8,8 @@ from typing import Any
 
 import torch
 
-from pa_core.parts import (
-    describe_arguments,
-    describe_hyperparameters,
-    describe_models,
-    describe_optimizers,
-)
 from pa_distributed import HangDetector, fail_fast, gather_objects, require_same, showing_errors_once
+from pa_trial.comparison import describe, describe_models, describe_optimizers
 from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidHP
 from pa_trial.fit_options import FitOptions
@@ -78,7 +73,7 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ()).item())
 
-    def describe() -> dict[str, str]:
+    def describe_all() -> dict[str, str]:
         asked = {name: _comparable(value) for name, value in vars(options).items() if name not in _PATHS}
         context = {
             "trial": type(trial),
@@ -88,10 +83,10 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
             "metric": parts.run_settings.metric,
             "max_checkpoints": parts.run_settings.max_checkpoints,
         }
-        return describe_arguments({**context, **asked})
+        return {name: describe(value) for name, value in {**context, **asked}.items()}
 
     with showing_errors_once():
-        require_same(describe)
+        require_same(describe_all)
         return gather_objects(seed)[0]
 
 
@@ -118,12 +113,11 @@ def require_same_parts(parts: ContextParts, others: Callable[[], dict[str, str]]
         RanksDifferError: They are not the same on all processes.
     """
 
-    def describe() -> dict[str, str]:
+    def describe_all() -> dict[str, str]:
         models = {f"model {index}": model for index, model in enumerate(parts.trained.models)}
         optimizers = {f"optimizer {index}": one for index, one in enumerate(parts.trained.optimizers)}
         schedulers = [type(one).__qualname__ for one in parts.trained.lr_schedulers]
         texts = describe_models(models) | describe_optimizers(optimizers, models)
-        texts |= describe_hyperparameters(optimizers) | {"lr_schedulers": ", ".join(schedulers)}
-        return texts | others()
+        return texts | {"lr_schedulers": ", ".join(schedulers)} | others()
 
-    require_same(describe)
+    require_same(describe_all)

@@ -14,16 +14,18 @@ from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.utils.hooks import RemovableHandle
 
 from pa_checkpoint.torch_states import misfit
-from pa_core.distributed import broadcast_weights, rank
-from pa_core.parts import broadcast_tensors, foreach, is_unscaled, parameters_of, warn_user
 from pa_distributed import require_same
 from pa_trial import part_checks
+from pa_trial._torch import foreach, is_unscaled
 from pa_trial.chief_buffers import ChiefBuffers
+from pa_trial.collectives import broadcast, rank
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
 from pa_trial.gradient_exchange import GradientExchange
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.mixed_precision import AutocastHooks, create_scaler
+from pa_trial.part_checks import parameters_of
 from pa_trial.progress import TrialProgress
+from pa_trial.user_warnings import warn_user
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
@@ -118,7 +120,7 @@ class TrainedParts:
             if self._num_processes > 1:
                 part_checks.require_initialized(model)
                 require_same(partial(part_checks.describe_model, model, len(self.models)))
-                broadcast_weights(model)
+                broadcast((*model.parameters(), *model.buffers()))
         self.models.append(model)
         self._register_autocast(model)
         return model
@@ -252,7 +254,7 @@ class TrainedParts:
                 self._register_autocast(model)
         if self._num_processes > 1:
             parameters = list(dict.fromkeys(parameter for model in self.models for parameter in model.parameters()))
-            broadcast_tensors(parameters)  # the trial may have changed them after they were wrapped
+            broadcast(parameters)  # the trial may have changed them after they were wrapped
             self._exchange = GradientExchange(parameters, self._num_processes)
             self._note_unfinished(self._exchange)
             self._buffers = ChiefBuffers(self.models, is_chief=rank() == 0)

@@ -10,14 +10,15 @@ from typing import Any, cast
 from torch import nn
 
 from pa_checkpoint.torch_states import AllOrNothing, SavedModel, misfit
-from pa_core.parts import COMPILED, warn_user
 from pa_trial import rng_states
+from pa_trial._torch import COMPILED
 from pa_trial.callback import PyTorchCallback
 from pa_trial.checkpoint_files import STATE
 from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidCheckpointException
 from pa_trial.plain_files import read_torch_file
 from pa_trial.saved_trial import SavedTrial
+from pa_trial.user_warnings import warn_user
 
 MODELS, OPTIMIZERS, SCHEDULERS = "models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"
 CALLBACKS, SCALER, RNG = "callbacks", "scaler_state_dict", "rng_state"
