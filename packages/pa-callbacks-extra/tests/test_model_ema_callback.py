@@ -21,9 +21,9 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import RecordingCallback, TinyClassifier
+from tests.support.callbacks import CallAt
 from tests.support.pa_callbacks_extra.averaged_models import values
 from tests.support.pa_callbacks_extra.averaged_runs import EVERYWHERE, AverageByHand, make_trainer, require_equal, train
-from tests.support.callbacks import CallAt
 
 
 @pytest.mark.runs_on(*EVERYWHERE)

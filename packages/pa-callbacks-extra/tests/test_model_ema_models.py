@@ -18,9 +18,9 @@ from typing_extensions import override
 from pa_callbacks_extra import ModelEmaCallback
 from pa_core import Trainer
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.callbacks import CallAt
 from tests.support.pa_callbacks_extra.averaged_models import values
 from tests.support.pa_callbacks_extra.averaged_runs import AverageByHand, make_trainer, require_equal, train
-from tests.support.callbacks import CallAt
 
 
 class Scaled(Trainer[nn.Module]):

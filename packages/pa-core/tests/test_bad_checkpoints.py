@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from pa_core import CheckpointError, Trainer
 from pa_core.testing import TinyClassifier
-from tests.support.pa_core.good_run import assert_still_works, make_trainer, train
 from tests.support.explained import assert_explained
+from tests.support.pa_core.good_run import assert_still_works, make_trainer, train
 
 Net: TypeAlias = "Trainer[TinyClassifier]"
 

@@ -25,9 +25,9 @@ from pa_core.callbacks import PrintProgressCallback
 from pa_core.data.loaders import default_num_workers
 from pa_core.distributed import num_processes, rank
 from pa_core.orders import Sequential
-from tests.support.pa_core.custom_loops.loops import make_line
 from tests.small_runs import NoteBatches, linear, make_trainer, samples
 from tests.support.callbacks import KillAt, KilledError
+from tests.support.pa_core.custom_loops.loops import make_line
 
 Sample = tuple[Tensor, ...]
 NO_WORKERS: dict[str, Any] = {"num_workers": 0}

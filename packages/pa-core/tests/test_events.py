@@ -21,8 +21,8 @@ from pa_core import (
 )
 from pa_core.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_regression
-from tests.support.pa_core.good_run import EVAL_DATA, assert_still_works, make_trainer, train
 from tests.support.explained import assert_explained
+from tests.support.pa_core.good_run import EVAL_DATA, assert_still_works, make_trainer, train
 
 calls: list[tuple[object, ...]] = []
 

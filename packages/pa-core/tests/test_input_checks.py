@@ -24,6 +24,7 @@ from pa_core import (
     Trainer,
 )
 from pa_core.testing import RecordingCallback, TinyClassifier
+from tests.support.explained import assert_explained
 from tests.support.pa_core.good_run import (
     EVAL_DATA,
     TRAIN_DATA,
@@ -32,7 +33,6 @@ from tests.support.pa_core.good_run import (
     make_trainer,
     train,
 )
-from tests.support.explained import assert_explained
 
 EMPTY = TensorDataset(torch.empty(0, 4), torch.empty(0, dtype=torch.long))
 

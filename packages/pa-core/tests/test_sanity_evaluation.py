@@ -25,8 +25,8 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from tests.support.pa_core.training_states.small_runs import DrawingDataset, make_trainer, train
 from tests.support.callbacks import FailAt
+from tests.support.pa_core.training_states.small_runs import DrawingDataset, make_trainer, train
 
 DATA = make_classification(24)
 

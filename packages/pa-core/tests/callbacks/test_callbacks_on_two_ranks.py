@@ -20,7 +20,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import RecordingCallback, make_regression
-from tests.pa_core.callbacks.test_best_model import Script
+from tests.support.pa_core.scripted_scores import Script
 from tests.support.trainers import linear_trainer
 
 pytestmark = pytest.mark.runs_on("two_ranks")

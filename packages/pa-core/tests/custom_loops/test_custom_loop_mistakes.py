@@ -25,9 +25,9 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from tests.support.pa_core.custom_loops.loops import make_line, step_through
-from tests.pa_core.test_scheduler_stepping import Bare, OfTwoMetrics, Timm
 from tests.small_runs import linear, samples
+from tests.support.pa_core.custom_loops.loops import make_line, step_through
+from tests.support.pa_core.own_schedulers import Bare, OfTwoMetrics, Timm
 
 
 def _fail(gradient: Tensor) -> None:

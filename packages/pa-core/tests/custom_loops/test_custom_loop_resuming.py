@@ -13,8 +13,8 @@ import torch
 
 from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, TrainingPreempted
 from pa_core.storage import StateFolder
-from tests.support.pa_core.custom_loops.loops import fingerprint, make_run, train
 from tests.support.callbacks import CallAt, KilledError
+from tests.support.pa_core.custom_loops.loops import fingerprint, make_run, train
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core import Run, SaveTrainingStateCallback
-from tests.support.pa_core.custom_loops.loops import make_line, make_update, seed_all, step_through
 from tests.small_runs import samples
 from tests.support.callbacks import CallAt, KilledError
 from tests.support.histories import epochs_of, moments, updates_of
+from tests.support.pa_core.custom_loops.loops import make_line, make_update, seed_all, step_through
 
 
 def test_each_sample_counts_once() -> None:

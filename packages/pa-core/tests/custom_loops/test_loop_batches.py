@@ -31,10 +31,10 @@ from pa_core import (
 )
 from pa_core.distributed import num_processes, rank
 from pa_core.testing import RecordingCallback
-from tests.support.pa_core.custom_loops.loops import states_in
 from tests.support.callbacks import KilledError
 from tests.support.histories import moments
 from tests.support.loops import updates_of
+from tests.support.pa_core.custom_loops.loops import states_in
 
 on_any = pytest.mark.runs_on("one_process", "two_ranks")
 

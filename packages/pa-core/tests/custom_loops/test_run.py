@@ -23,6 +23,8 @@ from pa_core import (
     Trainer,
 )
 from pa_core.testing import RecordingCallback
+from tests.small_runs import NoteBatches, linear, samples
+from tests.support.histories import moments
 from tests.support.pa_core.custom_loops.loops import (
     BATCH_SIZE,
     SAMPLES,
@@ -33,8 +35,6 @@ from tests.support.pa_core.custom_loops.loops import (
     step_through,
 )
 from tests.support.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine, log_of
-from tests.small_runs import NoteBatches, linear, samples
-from tests.support.histories import moments
 
 
 def list_of_images(drawn: list[Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch.optim import Adam
 
 from pa_core import CheckpointError, Trainer
 from pa_core.testing import TinyClassifier
+from tests.support.pa_core.checkpointed_runs import same, state_of, train
 from tests.support.pa_core.damage.damaged_checkpoints import (
     Damage,
     flipped_bits,
@@ -19,7 +20,6 @@ from tests.support.pa_core.damage.damaged_checkpoints import (
     growing,
     truncations,
 )
-from tests.pa_core.test_checkpoint import same, state_of, train
 
 
 def make_trainer(seed: int = 0) -> Trainer[nn.Module]:

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from pa_core import CheckpointError, Trainer
 from pa_core.testing import TinyClassifier
+from tests.support.pa_core.checkpointed_runs import DATA, halving, same, state_of
 from tests.support.pa_core.damage.incompatible_checkpoints import Misfit, Place, entries, foreign_entries, misfits
-from tests.pa_core.test_checkpoint import DATA, halving, same, state_of
 
 EVERY = 7
 """Which of the misfits are tried where there is little time: a prime number, so that all kinds are among them."""

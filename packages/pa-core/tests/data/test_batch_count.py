@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from pa_core import BatchOutputError, ConfigurationError, EmptyDatasetError, Trainer
 from pa_core.testing import TinyClassifier, make_classification
-from tests.support.pa_core.good_run import Permissive
 from tests.support.explained import assert_explained
+from tests.support.pa_core.good_run import Permissive
 
 DATA = make_classification(32)
 NO_WORKERS = {"num_workers": 0}

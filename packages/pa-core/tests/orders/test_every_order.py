@@ -13,8 +13,8 @@ import pytest
 from pa_core import files, orders
 from pa_core.orders import Order
 from tests.launching import Launch
-from tests.support.pa_core.orders import train_in_every_order
 from tests.support.every_order import ORDERS, loaders_of, updates_of
+from tests.support.pa_core.orders import train_in_every_order
 
 EPOCH = 1
 MOST_FOR_WORKERS = ("Mixture", "ShardOrder", "TokenBudget")

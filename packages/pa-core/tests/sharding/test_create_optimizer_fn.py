@@ -26,8 +26,8 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.model_tensors import is_sharded
-from tests.pa_core.sharding.test_meta_weights import MakesItsWeights, on_meta
-from tests.pa_core.sharding.test_shard_model import accelerator_with, sharding
+from tests.support.pa_core.sharding.meta_models import MakesItsWeights, on_meta
+from tests.support.pa_core.sharding.plugins import accelerator_with, sharding
 from tests.support.sharded_models import sentences, tiny_transformer, whole_weights
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")

@@ -26,7 +26,8 @@ from pa_core import (
 )
 from pa_core.storage import StateFolder
 from tests.launching import Launch
-from tests.pa_core.test_events_of_endings import table
+from tests.support.callbacks import CallAt
+from tests.support.pa_core.events_of_endings import table
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
@@ -35,7 +36,6 @@ from tests.support.pa_core.training_states.small_runs import (
     make_trainer,
     train,
 )
-from tests.support.callbacks import CallAt
 
 SCRIPT = """
 import json, os, signal, sys

@@ -26,8 +26,14 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.storage import StateFolder, newest_valid
-from tests.support.pa_core.training_states.small_runs import DrawingDataset, InterruptAt, Interrupted, make_trainer, train
 from tests.support.callbacks import CallAt
+from tests.support.pa_core.training_states.small_runs import (
+    DrawingDataset,
+    InterruptAt,
+    Interrupted,
+    make_trainer,
+    train,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -29,9 +29,9 @@ from pa_core import (
 from pa_core.callbacks.uploads import Uploads
 from pa_core.storage import StateFolder
 from pa_core.training_state import fetched_states
-from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
 from tests.support.callbacks import CallAt
 from tests.support.faulty_store import Faults, FaultyFileSystem, Refused, store_url, use_faults
+from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
 
 if TYPE_CHECKING:
     from tests.launching import Launch

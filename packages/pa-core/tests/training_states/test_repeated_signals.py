@@ -11,8 +11,8 @@ import pytest
 
 from pa_core import SaveTrainingStateCallback, TrainingPreempted
 from pa_core.storage import StateFolder
-from tests.support.pa_core.training_states.small_runs import make_trainer, train
 from tests.support.callbacks import CallAt
+from tests.support.pa_core.training_states.small_runs import make_trainer, train
 
 if TYPE_CHECKING:
     from tests.launching import Launch

@@ -27,6 +27,7 @@ from pa_core import (
 )
 from pa_core.storage import StateFolder, read_state
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
@@ -36,7 +37,6 @@ from tests.support.pa_core.training_states.small_runs import (
     make_trainer,
     train,
 )
-from tests.support.callbacks import CallAt
 
 
 def saving(folder: Path, **options: Any) -> SaveTrainingStateCallback:

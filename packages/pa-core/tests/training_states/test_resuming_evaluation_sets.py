@@ -19,8 +19,14 @@ from pa_core import (
     distributed,
 )
 from pa_core.storage import read_state
-from tests.support.pa_core.training_states.small_runs import DrawingDataset, InterruptAt, Interrupted, make_trainer, train
-from tests.pa_core.training_states.test_preemption import SignalAt, preemptible
+from tests.support.pa_core.training_states.preempted_runs import SignalAt, preemptible
+from tests.support.pa_core.training_states.small_runs import (
+    DrawingDataset,
+    InterruptAt,
+    Interrupted,
+    make_trainer,
+    train,
+)
 
 VAL, OOD, RARE = DrawingDataset(20), DrawingDataset(12), DrawingDataset(9)
 SETS: dict[str, Any] = {"val": VAL, "ood": OOD, "rare": EvaluationSet(RARE, every_n_epochs=2)}

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.callbacks import RatesUsed
 from tests.support.pa_core.training_states.small_runs import (
     InterruptAt,
     Interrupted,
@@ -25,7 +26,6 @@ from tests.support.pa_core.training_states.small_runs import (
     make_trainer,
     train,
 )
-from tests.support.callbacks import RatesUsed
 
 
 def decay(update: int) -> float:

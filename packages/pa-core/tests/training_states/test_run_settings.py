@@ -17,6 +17,7 @@ from pa_core import CheckpointError, ConfigurationError, SaveTrainingStateCallba
 from pa_core.errors import ArgumentTypeError
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from pa_core.training_state.run_settings import RESUME_OVERRIDES
+from tests.support.callbacks import RatesUsed
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
@@ -26,7 +27,6 @@ from tests.support.pa_core.training_states.small_runs import (
     make_trainer,
     train,
 )
-from tests.support.callbacks import RatesUsed
 
 
 @pytest.fixture

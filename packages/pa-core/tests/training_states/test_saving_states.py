@@ -10,8 +10,8 @@ import pytest
 
 from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, distributed
 from pa_core.storage import StateFolder
-from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
 from tests.support.callbacks import CallAt
+from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
 
 
 def updates_in(folder: Path) -> list[int]:

@@ -9,6 +9,7 @@ import pytest
 
 from pa_core import AnyTrainer, PrintProgressCallback, SaveTrainingStateCallback, StateNotFoundError
 from pa_core.storage import StateFolder
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
@@ -17,7 +18,6 @@ from tests.support.pa_core.training_states.small_runs import (
     make_trainer,
     train,
 )
-from tests.support.callbacks import CallAt
 
 
 def names_in(folder: Path) -> list[str]:

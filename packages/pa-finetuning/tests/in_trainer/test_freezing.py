@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
 from pa_finetuning import ModelFreezer
+from tests.support.models import weights_of
 from tests.support.pa_finetuning.conv_net import changed, entries_below
 from tests.support.pa_finetuning.in_trainer.fine_tuning import make_images, make_model
-from tests.support.models import weights_of
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks", "bf16")
 

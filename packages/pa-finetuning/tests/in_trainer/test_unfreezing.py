@@ -29,10 +29,10 @@ from pa_core import AnyTrainer, SaveBestModelCallback, Trainer, TrainerCallback,
 from pa_core.data import epoch_order
 from pa_finetuning import ModelFreezer
 from pa_schedulers import CosineLrScheduler
-from tests.support.pa_finetuning.conv_net import changed, entries_below, trainable
-from tests.support.pa_finetuning.in_trainer.fine_tuning import Unfreezing, make_frozen, make_images
 from tests.support.callbacks import CallAt
 from tests.support.models import weights_of
+from tests.support.pa_finetuning.conv_net import changed, entries_below, trainable
+from tests.support.pa_finetuning.in_trainer.fine_tuning import Unfreezing, make_frozen, make_images
 
 RATES = [0.001, 0.004, 0.01]
 

@@ -13,10 +13,10 @@ from torch.optim import SGD, Adam
 
 from pa_core import Run, TrainerCallback
 from pa_core.custom_loop import Update
-from tests.support.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine
 from tests.small_runs import linear, samples
 from tests.support.callbacks import KilledError
 from tests.support.histories import moments
+from tests.support.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine
 
 Batch = tuple[Tensor, Tensor]
 SAMPLES, BATCH_SIZE = 52, 8  # 7 batches, the last one of 4

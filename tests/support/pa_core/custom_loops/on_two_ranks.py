@@ -23,8 +23,8 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.testing import RecordingCallback
-from tests.pa_core.custom_loops import test_custom_loop_models as gans
 from tests.support.histories import moments
+from tests.support.pa_core.custom_loops import gans
 
 
 def _line(batch_size: int, number: int = 21, **options: Any) -> Run[nn.Sequential, Any]:

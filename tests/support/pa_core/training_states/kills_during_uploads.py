@@ -33,8 +33,8 @@ from pa_checkpoint import _remote_folder as object_store
 from pa_checkpoint._remote_folder import RemoteCheckpoint, RemoteFolder
 from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainerCallback
 from pa_core.storage import StateFolder
-from tests.support.pa_core.training_states.small_runs import make_trainer, train
 from tests.support.faulty_store import KINDS, Faults, fault_rates, store_url, use_faults
+from tests.support.pa_core.training_states.small_runs import make_trainer, train
 
 _RATE = 0.02
 _MOST_SECONDS = 0.6
