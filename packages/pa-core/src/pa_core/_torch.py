@@ -1,7 +1,8 @@
 """The only module that uses private names of torch, each with the public way that is not enough.
 
 Nothing is looked up when this module is imported. Where a version of torch lacks a name, what needs it says so, and
-``packages/pa-core/tests/test_torch_names.py`` fails. Attributes of objects that torch does not document count as private.
+``packages/pa-core/tests/test_torch_names.py`` fails. Attributes of objects that torch does not document count as
+private.
 """
 
 from __future__ import annotations
