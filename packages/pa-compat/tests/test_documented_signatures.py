@@ -11,6 +11,7 @@ import pytest
 from pytorch_accelerated import TrainerPlaceholderValues, callbacks, tracking
 from pytorch_accelerated.trainer import Trainer
 from pytorch_accelerated.utils import ModelEma
+from tests.support.pa_compat.documented_events import EVENTS
 
 SCHEDULE = (
     "k_decay=1.0, lr_min=1e-6, min_lr_ratio=None, num_warmup_epochs=0, warmup_starting_lr=1e-6, "
@@ -193,25 +194,6 @@ def test_the_documented_parameters_are_accepted(path: str) -> None:
             assert by_name[parameter.name].default == parameter.default, parameter.name
     further = [one for one in ours[len(by_position) :] if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     assert all(one.default is not one.empty for one in further)
-
-
-EVENTS = [
-    "on_eval_epoch_end",
-    "on_eval_epoch_start",
-    "on_eval_step_end",
-    "on_eval_step_start",
-    "on_evaluation_run_end",
-    "on_evaluation_run_start",
-    "on_init_end",
-    "on_stop_training_error",
-    "on_train_epoch_end",
-    "on_train_epoch_start",
-    "on_train_step_end",
-    "on_train_step_start",
-    "on_training_run_end",
-    "on_training_run_epoch_end",
-    "on_training_run_start",
-]
 
 
 @pytest.mark.parametrize("event", EVENTS)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
-from typing_extensions import override
 
 from pa_core import (
     ProgressBarCallback,
@@ -23,27 +22,15 @@ from pa_core.callbacks import PrintProgressCallback
 from pa_core.distributed import num_processes
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import EmptyDatasetError
-from pa_core.orders import EpochOrder, Order, epoch_order
+from pa_core.orders import Order
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.histories import updates_of
 from tests.support.pa_core.custom_loops.loops import make_line, step_through
+from tests.support.pa_core.stages import Stages
 
 SAMPLES = [16, 40, 24]
 UPDATES = [2, 5, 3]
-
-
-class Stages(Order):
-    """Visits as many samples in each epoch as the list says, the first ones of the dataset, shuffled."""
-
-    name: ClassVar[str] = "stages-v1"
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-
-    @override
-    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
-        return epoch_order(self.sizes[epoch % len(self.sizes)], seed=seed, epoch=epoch)
 
 
 def train(trainer: Trainer, num_epochs: int = 3, **options: Any) -> Trainer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from typing_extensions import override
 from pa_core import AnyTrainer, StopTrainingError, TerminateOnNaNCallback, Trainer, TrainerCallback
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from tests.launching import Launch
+from tests.support.pa_core.events_of_endings import table
 
-PAGE = Path(__file__).parents[3] / "docs" / "maintainers" / "failures.md"
 EVENTS_OF_EVALUATE = {
     "on_training_run_epoch_end": "on_eval_epoch_end",
     "on_training_run_end": "on_evaluation_run_end",
@@ -28,15 +27,6 @@ LIMIT = "`max_num_train_steps`"
 WITHOUT_UPDATES = ("evaluate", LIMIT)
 NOT_FINITE = "a loss that is not finite, with `TerminateOnNaNCallback`"
 SIGTERM = "`SIGTERM`, if nobody handles it"
-
-
-def table() -> dict[str, dict[str, str]]:
-    """The rows of the table by their first cell: for each column, what is said there."""
-    _, start, after = PAGE.read_text().partition("| the run ends by |")
-    lines = (start + after.partition("\n\n")[0]).splitlines()
-    head, _, *rows = [line.strip("| ").split(" | ") for line in lines]
-    columns = [name.strip("`") for name in head[1:]]
-    return {row[0]: dict(zip(columns, row[1:], strict=True)) for row in rows}
 
 
 def go_on() -> None:

@@ -57,7 +57,7 @@ TESTED_IN = {
     "alone": "ranks_that_differ/test_ranks_that_differ.py::test_processes_end_soon",
 }
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "guarantees.md"
+PAGE = HERE.parents[2] / "docs" / "guarantees.md"
 
 
 def test_each_row_of_the_page_names_a_test_that_is_there() -> None:

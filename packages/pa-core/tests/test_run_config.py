@@ -20,6 +20,7 @@ from pa_core.distributed import num_processes, rank
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import TrainerRunConfig
 from tests.small_runs import make_trainer, samples
+from tests.support.pa_core.stages import Stages
 
 VALUES: dict[str, Any] = {
     "num_epochs": 2,

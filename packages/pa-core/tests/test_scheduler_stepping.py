@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import TensorDataset
 from typing_extensions import override
@@ -28,6 +28,7 @@ from pa_core import (
 )
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.pa_core.custom_loops.loops import make_line, step_through
+from tests.support.pa_core.own_schedulers import Bare, OfEpochs, OfTwoMetrics, Timm
 
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0)
 
@@ -100,39 +101,12 @@ def test_a_metric_of_the_trainer_itself() -> None:
         assert trainer.scheduler.last_epoch == 4
 
 
-class OfEpochs:
-    """A scheduler that is told of epochs, and perhaps of a metric."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.told: list[Any] = []
-
-    def step(self, epoch: int, metric: float | None = None) -> None:
-        """Note what it is told."""
-        self.told.append((epoch, metric))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what it was told."""
-        return {"told": self.told}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what it was told."""
-        self.told = state_dict["told"]
-
-
 class OfMetric(OfEpochs):
     """One that wants nothing but a metric, by position."""
 
     @override
     def step(self, quality: float, /) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # another interface
         self.told.append(quality)
-
-
-class OfTwoMetrics(OfEpochs):
-    """One that wants two metrics."""
-
-    @override
-    def step(self, loss: float, quality: float) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # another interface
-        raise AssertionError
 
 
 def test_schedulers_with_another_interface() -> None:
@@ -145,21 +119,6 @@ def test_schedulers_with_another_interface() -> None:
         trainer = make_trainer(RecordsMetric(iter([3.0, 4.0])))
         train(trainer, 2, create_scheduler_fn=create, **options)
         assert trainer.scheduler.told == expected
-
-
-class Bare:
-    """Neither ``step`` nor ``step_update``."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        pass
-
-
-class Timm(OfEpochs):
-    """The interface of timm's schedulers."""
-
-    def step_update(self, num_updates: int, metric: float | None = None) -> None:
-        """Note the number of updates."""
-        self.told.append(num_updates)
 
 
 class StepsByItself(Trainer):

@@ -27,6 +27,7 @@ from pa_core.callbacks import progress_bar
 from pa_core.distributed import rank
 from pa_core.testing import RecordingCallback
 from tests.support.callbacks import KillAt, KilledError
+from tests.support.pa_core.tensor_reads import Reads
 
 NUM_SAMPLES, BATCH_SIZE = 22, 4
 VALUES = torch.arange(NUM_SAMPLES, dtype=torch.float64) / 7

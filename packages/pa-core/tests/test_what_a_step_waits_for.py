@@ -16,42 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Trainer, TrainerCallback
 from pa_core.callbacks import CallbackLike
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.pa_core.tensor_reads import Reads
 
-READS = {"__bool__", "__float__", "__int__", "__index__", "cpu", "item", "numpy", "tolist", "__array__", "is_nonzero"}
-IS_CPU: Any = vars(torch._C.TensorBase)["is_cpu"].__get__  # pyright: ignore[reportPrivateUsage]  # what torch passes on
 BATCH_SIZE, FEW, MANY = 4, 10, 30
-
-
-class Reads(TorchFunctionMode):
-    """Counts the calls that wait for an accelerator, by the name of the function.
-
-    Args:
-        as_on_accelerator: Whether tensors say that they are on an accelerator, so that code that reads those of the CPU
-            does what it does there.
-    """
-
-    def __init__(self, *, as_on_accelerator: bool) -> None:
-        super().__init__()
-        self.counts = Counter[str]()
-        self._as_on_accelerator = as_on_accelerator
-
-    @override
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in READS:
-            self.counts[name] += 1
-        if self._as_on_accelerator and func == IS_CPU:
-            return False
-        return func(*args, **(kwargs or {}))
 
 
 def counts_of_a_step(count: Callable[[int], Counter[str]]) -> dict[str, float]:

@@ -26,8 +26,8 @@ from pa_trial import (
     PyTorchTrialContext,
     Trainer,
 )
-from tests.support.pa_trial.saved_checkpoints import as_of_earlier_version, changed_trial_state
 from tests.support.models import weights_of
+from tests.support.pa_trial.saved_checkpoints import as_of_earlier_version, changed_trial_state
 from tests.support.trials import ErrorT, TinyTrial, callback, fit, fit_and_fail, raising, returning, variant
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pa_trial import Batch, InvalidCheckpointException, load_trial_from_checkpoint_path
-from tests.support.pa_trial.saved_checkpoints import changed_trial_state
 from tests.support.models import weights_of
+from tests.support.pa_trial.saved_checkpoints import changed_trial_state
 from tests.support.trials import TinyTrial, fit, fit_and_fail
 
 FILES = ["state_dict.pth", "trial_state.json", "load_data.json", "metadata.json", "manifest.json"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pa_trial
 
 HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
+DOCS = HERE.parents[2] / "docs"
 PAGE = DOCS / "migrating-from-determined.md"
 ALL_DIFFERENCES = DOCS / "maintainers" / "differences-from-determined.md"
 

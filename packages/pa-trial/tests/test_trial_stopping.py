@@ -240,7 +240,7 @@ def test_hyperparameters_that_cannot_work_found_when_a_checkpoint_was_saved(meth
 def test_a_rank_that_fails_alone_ends_the_others(failure: str, launch: Launch, tmp_path: Path) -> None:
     """None waits for it: the launcher fails soon, though the script would catch the error; its callbacks end before."""
     script = Path(__file__).parent / "fail_on_one_rank.py"
-    path = os.pathsep.join([str(script.parents[2]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    path = os.pathsep.join([str(script.parents[3]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     ended = launch(script, str(tmp_path / "checkpoints"), failure, ranks=2, env={"PYTHONPATH": path})
     assert ended.status != 0
     assert "a disk of this machine is gone" in ended.output

@@ -1,4 +1,4 @@
-"""Calling the scripts that stand beside the tests."""
+"""Calling the scripts that stand beside the tests of pa-compat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "packages" / "pa-compat" / "tests" / "scripts"
 
 
 def names_of(script: str, folder: Path = SCRIPTS) -> dict[str, Any]:

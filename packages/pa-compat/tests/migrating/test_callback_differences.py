@@ -14,6 +14,7 @@ from pa_core import AnyTrainer
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from tests.small_runs import make_trainer, samples
+from tests.support.pa_compat.documented_events import EVENTS
 
 PAGE = Path(__file__).parents[4] / "docs" / "maintainers" / "differences-from-pytorch-accelerated.md"
 

@@ -26,22 +26,9 @@ from pa_core import (
 )
 from pa_core.testing import make_regression
 from tests.support.callbacks import FailAt
+from tests.support.pa_core.scripted_scores import Script
 
 DATA = make_regression(16)
-
-
-class Script(TrainerCallback):
-    """Makes each epoch recognisable: sets the weights to its number, and records a given score."""
-
-    def __init__(self, scores: Sequence[float], metric: str = "figure") -> None:
-        self.scores = list(scores)
-        self.metric = metric
-
-    @override
-    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        epoch = trainer.run_history.current_epoch
-        nn.init.constant_(trainer.get_model().get_parameter("weight"), epoch)
-        trainer.run_history.update_metric(self.metric, self.scores[epoch - 1])
 
 
 def scripted_trainer(

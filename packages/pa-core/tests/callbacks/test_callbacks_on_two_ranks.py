@@ -21,6 +21,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import RecordingCallback, make_regression
+from tests.support.pa_core.scripted_scores import Script
 from tests.support.trainers import linear_trainer
 
 pytestmark = pytest.mark.runs_on("two_ranks")

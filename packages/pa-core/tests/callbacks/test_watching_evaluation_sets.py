@@ -27,6 +27,7 @@ from pa_core import (
 )
 from tests.small_runs import linear, make_trainer, samples
 from tests.support.explained import assert_explained
+from tests.support.pa_core.own_schedulers import Timm
 
 DATA, VAL, OOD = samples(8), samples(5), samples(3)
 RARE: dict[str, Any] = {"val": VAL, "test": OOD, "test_ood": EvaluationSet(OOD, every_n_epochs=2)}

@@ -28,6 +28,7 @@ from pa_core import (
 )
 from tests.small_runs import linear, samples
 from tests.support.pa_core.custom_loops.loops import make_line, step_through
+from tests.support.pa_core.own_schedulers import Bare, OfTwoMetrics, Timm
 
 
 def _fail(gradient: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch.optim import Adam
 
 from pa_core import CheckpointError, Trainer
 from pa_core.testing import TinyClassifier
+from tests.support.pa_core.checkpointed_runs import same, state_of, train
 from tests.support.pa_core.damage.damaged_checkpoints import (
     Damage,
     flipped_bits,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from pa_core import CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core import CheckpointError, SaveTrainingStateCallback, TrainerCallback
 from pa_core.storage import StateFolder
 from tests.launching import Launch
 from tests.support.pa_core.damage.damaged_states import change_document
+from tests.support.pa_core.damage.saved_runs import EPOCHS, SavedRuns, make
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
@@ -22,61 +22,6 @@ from tests.support.pa_core.training_states.small_runs import (
     make_trainer,
     train,
 )
-
-EPOCHS = 2
-
-
-class Meter:
-    """An object that is registered to be saved with the run."""
-
-    def __init__(self) -> None:
-        self.value = 3
-
-    def state_dict(self) -> dict[str, int]:
-        """The value."""
-        return {"value": self.value}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Take it over."""
-        self.value = int(state_dict["value"])
-
-
-def make(*callbacks: TrainerCallback) -> Trainer:
-    """A trainer as a script makes it at each start, with everything that a state can hold."""
-    trainer = make_trainer(*callbacks)
-    trainer.register_for_checkpointing(Meter())
-    return trainer
-
-
-class SavedRuns(NamedTuple):
-    """Two states of one run, and what it comes to when nothing interrupts it."""
-
-    folder: Path
-    newest: Path
-    expected: dict[str, Any]
-
-    def damaged(self, folder: Path, damage: Callable[[Path], object]) -> Path:
-        """A copy of the folder whose newest state is damaged."""
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.folder, folder)
-        damage(folder / self.newest.name)
-        return folder
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedRuns:
-    """States after the updates 5 and 10 of a run of 14."""
-    folder = tmp_path_factory.mktemp("states")
-    saving = SaveTrainingStateCallback(folder, save_every_n_steps=5)
-    with pytest.raises(Interrupted):
-        train(make(saving, InterruptAt("on_train_step_end", 11)), EPOCHS)
-    return SavedRuns(folder, StateFolder(folder).records()[-1].path, train(make(), EPOCHS))
-
-
-def restored(trainer: Trainer) -> tuple[object, ...]:
-    """What a resumed run restores before its first event; a scheduler changes the groups when it is made."""
-    model = {name: str(value) for name, value in trainer.model.state_dict().items()}
-    return model, str(trainer.optimizer.state_dict()["state"]), list(trainer.run_history.get_metric_names())
 
 
 def test_a_callback_that_refuses_its_state_is_named(saved: SavedRuns, tmp_path: Path) -> None:

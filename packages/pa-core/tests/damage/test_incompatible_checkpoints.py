@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from pa_core import CheckpointError, Trainer
 from pa_core.testing import TinyClassifier
+from tests.support.pa_core.checkpointed_runs import DATA, halving, same, state_of
 from tests.support.pa_core.damage.incompatible_checkpoints import Misfit, Place, entries, foreign_entries, misfits
 
 EVERY = 7

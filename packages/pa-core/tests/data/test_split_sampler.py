@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 from typing_extensions import override
 
 from pa_core import ConfigurationError, Trainer
@@ -22,6 +21,7 @@ from pa_core.testing import make_regression
 from tests.launching import Launch
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.callbacks import CallAt
+from tests.support.pa_core.data.texts import MeanOf, Texts, train_on_texts
 
 everywhere = pytest.mark.runs_on("one_process", "two_ranks")
 on_two_ranks = pytest.mark.runs_on("two_ranks")
@@ -157,37 +157,6 @@ def test_a_run_with_such_a_loader_goes_on_in_mid_epoch(shared_tmp_path: Path) ->
     assert resumed.trained == whole.trained[3:]
 
 
-class Texts(IterableDataset[tuple[Tensor, Tensor]]):
-    """Samples of different lengths, one after the other."""
-
-    def __len__(self) -> int:
-        """The number of samples."""
-        return 8
-
-    @override
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter([(torch.ones(1 + number), torch.zeros(1)) for number in range(8)])
-
-
-def pad_to_longest(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Dynamic padding."""
-    inputs = nn.utils.rnn.pad_sequence([inputs for inputs, _ in batch], batch_first=True)
-    return inputs, torch.stack([target for _, target in batch])
-
-
-class MeanOf(nn.Module):
-    """A model of inputs of any length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-
-    @override
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(inputs.mean(1, keepdim=True))
-        return outputs
-
-
 class EachReadsItsOwn(Trainer):
     """As the error advises."""
 
@@ -196,14 +165,6 @@ class EachReadsItsOwn(Trainer):
         from accelerate import Accelerator, DataLoaderConfiguration
 
         return Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
-
-
-def train_on_texts(trainer_class: type[Trainer], dataset: Dataset[Any]) -> Trainer:
-    """Batches of 2."""
-    model = MeanOf()
-    trainer = trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(dataset, 1, per_device_batch_size=2, collate_fn=pad_to_longest)
-    return trainer
 
 
 @on_two_ranks
@@ -220,7 +181,8 @@ def test_an_iterable_dataset_is_named_where_it_is_split() -> None:
 
 
 DYNAMIC_PADDING = """
-from tests.pa_core.data.test_split_sampler import Texts, Trainer, train_on_texts
+from pa_core import Trainer
+from tests.support.pa_core.data.texts import Texts, train_on_texts
 
 train_on_texts(Trainer, Texts())
 """

@@ -59,6 +59,9 @@ def test_processes_end_soon(row: Row, door: Door, launch: Launch) -> None:
 
 
 def test_the_documentation_has_the_table() -> None:
-    """Each row is in it, and there are more than fifty; `python -m tests.support.pa_core.ranks_that_differ.table` prints it."""
+    """Each row is in it, and there are more than fifty.
+
+    `python -m tests.support.pa_core.ranks_that_differ.table` prints it.
+    """
     assert table() in PAGE.read_text()
     assert len({row.what for row in ROWS}) == len(ROWS) >= 50

@@ -28,6 +28,8 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.model_tensors import is_sharded
+from tests.support.pa_core.sharding.meta_models import MakesItsWeights, on_meta
+from tests.support.pa_core.sharding.plugins import accelerator_with, sharding
 from tests.support.sharded_models import sentences, tiny_transformer, whole_weights
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")

@@ -7,51 +7,18 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from tests.pa_core.sharding.test_shard_model import sharding
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import ConfigurationError, Trainer
 from pa_core.model_tensors import is_sharded
+from tests.support.pa_core.sharding.meta_models import MakesItsWeights, on_meta
+from tests.support.pa_core.sharding.plugins import sharding
 from tests.support.sharded_models import TinyTransformer, sentences, tiny_transformer, whole_weights
 
 WHEREVER = pytest.mark.runs_on("one_process", "two_ranks")
-
-
-class MakesItsWeights(TinyTransformer):
-    """A transformer with a method that makes all of its weights, and a table that is no parameter."""
-
-    table: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.arange(7.0), persistent=False)
-
-    def init_weights(self) -> None:
-        """Make all weights and buffers, as scripts do."""
-        self.table.copy_(torch.arange(7.0))
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                module.reset_parameters()
-                nn.init.orthogonal_(module.weight)
-            elif isinstance(module, nn.Embedding):
-                nn.init.trunc_normal_(module.weight, std=0.5)
-                module.weight.data[0].zero_()
-            elif isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
-
-    @override
-    def forward(self, words: Tensor) -> Tensor:
-        logits: Tensor = super().forward(words) * self.table.sum()
-        return logits
-
-
-def on_meta(kind: type[TinyTransformer]) -> TinyTransformer:
-    """A model that takes no memory."""
-    with torch.device("meta"):
-        return kind()
 
 
 def started(model: nn.Module) -> Trainer[nn.Module]:

@@ -17,36 +17,12 @@ from pa_core import ArgumentTypeError, ConfigurationError, Run, Trainer, Unsuppo
 from pa_core.model_tensors import is_sharded, is_unit
 from tests.cells import forget_accelerate_state
 from tests.support.loops import updates_of
+from tests.support.pa_core.sharding.plugins import accelerator_with, sharding
 from tests.support.sharded_models import Block, TinyTransformer, sentences, tiny_transformer, whole_weights
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
 BY_CLASS: dict[str, Any] = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Block"]}
-
-
-def accelerator_with(**settings: Any) -> Any:
-    """An Accelerator with a plugin, as a script makes it; other arguments begin with an underscore."""
-    from accelerate import Accelerator
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
-    others = {name.removeprefix("_"): settings.pop(name) for name in [*settings] if name.startswith("_")}
-    return Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, **settings), **others)
-
-
-def sharding(
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    create_optimizer_fn: Callable[[nn.Module], Optimizer] | None = None,
-    **settings: Any,
-) -> Trainer[nn.Module]:
-    """A trainer whose Accelerator has a plugin."""
-
-    class Sharding(Trainer[nn.Module]):
-        @override
-        def _create_accelerator(self) -> Any:
-            return accelerator_with(**settings)
-
-    return Sharding(model, nn.CrossEntropyLoss(), optimizer, [], create_optimizer_fn=create_optimizer_fn)
 
 
 def updated_by_hand(model: TinyTransformer, data: TensorDataset, seed: int | None) -> Mapping[str, Tensor]:

@@ -1,9 +1,9 @@
 """Start two to four runs in one folder of states at random moments, kill some of them, and see what is left.
 
-`python packages/pa-core/tests/training_states/runs_in_one_folder.py 200` does so 200 times, and prints how the runs ended. All
-of them are the same script: whichever finds the folder free resumes from the newest state in it, or begins anew; one in
-four resumes from an older one. After each try one more run, alone, has to come to the end, bit for bit as if nothing
-had happened.
+`python packages/pa-core/tests/training_states/runs_in_one_folder.py 200` does so 200 times, and prints how the runs
+ended. All of them are the same script: whichever finds the folder free resumes from the newest state in it, or begins
+anew; one in four resumes from an older one. After each try one more run, alone, has to come to the end, bit for bit as
+if nothing had happened.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from pa_core import (
 from pa_core.storage import StateFolder
 from tests.launching import Launch
 from tests.support.callbacks import CallAt
+from tests.support.pa_core.events_of_endings import table
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,

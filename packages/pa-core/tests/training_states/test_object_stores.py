@@ -36,6 +36,8 @@ from tests.support.pa_core.training_states.small_runs import InterruptAt, Interr
 if TYPE_CHECKING:
     from tests.launching import Launch
 
+SUPPORT = Path(__file__).parents[4] / "tests" / "support" / "pa_core" / "training_states"
+
 
 @pytest.fixture(autouse=True)
 def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
@@ -336,7 +338,7 @@ def test_arguments_that_cannot_work_are_refused(arguments: Any, options: Any, wo
 def test_a_killed_run_continues_from_what_was_sent(launch: Launch) -> None:
     """On another machine too, out of an unreliable store, after each of 5 kills; `nox -s upload_kills` kills 200."""
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    launched = launch(Path(__file__).with_name("kills_during_uploads.py"), "5", "3", env=path)
+    launched = launch(SUPPORT / "kills_during_uploads.py", "5", "3", env=path)
 
     assert launched.status == 0
     assert "5 kills" in launched.output

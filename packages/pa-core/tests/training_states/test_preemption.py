@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import threading
 from pathlib import Path
@@ -23,29 +22,11 @@ from pa_core import (
 from pa_core.storage import StateFolder
 from pa_core.testing import RecordingCallback
 from tests.support.callbacks import CallAt
+from tests.support.pa_core.training_states.preempted_runs import SignalAt, preemptible
 from tests.support.pa_core.training_states.small_runs import make_trainer, train
 
 if TYPE_CHECKING:
     from types import FrameType
-
-
-def preemptible(folder: Path, **options: Any) -> SaveTrainingStateCallback:
-    """Saves states only when the machine is taken away, and at the end."""
-    return SaveTrainingStateCallback(folder, stop_on_signals=("SIGTERM", signal.SIGUSR1), **options)
-
-
-class SignalAt(TrainerCallback):
-    """Sends a signal to this process at one call of an event, as the system of a cluster does to some process."""
-
-    def __init__(self, event: str, call: int, number: signal.Signals = signal.SIGTERM, rank: int = 0) -> None:
-        self.calls = 0
-
-        def send(trainer: AnyTrainer, **kwargs: Any) -> None:
-            self.calls += 1
-            if self.calls == call and distributed.rank() == rank:
-                os.kill(os.getpid(), number)
-
-        vars(self)[event] = send
 
 
 PLACES = [

@@ -20,6 +20,7 @@ from pa_core import (
     distributed,
 )
 from pa_core.storage import read_state
+from tests.support.pa_core.training_states.preempted_runs import SignalAt, preemptible
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,

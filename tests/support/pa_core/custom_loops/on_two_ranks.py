@@ -25,6 +25,7 @@ from pa_core import (
 )
 from pa_core.testing import RecordingCallback
 from tests.support.histories import moments
+from tests.support.pa_core.custom_loops import gans
 
 
 def _line(batch_size: int, number: int = 21, **options: Any) -> Run[nn.Sequential, Any]:

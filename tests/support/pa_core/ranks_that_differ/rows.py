@@ -1,6 +1,7 @@
 """The ways in which one process can be given something else than the others, and what comes of each.
 
-The table of `docs/maintainers/failures.md` is made of these rows: `python -m tests.support.pa_core.ranks_that_differ.table`.
+The table of `docs/maintainers/failures.md` is made of these rows:
+`python -m tests.support.pa_core.ranks_that_differ.table`.
 """
 
 from __future__ import annotations

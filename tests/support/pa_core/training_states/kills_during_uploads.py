@@ -1,8 +1,9 @@
 """Kill runs that send their states to an unreliable object store, at random moments, until they are complete.
 
-`python tests/support/pa_core/training_states/kills_during_uploads.py 200` kills 200 of them. After each kill the run is started
-again, half of the time on another machine, which has nothing but the store. It has to resume from the newest state that
-was sent (or saved, on the same machine), and each complete run has to end bit for bit as one that nothing hit.
+`python -m tests.support.pa_core.training_states.kills_during_uploads 200` kills 200 of them. After each kill the run is
+started again, half of the time on another machine, which has nothing but the store. It has to resume from the newest
+state that was sent (or saved, on the same machine), and each complete run has to end bit for bit as one that nothing
+hit.
 """
 
 from __future__ import annotations

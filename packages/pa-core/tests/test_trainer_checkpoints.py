@@ -16,10 +16,9 @@ from torch.optim import SGD, Adam, Optimizer, lr_scheduler
 from typing_extensions import override
 
 from pa_core import AnyTrainer, CheckpointError, Trainer, TrainerCallback, gather_objects
-from pa_core.testing import TinyClassifier, make_classification
+from pa_core.testing import TinyClassifier
 from tests.support.disks import full_disk
-
-DATA = make_classification(24)
+from tests.support.pa_core.checkpointed_runs import DATA, halving, same, state_of, train
 
 
 def make_trainer(seed: int = 0, *callbacks: TrainerCallback, **network: Any) -> Trainer[nn.Module]:
@@ -28,35 +27,6 @@ def make_trainer(seed: int = 0, *callbacks: TrainerCallback, **network: Any) -> 
     model = TinyClassifier(batch_norm=True, **network)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks)
-
-
-def halving(optimizer: Optimizer) -> lr_scheduler.StepLR:
-    """Half the rate after each second update."""
-    return lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
-
-
-def train(trainer: Trainer[Any], updates: int = 5) -> None:
-    """Some updates."""
-    trainer.train(DATA, 1, max_num_train_steps=updates, create_scheduler_fn=halving)
-
-
-def state_of(trainer: Trainer[Any]) -> dict[str, Any]:
-    """Everything that a checkpoint holds, as a copy."""
-    assert trainer.scheduler is not None
-    states = (trainer.get_model().state_dict(), trainer.optimizer.state_dict(), trainer.scheduler.state_dict())
-    return copy.deepcopy(dict(zip(("model", "optimizer", "scheduler"), states, strict=True)))
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two nested states are equal, tensors to the last bit."""
-    if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    values: Any = one
-    if isinstance(one, dict):
-        return bool(values.keys() == other.keys()) and all(same(values[key], other[key]) for key in values)
-    if isinstance(one, (list, tuple)):
-        return len(values) == len(other) and all(map(same, values, other))
-    return bool(values == other)
 
 
 def test_a_checkpoint_brings_everything_back_bit_by_bit(tmp_path: Path) -> None:
