@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.pa_core.test_epoch_lengths import Stages
 from torch.nn.functional import relu
 from typing_extensions import override
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.pa_core.test_what_a_step_waits_for import Reads
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pa_compat.test_documented_signatures import EVENTS
 from typing_extensions import override
 
 from pa_core import AnyTrainer

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.pa_core.callbacks.test_best_model import Script
 from typing_extensions import override
 
 from pa_core import (

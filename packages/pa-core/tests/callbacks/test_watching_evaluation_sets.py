@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.pa_core.test_scheduler_stepping import Timm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from typing_extensions import override
 

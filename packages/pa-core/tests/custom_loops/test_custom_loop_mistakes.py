@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.pa_core.test_scheduler_stepping import Bare, OfTwoMetrics, Timm
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau

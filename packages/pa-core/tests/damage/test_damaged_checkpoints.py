@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.pa_core.test_checkpoint import same, state_of, train
 from torch import nn
 from torch.optim import Adam
 

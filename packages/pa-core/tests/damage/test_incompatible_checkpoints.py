@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.pa_core.test_checkpoint import DATA, halving, same, state_of
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer, RMSprop, lr_scheduler
 from typing_extensions import override

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tests.pa_core.damage.test_damaged_states import EPOCHS, SavedRuns, make, restored, saved
 from torch import Tensor
 
 from pa_core import CheckpointError

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.pa_core.sharding.test_meta_weights import MakesItsWeights, on_meta
-from tests.pa_core.sharding.test_shard_model import accelerator_with, sharding
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.pa_core.test_events_of_endings import table
 from torch.utils.data import DataLoader, RandomSampler
 from typing_extensions import override
 

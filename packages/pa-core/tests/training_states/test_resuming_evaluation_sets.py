@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.pa_core.training_states.test_preemption import SignalAt, preemptible
 from torch.utils.data import DataLoader
 from typing_extensions import override
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.pa_core.custom_loops import test_custom_loop_models as gans
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import OneCycleLR

@@ -1,17 +1,17 @@
-"""The parts of the engine that loops of other distributions are built of."""
+"""Warnings point at the line of whoever caused them."""
 
 from __future__ import annotations
 
 import warnings
 from types import ModuleType
 
-from pa_core import parts
+from pa_core.user_warnings import warn_user
 
 
 def a_package_that_warns() -> ModuleType:
     """Another distribution, in which a function calls one that warns."""
     module = ModuleType("another_distribution.room")
-    vars(module)["warn_user"] = parts.warn_user
+    vars(module)["warn_user"] = warn_user
     exec("def inner():\n    warn_user('no effect')\n\ndef outer():\n    inner()\n", vars(module))
     return module
 
