@@ -158,7 +158,8 @@ def test_an_optimizer_keeps_the_precision_of_its_state_and_what_schedulers_noted
 def test_groups_that_were_added_for_a_state_are_removed_again() -> None:
     """Those of layers that the saved run has unfrozen."""
     first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    state = optim.SGD([{"params": [first]}, {"params": [second], "lr": 0.5}], lr=0.1).state_dict()
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": [second], "lr": 0.5}]
+    state = optim.SGD(groups, lr=0.1).state_dict()
     optimizer = optim.SGD([first], lr=0.1)
     loading = AllOrNothing()
     loading.load_optimizer(optimizer, state, explain, [[second]])

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from typing_extensions import TypeVar
@@ -128,12 +128,14 @@ def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchT
     spec: Any = description.get("trial_cls_spec")
     try:
         with _also_importing_from(folder / _CODE):
-            found: object = pkgutil.resolve_name(spec)
+            found: Any = pkgutil.resolve_name(spec)
     except Exception as error:  # what importing a module does is not limited to some kinds of errors
         raise _no_class(folder, f"trial_cls_spec {spec!r}: {type(error).__name__}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
+    candidate: object = found
+    if not (isinstance(candidate, type) and issubclass(candidate, PyTorchTrial)):
         raise _no_class(folder, f"trial_cls_spec {spec!r}, which is not a subclass of PyTorchTrial")
-    return cast("type[PyTorchTrial[Any]]", found)
+    trial_class: type[PyTorchTrial[Any]] = found
+    return trial_class
 
 
 @contextmanager

@@ -74,5 +74,4 @@ def from_chief(compute: Callable[[], _T], doing: str) -> _T:
     Raises:
         OtherProcessError: As ``of_each_rank``.
     """
-    returned = of_each_rank(lambda: [compute()] if rank() == 0 else [], doing)
-    return returned[0][0]
+    return of_each_rank(lambda: [compute()] if rank() == 0 else [], doing)[0][0]

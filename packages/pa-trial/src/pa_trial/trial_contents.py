@@ -37,12 +37,12 @@ def capture_trial(parts: ContextParts, callbacks: Mapping[str, PyTorchCallback])
         parts: The parts of the trial's context.
         callbacks: The chief's, by name.
     """
-    trained = parts.trained
+    models, scaler = parts.trained.models, parts.trained.scaler
     content: dict[str, Any] = {name: [one.state_dict() for one in targets] for name, targets in _targets(parts).items()}
     content[CALLBACKS] = {name: callback.state_dict() for name, callback in callbacks.items()}
-    content[BESIDE_WEIGHTS] = [SavedModel.of(model)._replace(weights={})._asdict() for model in trained.models]
-    if trained.scaler is not None:
-        content[SCALER] = trained.scaler.state_dict()
+    content[BESIDE_WEIGHTS] = [SavedModel.of(model)._replace(weights={})._asdict() for model in models]
+    if scaler is not None:
+        content[SCALER] = scaler.state_dict()
     return content
 
 
@@ -53,8 +53,7 @@ def capture_process(parts: ContextParts) -> dict[str, Any]:
         parts: The parts of the trial's context.
     """
     content: dict[str, Any] = {RNG: rng_states.capture(parts.device)}
-    gradients = parts.trained.unfinished_gradients()
-    if any(gradients):
+    if any(gradients := parts.trained.unfinished_gradients()):
         content[GRADIENTS] = gradients
     if parts.num_processes > 1 and parts.trained.gradients_in_progress():
         content[BUFFERS] = [dict(model.named_buffers()) for model in parts.trained.models]
