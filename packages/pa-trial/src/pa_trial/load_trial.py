@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-import pkgutil
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,9 @@ def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchT
     spec: Any = description.get("trial_cls_spec")
     try:
         with _also_importing_from(folder / _CODE):
-            found: Any = pkgutil.resolve_name(spec)
+            module, _, name = spec.partition(":")
+            # Not pkgutil.resolve_name, which knows no module with a hyphen, as scripts have.
+            found: Any = attrgetter(name)(importlib.import_module(module))
     except Exception as error:  # what importing a module does is not limited to some kinds of errors
         raise _no_class(folder, f"trial_cls_spec {spec!r}: {type(error).__name__}: {error}") from error
     candidate: object = found
