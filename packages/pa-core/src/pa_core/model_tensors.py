@@ -69,6 +69,50 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
         yield from group["params"]
 
 
+def named_parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Return the parameters of all models by name, including parameters that have several names.
+
+    Args:
+        models: The models without wrappers. Of a single one the names are its own; of several, each begins with the
+            name of its model.
+
+    Example:
+        >>> generator, discriminator = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        >>> list(named_parameters({"model": generator}))
+        ['weight']
+        >>> list(named_parameters({"generator": generator, "discriminator": discriminator}))
+        ['generator.weight', 'discriminator.weight']
+    """
+    if len(models) == 1:
+        (model,) = models.values()
+        return dict(model.named_parameters(remove_duplicate=False))
+    return {
+        f"{name}.{inner}": parameter
+        for name, model in models.items()
+        for inner, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def first_names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
+    """Return the first name of each parameter by its identity; tied weights have several.
+
+    Args:
+        parameters: The parameters by name.
+    """
+    return {id(parameter): name for name, parameter in reversed(list(parameters.items()))}
+
+
+def names_by_group(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str | None]]:
+    """Return the names of the parameters of each group of an optimizer; None for one that no model holds.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: The parameters of all models, by name.
+    """
+    names = first_names(parameters)
+    return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
 def learning_rates_of(optimizer: Optimizer) -> list[float | Tensor]:
     """Return the learning rates of the groups that have one.
 

@@ -12,12 +12,12 @@ from pa_checkpoint import StoredTensor
 from pa_checkpoint.torch_states import SavedModel, does_not_fit, misfit
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
-from pa_core.model_tensors import parameters_of
+from pa_core.model_tensors import first_names, names_by_group, parameters_of
 from pa_core.types import StatefulScheduler
 
 
 class SavedOptimizer(NamedTuple):
-    """What ``capture_optimizer`` returned, read from a training state.
+    """What is saved of an optimizer.
 
     Attributes:
         state: What its ``state_dict`` returned.
@@ -28,22 +28,6 @@ class SavedOptimizer(NamedTuple):
     state: dict[str, Any]
     parameters: list[list[str | None]]
     parameters_beside_the_model: list[Tensor | StoredTensor]
-
-
-def capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the state of an optimizer, the names of its parameters, and those parameters that no model holds.
-
-    Args:
-        optimizer: The optimizer.
-        parameters: The parameters of all models, by name.
-    """
-    names = _names(parameters)
-    others = [parameter.detach() for parameter in parameters_of(optimizer) if id(parameter) not in names]
-    return {
-        "state": optimizer.state_dict(),
-        "parameters": _group_names(optimizer, parameters),
-        "parameters_beside_the_model": others,
-    }
 
 
 def require_same_optimizers(
@@ -69,7 +53,7 @@ def require_same_optimizers(
             do="Create the optimizers as the saved run did, under the same names, or begin a new run.",
         )
     for name, optimizer in optimizers.items():
-        _require_same_parameters(_group_names(optimizer, parameters), saved[name].parameters, parameters)
+        _require_same_parameters(names_by_group(optimizer, parameters), saved[name].parameters, parameters)
         _require_fitting_state(name, optimizer, parameters, saved[name])
 
 
@@ -79,7 +63,7 @@ def _require_fitting_state(
     groups: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
     groups += added_groups(optimizer, parameters, saved)
     found = misfit(optimizer, saved.state, groups=groups)
-    known = _names(parameters)
+    known = first_names(parameters)
     others = [tuple(one.shape) for one in parameters_of(optimizer) if id(one) not in known]
     if found is None and [tuple(one.shape) for one in saved.parameters_beside_the_model] != others:
         found = f"its parameters outside of the model have other shapes than {', '.join(map(str, others)) or 'none'}"
@@ -110,7 +94,7 @@ def restore_parameters_beside_the_model(
         parameters: The parameters of all models, by name.
         saved: What was saved.
     """
-    known = _names(parameters)
+    known = first_names(parameters)
     others = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
     for parameter, one in zip(others, saved.parameters_beside_the_model, strict=True):
         StoredTensor.of(one).read_into(parameter)
@@ -198,16 +182,6 @@ def _list(names: Sequence[str | None]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown or "no parameters"
 
 
-def _names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
-    """The first name of each parameter; tied weights have several."""
-    return {id(parameter): name for name, parameter in reversed(list(parameters.items()))}
-
-
-def _group_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str | None]]:
-    names = _names(parameters)
-    return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
-
-
 def _is_setting(value: object) -> bool:
     is_number = isinstance(value, bool | int | float | str | None)
     are_numbers = isinstance(value, tuple) and all(_is_setting(item) for item in cast("tuple[object, ...]", value))
@@ -243,27 +217,3 @@ def _other_model(given: str, expected: str) -> CheckpointError:
         expected=expected,
         do='Make the model as that run did. Or carry over what fits: resume_allow=("model",).',
     )
-
-
-def named_parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Return the parameters of all models by name, including parameters that have several names.
-
-    Args:
-        models: The models without wrappers. Of a single one the names are its own; of several, each begins with the
-            name of its model.
-
-    Example:
-        >>> generator, discriminator = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
-        >>> list(named_parameters({"model": generator}))
-        ['weight']
-        >>> list(named_parameters({"generator": generator, "discriminator": discriminator}))
-        ['generator.weight', 'discriminator.weight']
-    """
-    if len(models) == 1:
-        (model,) = models.values()
-        return dict(model.named_parameters(remove_duplicate=False))
-    return {
-        f"{name}.{inner}": parameter
-        for name, model in models.items()
-        for inner, parameter in model.named_parameters(remove_duplicate=False)
-    }

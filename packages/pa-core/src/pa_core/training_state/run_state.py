@@ -17,15 +17,20 @@ from pa_checkpoint import StoredTensor
 from pa_checkpoint.torch_states import AllOrNothing, SavedModel, does_not_fit, misfit, refusals_explained
 from pa_core import distributed
 from pa_core.errors import CheckpointError, StopTrainingError
-from pa_core.model_tensors import is_sharded_module, supports_state_dict
+from pa_core.model_tensors import (
+    first_names,
+    is_sharded_module,
+    named_parameters,
+    names_by_group,
+    parameters_of,
+    supports_state_dict,
+)
 from pa_core.progress import Phase, Position, Progress
 from pa_core.storage import State
 from pa_core.training_state.model_state import (
     SavedOptimizer,
     added_groups,
     apply_hyperparameters,
-    capture_optimizer,
-    named_parameters,
     require_same_models,
     require_same_optimizers,
     restore_parameters_beside_the_model,
@@ -185,7 +190,7 @@ def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
         captured[_LOSS_FUNC] = SavedModel.of(run.loss_func)._asdict()
     return {
         "models": captured,
-        "optimizers": {name: capture_optimizer(one, parameters) for name, one in run.named_optimizers().items()},
+        "optimizers": {name: _capture_optimizer(one, parameters) for name, one in run.named_optimizers().items()},
         "schedulers": {name: one.state_dict() for name, one in run.named_schedulers().items()},
         "scalers": {} if state.scaler is None else {"scaler": state.scaler.state_dict()},
         "history": run.run_history.state_dict(),
@@ -210,6 +215,16 @@ def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
                 "loaders": dict(state.loaders),
             }
         ),
+    }
+
+
+def _capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    names = first_names(parameters)
+    others = [parameter.detach() for parameter in parameters_of(optimizer) if id(parameter) not in names]
+    return {
+        "state": optimizer.state_dict(),
+        "parameters": names_by_group(optimizer, parameters),
+        "parameters_beside_the_model": others,
     }
 
 
