@@ -97,11 +97,7 @@ def test_two_builds_of_one_commit_are_the_same_bytes(small: Copy, tmp_path: Path
 @pytest.mark.more_cases
 def test_a_build_that_leaves_a_trace_of_its_surroundings_is_refused(small: Copy, tmp_path: Path) -> None:
     """A file that differs from build to build is named, with what differs in it."""
-    small.replace(
-        small.pyproject("pa-finetuning"),
-        r"\A",
-        "[tool.hatch.build.targets.wheel.hooks.custom]\n",
-    )
+    small.replace(small.pyproject("pa-finetuning"), r"\A", "[tool.hatch.build.targets.wheel.hooks.custom]\n")
     hook = """
 import os, pathlib
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -136,11 +132,7 @@ def test_what_differs_beside_the_content_is_found_too(tmp_path: Path) -> None:
 @pytest.mark.more_cases
 def test_files_without_licence_or_marker_and_with_other_metadata_are_refused(small: Copy, tmp_path: Path) -> None:
     """What is declared has to be in the files that users get."""
-    small.replace(
-        small.pyproject("pa-finetuning"),
-        r"^packages = .*",
-        r'\g<0>\nexclude = ["py.typed"]\n',
-    )
+    small.replace(small.pyproject("pa-finetuning"), r"^packages = .*", r'\g<0>\nexclude = ["py.typed"]\n')
     small.replace(small.pyproject("pa-core"), r"^license-files = .*", "license-files = []")
     small.commit()
     built, _ = build_twice(small.repository, tmp_path)

@@ -44,9 +44,7 @@ def map_of(distribution: str) -> Map:
     """The map of the modules of a distribution."""
     package = "pytorch_accelerated" if distribution == "pa-compat" else distribution.replace("-", "_")
     return Map(
-        TEXTS[package],
-        ROOT / "packages" / distribution / "src" / package,
-        ROOT / "packages" / distribution / "tests",
+        TEXTS[package], ROOT / "packages" / distribution / "src" / package, ROOT / "packages" / distribution / "tests"
     )
 
 

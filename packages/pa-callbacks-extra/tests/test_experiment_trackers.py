@@ -72,10 +72,7 @@ def test_finishing_closes_the_writer_and_can_be_repeated(tmp_path: Path) -> None
 def test_arguments_reach_the_tracker(tmp_path: Path) -> None:
     """``init_kwargs`` are arguments of the tracker's own, here the ending of its file's name."""
     trackers = open_trackers(
-        ["tensorboard"],
-        "digits",
-        logging_dir=tmp_path,
-        init_kwargs={"tensorboard": {"filename_suffix": ".mine"}},
+        ["tensorboard"], "digits", logging_dir=tmp_path, init_kwargs={"tensorboard": {"filename_suffix": ".mine"}}
     )
     trackers.finish()
     assert len(list(tmp_path.glob("digits/events*.mine"))) == 1

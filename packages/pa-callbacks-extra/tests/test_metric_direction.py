@@ -139,11 +139,7 @@ def test_the_best_value_of_the_table_is_the_one_that_was_saved(
     """Of a metric that a callback judges by, whatever its name; that of another one by its name."""
     save = SaveBestModelCallback(tmp_path / "best.pt", "custom", greater_is_better=direction)
     model = nn.Linear(4, 1)
-    callbacks: list[TrainerCallback] = [
-        CallAt("on_train_epoch_end", record_scores),
-        save,
-        PrintProgressCallback(),
-    ]
+    callbacks: list[TrainerCallback] = [CallAt("on_train_epoch_end", record_scores), save, PrintProgressCallback()]
     trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
     trainer.train(make_regression(4), 3)
     best, epoch = (0.75, 2) if direction else (0.25, 3)

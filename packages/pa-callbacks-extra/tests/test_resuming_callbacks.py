@@ -53,10 +53,7 @@ def run(folder: Path, every: int, saves_first: bool, resume_from: Path | None = 
     torch.default_generator.manual_seed(seed)
     model = nn.Sequential(Centre(), nn.Dropout(0.1), TinyClassifier(batch_norm=True))
     average = ModelEmaCallback(
-        0.9,
-        save_path=folder / "ema.pt",
-        model_ema=partial(ModelEma, warm_up=True),
-        update_every_n_steps=every,
+        0.9, save_path=folder / "ema.pt", model_ema=partial(ModelEma, warm_up=True), update_every_n_steps=every
     )
     average.best.greater_is_better = saves_first  # one of the runs had its best average long before it was interrupted
     stopping = EarlyStoppingCallback(2, 0.1, "ema_model_eval_loss_epoch")

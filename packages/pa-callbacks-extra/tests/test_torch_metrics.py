@@ -377,10 +377,7 @@ def never(_batch: Any, _output: Any) -> Any:
     [
         (lambda: TorchMetricsCallback(cast("Any", {"a": accuracy()})), "metrics must be a metric"),
         (lambda: TorchMetricsCallback(accuracy(), in_evaluation=False), "never be computed"),
-        (
-            lambda: TorchMetricsCallback(accuracy(), predictions=cast("Any", "logits")),
-            "predictions must .* 'logits'",
-        ),
+        (lambda: TorchMetricsCallback(accuracy(), predictions=cast("Any", "logits")), "predictions must .* 'logits'"),
         (lambda: TorchMetricsCallback(accuracy(), targets=cast("Any", 1)), "targets must be .* got 1"),
         (lambda: TorchMetricsCallback(MetricCollection({"loss_epoch": accuracy()})), "eval_loss_epoch"),
         (lambda: TorchMetricsCallback(MetricCollection({"loss": accuracy()})), "evaluation_loss"),

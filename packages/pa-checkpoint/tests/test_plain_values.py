@@ -77,16 +77,7 @@ _tensors = st.builds(
 _parameters = st.builds(nn.Parameter, _tensors, requires_grad=st.just(False))
 _leaves = _scalars | _tensors | _parameters
 _unsafe = st.sampled_from(
-    [
-        _function,
-        np.float64(1.0),
-        _Colour.RED,
-        _Text("x"),
-        frozenset({1}),
-        range(3),
-        Path("x"),
-        nn.Linear(1, 1),
-    ]
+    [_function, np.float64(1.0), _Colour.RED, _Text("x"), frozenset({1}), range(3), Path("x"), nn.Linear(1, 1)]
 )
 
 

@@ -170,11 +170,7 @@ def documented(path: str) -> Any:
 
 def parameters_of(text: str) -> list[inspect.Parameter]:
     """The parameters that a text writes down."""
-    names = {
-        "DEFAULT_CALLBACKS": callbacks.DEFAULT_CALLBACKS,
-        "ModelEma": ModelEma,
-        "Values": TrainerPlaceholderValues,
-    }
+    names = {"DEFAULT_CALLBACKS": callbacks.DEFAULT_CALLBACKS, "ModelEma": ModelEma, "Values": TrainerPlaceholderValues}
     return list(inspect.signature(eval(f"lambda {text}: None", names)).parameters.values())
 
 

@@ -18,7 +18,7 @@ import pytorch_accelerated
 
 DOCUMENTED: dict[str, dict[ModuleType, list[str]]] = {
     "pytorch_accelerated": {
-        pa_core: ["Trainer", "TrainerPlaceholderValues", "TrainerWithTimmScheduler", "notebook_launcher"],
+        pa_core: ["Trainer", "TrainerPlaceholderValues", "TrainerWithTimmScheduler", "notebook_launcher"]
     },
     "pytorch_accelerated.trainer": {
         pa_core: [
@@ -27,7 +27,7 @@ DOCUMENTED: dict[str, dict[ModuleType, list[str]]] = {
             "TrainerPlaceholderValues",
             "TrainerWithTimmScheduler",
             "get_default_callbacks",
-        ],
+        ]
     },
     "pytorch_accelerated.callbacks": {
         pa_core: [
@@ -54,7 +54,7 @@ DOCUMENTED: dict[str, dict[ModuleType, list[str]]] = {
     "pytorch_accelerated.run_config": {pa_core: ["TrainerRunConfig"]},
     "pytorch_accelerated.finetuning": {pa_finetuning: ["Layer", "LayerGroup", "ModelFreezer"]},
     "pytorch_accelerated.schedulers": {
-        pa_schedulers: ["CosineLrScheduler", "SchedulerBase", "StatefulSchedulerBase", "WSDLrScheduler"],
+        pa_schedulers: ["CosineLrScheduler", "SchedulerBase", "StatefulSchedulerBase", "WSDLrScheduler"]
     },
     "pytorch_accelerated.schedulers.cosine_scheduler": {pa_schedulers: ["CosineLrScheduler"]},
     "pytorch_accelerated.schedulers.scheduler_base": {pa_schedulers: ["SchedulerBase", "StatefulSchedulerBase"]},

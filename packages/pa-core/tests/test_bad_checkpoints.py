@@ -76,9 +76,7 @@ CHECKPOINTS: dict[Callable[[Path, Net], Any], tuple[str, ...]] = {
 
 @pytest.mark.parametrize("make", CHECKPOINTS)
 def test_a_checkpoint_that_cannot_be_loaded_changes_nothing(
-    make: Callable[[Path, Net], Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path, Net], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Truncated, of another model, or in need of code: the error says which, nothing is run and nothing loaded."""
     monkeypatch.chdir(tmp_path)

@@ -47,12 +47,7 @@ def test_the_text_has_every_part_on_a_line_of_its_own(error: type[ExplainedError
     """The printed error says what is wrong, what was given, what was expected and what to do."""
     text = str(error("It's wrong.", given="a 'quoted' value", expected="b", do="Do c."))
 
-    assert text.splitlines() == [
-        "It's wrong.",
-        "  given:    a 'quoted' value",
-        "  expected: b",
-        "  do:       Do c.",
-    ]
+    assert text.splitlines() == ["It's wrong.", "  given:    a 'quoted' value", "  expected: b", "  do:       Do c."]
 
 
 @pytest.mark.parametrize("error", [error for error, _ in BUILT_IN_BASES])
@@ -63,12 +58,7 @@ def test_errors_come_back_whole_from_another_process(error: type[ExplainedError 
     for returned in (pickle.loads(pickle.dumps(original)), copy.deepcopy(original)):
         assert type(returned) is error
         assert str(returned) == str(original)
-        assert (returned.problem, returned.given, returned.expected, returned.do) == (
-            "Wrong.",
-            "a",
-            "b",
-            "Do c.",
-        )
+        assert (returned.problem, returned.given, returned.expected, returned.do) == ("Wrong.", "a", "b", "Do c.")
 
 
 def test_a_stop_takes_any_message() -> None:

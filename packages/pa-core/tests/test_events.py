@@ -293,7 +293,4 @@ def test_a_method_that_is_no_event_is_warned_of_once() -> None:
         for _ in range(2):
             trainer.train(make_regression(8), 1)
     said = [str(one.message) for one in caught if "never called" in str(one.message)]
-    assert [one.partition(" is never called")[0] for one in said] == [
-        "Remarks.on_train_step",
-        "Remarks.on_disk",
-    ]
+    assert [one.partition(" is never called")[0] for one in said] == ["Remarks.on_train_step", "Remarks.on_disk"]

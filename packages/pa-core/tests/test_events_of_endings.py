@@ -19,10 +19,7 @@ from pa_core.testing import RecordingCallback, TinyClassifier, make_classificati
 from tests.launching import Launch
 from tests.support.pa_core.events_of_endings import table
 
-EVENTS_OF_EVALUATE = {
-    "on_training_run_epoch_end": "on_eval_epoch_end",
-    "on_training_run_end": "on_evaluation_run_end",
-}
+EVENTS_OF_EVALUATE = {"on_training_run_epoch_end": "on_eval_epoch_end", "on_training_run_end": "on_evaluation_run_end"}
 LIMIT = "`max_num_train_steps`"
 WITHOUT_UPDATES = ("evaluate", LIMIT)
 NOT_FINITE = "a loss that is not finite, with `TerminateOnNaNCallback`"

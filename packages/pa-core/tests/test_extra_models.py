@@ -61,10 +61,7 @@ def test_a_run_is_that_of_a_loop_by_hand(clip: float | None) -> None:
         gradient_clip_norm=clip,
         create_scheduler_fn=decay,
     )
-    optimizers: list[Optimizer] = [
-        SGD(model.parameters(), lr=0.1, momentum=0.9),
-        Adam(captions.parameters(), lr=0.01),
-    ]
+    optimizers: list[Optimizer] = [SGD(model.parameters(), lr=0.1, momentum=0.9), Adam(captions.parameters(), lr=0.01)]
     schedulers = [decay(optimizers[0]), StepLR(optimizers[1], step_size=1)]
     norm = torch.zeros(())
     for first, second in updates_of(data, trainer.run_config.seed, epochs=2, samples=8):
@@ -475,12 +472,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(update: int, shared_tmp_path: Path) -
     def train(trainer: TwoTowers, **arguments: Any) -> TwoTowers:
         torch.manual_seed(3)
         trainer.train(
-            pairs(21),
-            3,
-            per_device_batch_size=2,
-            gradient_accumulation_steps=2,
-            create_scheduler_fn=decay,
-            **arguments,
+            pairs(21), 3, per_device_batch_size=2, gradient_accumulation_steps=2, create_scheduler_fn=decay, **arguments
         )
         return trainer
 

@@ -20,14 +20,7 @@ from pa_core import AnyTrainer, BatchOutputError, ConfigurationError, Trainer
 from pa_core.errors import EmptyDatasetError
 from pa_core.testing import RecordingCallback, TinyClassifier
 from tests.support.explained import assert_explained
-from tests.support.pa_core.good_run import (
-    EVAL_DATA,
-    TRAIN_DATA,
-    Permissive,
-    assert_still_works,
-    make_trainer,
-    train,
-)
+from tests.support.pa_core.good_run import EVAL_DATA, TRAIN_DATA, Permissive, assert_still_works, make_trainer, train
 
 EMPTY = TensorDataset(torch.empty(0, 4), torch.empty(0, dtype=torch.long))
 
@@ -142,9 +135,7 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
     ),
     "a dataset without a length": mistake(ConfigurationError, "Unsized", "__len__", data=Unsized()),
     "a loader without a length": Mistake(
-        attribute("train_loader", lambda: iter([])),
-        ConfigurationError,
-        ("list_iterator", "Pass max_num_train_steps"),
+        attribute("train_loader", lambda: iter([])), ConfigurationError, ("list_iterator", "Pass max_num_train_steps")
     ),
     "an iterator to evaluate": Mistake(
         attribute("eval_loader", lambda: iter([])),

@@ -37,12 +37,7 @@ def calls_of_a_run() -> list[str]:
     methods = {name: noting(name, vars(Trainer)[name]) for name in CALLED}
     trainer = make_trainer(type("Noted", (Trainer,), methods), recorder)
     recorder.events.clear()
-    trainer.train(
-        samples(2),
-        1,
-        samples(2),
-        create_scheduler_fn=partial(StepLR, step_size=1),
-    )
+    trainer.train(samples(2), 1, samples(2), create_scheduler_fn=partial(StepLR, step_size=1))
     return recorder.events
 
 

@@ -23,12 +23,7 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, OneC
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.placeholders import PlaceholderExpression, TrainerPlaceholderValues, resolve_placeholders
 
-VALUES = {
-    "num_epochs": 5,
-    "num_update_steps_per_epoch": 12,
-    "train_dataloader_len": 24,
-    "eval_dataloader_len": 7,
-}
+VALUES = {"num_epochs": 5, "num_update_steps_per_epoch": 12, "train_dataloader_len": 24, "eval_dataloader_len": 7}
 EPOCHS = TrainerPlaceholderValues.NUM_EPOCHS
 UPDATES = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 

@@ -7,13 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pa_core.model_tensors import (
-    is_sharded,
-    is_sharded_module,
-    local_pieces,
-    reshard,
-    whole_tensor,
-)
+from pa_core.model_tensors import is_sharded, is_sharded_module, local_pieces, reshard, whole_tensor
 
 
 @pytest.mark.runs_on("two_ranks")

@@ -47,13 +47,7 @@ def optimizer_of(kind: str, model: nn.Module) -> Optimizer:
     max_updates=st.none() | st.integers(1, 6),
 )
 def test_any_split_makes_the_updates_of_the_large_batch(
-    num_samples: int,
-    batch_size: int,
-    accumulation: int,
-    kind: str,
-    clip: str,
-    epochs: int,
-    max_updates: int | None,
+    num_samples: int, batch_size: int, accumulation: int, kind: str, clip: str, epochs: int, max_updates: int | None
 ) -> None:
     """Random sizes, accumulation, clipping and limits move the weights as whole batches of one process do."""
     data = TensorDataset(*(tensor.double() for tensor in make_regression(num_samples).tensors))

@@ -84,11 +84,7 @@ def test_the_mean_over_the_samples_of_all_processes_is_recorded(accumulation: in
     train(trainer, gradient_accumulation_steps=accumulation)
     trainer.evaluate(make_data(6), BATCH_SIZE, reset_run_history=False)
 
-    for name, num_samples in (
-        ("train_{}_epoch", NUM_SAMPLES),
-        ("eval_{}_epoch", 10),
-        ("evaluation_{}", 6),
-    ):
+    for name, num_samples in (("train_{}_epoch", NUM_SAMPLES), ("eval_{}_epoch", 10), ("evaluation_{}", 6)):
         expected = VALUES[:num_samples].mean().item()
         assert latest(trainer, name.format("value")) == pytest.approx(expected, rel=1e-6)
         assert latest(trainer, name.format("double")) == pytest.approx(2 * expected, rel=1e-6)

@@ -18,25 +18,14 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import (
-    AnyTrainer,
-    NonFiniteLossError,
-    StopTrainingError,
-    TerminateOnNaNCallback,
-    Trainer,
-    TrainerCallback,
-)
+from pa_core import AnyTrainer, NonFiniteLossError, StopTrainingError, TerminateOnNaNCallback, Trainer, TrainerCallback
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 
 BATCH_SIZE = 4
 TRAIN_DATA = make_classification(12)
 EVAL_DATA = make_classification(8, seed=1)
 
-EVALUATION = [
-    "on_eval_epoch_start",
-    *["on_eval_step_start", "on_eval_step_end"] * 2,
-    "on_eval_epoch_end",
-]
+EVALUATION = ["on_eval_epoch_start", *["on_eval_step_start", "on_eval_step_end"] * 2, "on_eval_epoch_end"]
 EPOCH = [
     "on_train_epoch_start",
     *["on_train_step_start", "on_train_step_end", "on_optimizer_step_end"] * 3,
@@ -126,11 +115,7 @@ def test_a_stop_ends_an_evaluation_through_its_last_event(position: int) -> None
 
     trainer.evaluate(EVAL_DATA, per_device_batch_size=BATCH_SIZE)
 
-    assert recorder.events == [
-        *EVALUATION_RUN[: position + 1],
-        "on_stop_training_error",
-        "on_evaluation_run_end",
-    ]
+    assert recorder.events == [*EVALUATION_RUN[: position + 1], "on_stop_training_error", "on_evaluation_run_end"]
     assert_as_before(trainer, model)
 
 

@@ -13,12 +13,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import StepLR
 
-from pa_core import (
-    ConfigurationError,
-    StopTrainingError,
-    TrainerCallback,
-    TrainerWithTimmScheduler,
-)
+from pa_core import ConfigurationError, StopTrainingError, TrainerCallback, TrainerWithTimmScheduler
 from pa_core.testing import TinyClassifier, make_classification
 from tests.support.callbacks import FailAt, RatesUsed
 

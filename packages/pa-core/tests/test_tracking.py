@@ -30,13 +30,7 @@ from pa_core import DEFAULT_CALLBACKS, PrintProgressCallback, Trainer
 from pa_core.errors import CheckpointError, ConfigurationError, MetricNotFoundError
 from pa_core.storage import read_state
 from pa_core.testing import TinyClassifier, make_classification
-from pa_core.tracking import (
-    InMemoryRunHistory,
-    LossTracker,
-    MetricRecord,
-    MetricValue,
-    RunClock,
-)
+from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, MetricValue, RunClock
 from tests.small_runs import make_trainer, samples
 from tests.support.histories import DocumentedHistory
 

@@ -120,10 +120,7 @@ SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
         milestones=[2],
     ),
     "ChainedScheduler": lambda optimizer: lr_scheduler.ChainedScheduler(
-        [
-            lr_scheduler.ConstantLR(optimizer),
-            lr_scheduler.ExponentialLR(optimizer, gamma=0.9),
-        ]
+        [lr_scheduler.ConstantLR(optimizer), lr_scheduler.ExponentialLR(optimizer, gamma=0.9)]
     ),
 }
 

@@ -12,14 +12,7 @@ from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
-from pa_core import (
-    AnyTrainer,
-    ConfigurationError,
-    StopTrainingError,
-    Trainer,
-    TrainerCallback,
-    gather_objects,
-)
+from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, TrainerCallback, gather_objects
 from pa_core.device_reads import LateReader
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.support.callbacks import CallAt

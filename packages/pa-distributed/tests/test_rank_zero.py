@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from pa_distributed import (
-    OtherProcessError,
-    apart,
-    gather_objects,
-    is_apart,
-    rank_zero_first,
-    rank_zero_only,
-)
+from pa_distributed import OtherProcessError, apart, gather_objects, is_apart, rank_zero_first, rank_zero_only
 from tests.launching import Launch
 
 

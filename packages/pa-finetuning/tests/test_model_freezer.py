@@ -192,12 +192,7 @@ def test_eval_mode_of_frozen_modules_survives_train() -> None:
     for _ in range(2):
         model.train()
         in_eval_mode = {name for name, training in modes(model).items() if not training}
-        assert in_eval_mode == {
-            "stem",
-            "stem.0",
-            "stem.2",
-            "stem.3",
-        }  # stem.1 is a batch norm, which is not frozen
+        assert in_eval_mode == {"stem", "stem.0", "stem.2", "stem.3"}  # stem.1 is a batch norm, which is not frozen
         model.eval()
         assert not any(modes(model).values())
 

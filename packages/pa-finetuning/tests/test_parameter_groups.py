@@ -35,11 +35,7 @@ def make_frozen() -> tuple[ConvNet, ModelFreezer]:
     return model, freezer
 
 
-@given(
-    st.floats(1e-8, 10.0),
-    st.floats(0.01, 2.0),
-    st.lists(st.booleans(), min_size=1, max_size=8).filter(any),
-)
+@given(st.floats(1e-8, 10.0), st.floats(0.01, 2.0), st.lists(st.booleans(), min_size=1, max_size=8).filter(any))
 def test_rates_fall_by_the_factor_from_group_to_group(lr: float, factor: float, have_parameters: list[bool]) -> None:
     """The last group with parameters has the base rate, each one before it the factor of that; others do not count."""
     groups = [nn.Linear(1, 1) if has_parameters else nn.ReLU() for has_parameters in have_parameters]

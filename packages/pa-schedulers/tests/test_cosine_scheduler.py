@@ -186,12 +186,7 @@ def test_k_decay_is_the_formula_of_the_paper(k: float) -> None:
 def test_a_ratio_takes_precedence_over_a_rate() -> None:
     """With both given, the ratios count, and each group has a minimum and a start of its own."""
     schedule = replace(
-        PLAIN,
-        lr_min=0.3,
-        min_lr_ratio=0.5,
-        num_warmup_epochs=1,
-        warmup_starting_lr=0.3,
-        warmup_starting_lr_ratio=0.25,
+        PLAIN, lr_min=0.3, min_lr_ratio=0.5, num_warmup_epochs=1, warmup_starting_lr=0.3, warmup_starting_lr_ratio=0.25
     )
 
     values = schedule.values(1.0, 2.0, num_updates=range(21))

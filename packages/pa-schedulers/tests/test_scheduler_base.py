@@ -58,10 +58,7 @@ class Stateless(SchedulerBase):
 def two_groups(**first: Any) -> SGD:
     """Two groups with learning rates 0.1 and 0.2."""
     return SGD(
-        [
-            {"params": [nn.Parameter(torch.ones(2))], **first},
-            {"params": [nn.Parameter(torch.ones(3))], "lr": 0.2},
-        ],
+        [{"params": [nn.Parameter(torch.ones(2))], **first}, {"params": [nn.Parameter(torch.ones(3))], "lr": 0.2}],
         lr=0.1,
     )
 

@@ -127,11 +127,7 @@ def test_a_run_with_three_checkpoints(shared_tmp_path: Path) -> None:
 @pytest.mark.runs_on("one_process", "two_ranks", "bf16")
 @pytest.mark.parametrize(
     ("checkpoint", "begun_at"),
-    [
-        ("checkpoint_17_wsd_pre_decay", 17),
-        ("checkpoint_20_wsd_post_decay.pt", 20),
-        ("", 34),
-    ],
+    [("checkpoint_17_wsd_pre_decay", 17), ("checkpoint_20_wsd_post_decay.pt", 20), ("", 34)],
     ids=["before a decay", "after a decay", "the newest state of a folder"],
 )
 def test_a_stable_phase_goes_on_from_a_checkpoint(shared_tmp_path: Path, checkpoint: str, begun_at: int) -> None:

@@ -443,10 +443,7 @@ def test_a_placeholder_without_a_trainer_is_an_error_that_says_so() -> None:
         ({"lr_min": -1e-9}, "lr_min must be .* got -1e-09"),
         ({"lr_min": 1.5}, "lr_min must be .* got 1.5"),
         ({"lr_min": 0.0, "use_inverse_sqrt_decay": False}, "lr_min must be above 0 with use_inverse_sqrt_decay=False"),
-        (
-            {"total_steps": None, "num_epochs": 0.5, "num_update_steps_per_epoch": 3},
-            "steps_per_epoch must .* 1.5",
-        ),
+        ({"total_steps": None, "num_epochs": 0.5, "num_update_steps_per_epoch": 3}, "steps_per_epoch must .* 1.5"),
         ({"warmup_starting_lr": -1.0}, "warmup_starting_lr must be .* got -1.0"),
         ({"warmup_starting_lr": 0.7}, "warmup_starting_lr=0.7 for a group with lr=0.5"),
         ({"warmup_starting_lr": 0.7, "num_warmup_steps": 5}, "warmup_starting_lr=0.7 for a group with lr=0.5"),

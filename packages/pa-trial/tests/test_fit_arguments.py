@@ -30,11 +30,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_length": Batch(1), "checkpoint_period": "1"}, TypeError, "checkpoint_period='1'"),
     ({"max_length": Batch(1), "checkpoint_period": Batch(cast("int", "12"))}, TypeError, "Batch"),
     ({"max_length": Batch(1), "reporting_period": None}, TypeError, "reporting_period=None"),
-    (
-        {"max_length": Batch(1), "checkpoint_policy": "sometimes"},
-        ValueError,
-        '"best", "all" or "none", got .sometimes',
-    ),
+    ({"max_length": Batch(1), "checkpoint_policy": "sometimes"}, ValueError, '"best", "all" or "none", got .sometimes'),
     ({"max_length": Batch(1), "checkpoint_policy": None}, ValueError, "None"),
     ({"max_length": Batch(1), "latest_checkpoint": 7}, TypeError, "latest_checkpoint=7"),
     ({"max_length": Batch(1), "test_mode": "yes"}, TypeError, "test_mode must be True or False, got 'yes'"),

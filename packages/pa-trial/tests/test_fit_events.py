@@ -35,10 +35,7 @@ EVENTS: dict[str, tuple[dict[str, Any], str]] = {
         {"max_length": Batch(6), "validation_period": Batch(4), "checkpoint_policy": "all"},
         "W4 V4 C4 W6 V6 C6",
     ),
-    "a report cuts workloads": (
-        {"max_length": Batch(6), "reporting_period": Epoch(1)},
-        "W4 W6 V6 C6",
-    ),
+    "a report cuts workloads": ({"max_length": Batch(6), "reporting_period": Epoch(1)}, "W4 W6 V6 C6"),
     "the last checkpoint before the last validation": (
         {"max_length": Epoch(1), "checkpoint_period": Epoch(1), "reporting_period": Batch(3)},
         "W3 W4 C4 V4",

@@ -75,12 +75,7 @@ def test_a_scheduler_steps_after_the_batches_of_the_table(
     assert batches_after_which_it_steps(step_mode, frequency, aggregation) == expected
 
 
-@given(
-    st.sampled_from([BATCH, UPDATE, EPOCH]),
-    st.integers(1, 5),
-    st.integers(1, 7),
-    st.integers(1, 6),
-)
+@given(st.sampled_from([BATCH, UPDATE, EPOCH]), st.integers(1, 5), st.integers(1, 7), st.integers(1, 6))
 def test_no_step_is_lost_and_none_comes_between_the_steps_of_the_optimizer(
     step_mode: LRScheduler.StepMode, frequency: int, aggregation: int, epoch_length: int
 ) -> None:

@@ -245,8 +245,7 @@ def test_a_request_to_leave_ends_one_training() -> None:
 
 
 @pytest.mark.parametrize(
-    "gradients",
-    [[], [{"weight": torch.zeros(1, 1)}, {}], [{"bias": torch.zeros(1)}], [{"weight": torch.zeros(2, 1)}]],
+    "gradients", [[], [{"weight": torch.zeros(1, 1)}, {}], [{"bias": torch.zeros(1)}], [{"weight": torch.zeros(2, 1)}]]
 )
 def test_gradients_of_other_models_are_refused(gradients: list[dict[str, Tensor]]) -> None:
     """Another number of models, other names, other shapes; nothing is loaded."""

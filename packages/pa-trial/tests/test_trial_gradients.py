@@ -61,10 +61,7 @@ def assert_trains_as_one_process(
                 step_and_zero(optimizer)
 
         by_hand.train_batch(
-            batch_idx,
-            range(RANKS),
-            lambda loss: torch.autograd.backward(loss / (aggregation if averages else 1)),
-            step,
+            batch_idx, range(RANKS), lambda loss: torch.autograd.backward(loss / (aggregation if averages else 1)), step
         )
     for model in on_two.models:
         trained.parts.wrap_model(model)
@@ -369,11 +366,7 @@ def test_the_weights_are_those_of_the_chief_from_the_wrapping_on() -> None:
 
 
 UNUSABLE: list[tuple[Callable[[], nn.Module], type[Exception], str]] = [
-    (
-        lambda: nn.Linear(1, 2 + rank()),
-        RanksDifferError,
-        r"model 0, parameter weight: \(2, 1\) .* on rank 0, \(3, 1\)",
-    ),
+    (lambda: nn.Linear(1, 2 + rank()), RanksDifferError, r"model 0, parameter weight: \(2, 1\) .* on rank 0, \(3, 1\)"),
     (lambda: nn.LazyLinear(1), InvalidExperimentException, "weight, bias of a lazy module"),
     (lambda: _sharded(nn.Linear(2, 2)), InvalidExperimentException, r"use pa_core\.Trainer"),
 ]

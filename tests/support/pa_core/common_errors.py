@@ -496,7 +496,7 @@ NOTHING_TO_TRAIN = {
         "ConfigurationError",
         ("SGD of 0 other parameters",),
         "Create the optimizer from model.parameters(), after replacing parts of the model.",
-    ),
+    )
 }
 
 _WATCH = """

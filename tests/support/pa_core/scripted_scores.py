@@ -8,10 +8,7 @@ from typing import Any
 from torch import nn
 from typing_extensions import override
 
-from pa_core import (
-    AnyTrainer,
-    TrainerCallback,
-)
+from pa_core import AnyTrainer, TrainerCallback
 
 
 class Script(TrainerCallback):

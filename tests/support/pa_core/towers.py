@@ -12,9 +12,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import (
-    Trainer,
-)
+from pa_core import Trainer
 
 
 def pairs(number: int) -> TensorDataset:

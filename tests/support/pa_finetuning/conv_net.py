@@ -14,10 +14,7 @@ class ConvNet(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
         self.body = nn.Sequential(
-            nn.Conv2d(4, 4, 3),
-            nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
+            nn.Conv2d(4, 4, 3), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()), nn.AdaptiveAvgPool2d(1), nn.Flatten()
         )
         self.head = nn.Linear(4, 2)
 

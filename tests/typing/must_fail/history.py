@@ -26,4 +26,4 @@ Unfinished()  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]  
 history.current_epoch = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.RunHistory.current_epoch: the trainer counts
 history.get_metric_values("loss").update()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.InMemoryRunHistory.get_metric_values: a list
 history.get_metric_names().add("accuracy")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.InMemoryRunHistory.get_metric_names: only to read
-record.value = 0.25  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.MetricRecord: it is frozen
+record.value = 0.25  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.tracking.MetricRecord: it is frozen

@@ -36,23 +36,13 @@ def main(num_epochs=8):
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loss_func = nn.CrossEntropyLoss()
 
-    trainer = Trainer(
-        model,
-        loss_func=loss_func,
-        optimizer=optimizer,
-    )
+    trainer = Trainer(model, loss_func=loss_func, optimizer=optimizer)
     trainer.train(
-        train_dataset=train_dataset,
-        eval_dataset=validation_dataset,
-        num_epochs=num_epochs,
-        per_device_batch_size=32,
+        train_dataset=train_dataset, eval_dataset=validation_dataset, num_epochs=num_epochs, per_device_batch_size=32
     )
     train_losses = list(trainer.run_history.get_metric_values("train_loss_epoch"))
     eval_losses = list(trainer.run_history.get_metric_values("eval_loss_epoch"))
-    trainer.evaluate(
-        dataset=test_dataset,
-        per_device_batch_size=64,
-    )
+    trainer.evaluate(dataset=test_dataset, per_device_batch_size=64)
     return train_losses, eval_losses, trainer, test_dataset
 
 

@@ -46,13 +46,7 @@ def test_update_agrees_with_the_question_that_changes_nothing(
 
 @pytest.mark.parametrize(
     ("greater_is_better", "value", "improves"),
-    [
-        (False, 0.75, True),
-        (False, 0.875, False),
-        (True, 1.25, True),
-        (True, 1.125, False),
-        (True, 0.5, False),
-    ],
+    [(False, 0.75, True), (False, 0.875, False), (True, 1.25, True), (True, 1.125, False), (True, 0.5, False)],
 )
 def test_a_change_below_the_threshold_is_no_improvement(greater_is_better: bool, value: float, improves: bool) -> None:
     """From a best value of 1, a change of 0.25 in the right direction counts, and one of 0.125 does not."""
@@ -65,13 +59,7 @@ def test_small_steps_add_up() -> None:
     """Changes are measured from the best value, so that slow progress is progress."""
     best = BestMetric(min_change=0.25)
     values = [1.0, 0.875, 0.75, 0.625, 0.5]
-    assert [best.update(value, epoch) for epoch, value in enumerate(values)] == [
-        True,
-        False,
-        True,
-        False,
-        True,
-    ]
+    assert [best.update(value, epoch) for epoch, value in enumerate(values)] == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize("min_change", [-0.1, math.nan, math.inf])

@@ -53,12 +53,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("greater_is_better", "scores", "best"),
-    [
-        (False, [3.0, 1.0, 2.0], 2),
-        (True, [1.0, 3.0, 2.0], 2),
-        (False, [1.0, 1.0, 2.0], 1),
-        (True, [3.0, 2.0, 1.0], 1),
-    ],
+    [(False, [3.0, 1.0, 2.0], 2), (True, [1.0, 3.0, 2.0], 2), (False, [1.0, 1.0, 2.0], 1), (True, [3.0, 2.0, 1.0], 1)],
 )
 def test_the_best_model_is_saved_and_loaded(
     path: Path, greater_is_better: bool, scores: list[float], best: int
@@ -69,11 +64,7 @@ def test_the_best_model_is_saved_and_loaded(
     trainer.train(DATA, num_epochs=3)
     assert epoch_of(trainer) == best
     content = torch.load(path, weights_only=True)
-    assert (content["watch_metric"], content["best_value"], content["best_epoch"]) == (
-        "figure",
-        scores[best - 1],
-        best,
-    )
+    assert (content["watch_metric"], content["best_value"], content["best_epoch"]) == ("figure", scores[best - 1], best)
     assert (save_best.best.value, save_best.best.epoch) == (scores[best - 1], best)
 
 

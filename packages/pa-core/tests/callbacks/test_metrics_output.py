@@ -8,12 +8,7 @@ import pytest
 import torch
 from typing_extensions import override
 
-from pa_core import (
-    AnyTrainer,
-    LogMetricsCallback,
-    PrintProgressCallback,
-    TrainerCallback,
-)
+from pa_core import AnyTrainer, LogMetricsCallback, PrintProgressCallback, TrainerCallback
 from pa_core.testing import make_regression
 from tests.support.trainers import linear_trainer
 
@@ -69,10 +64,7 @@ def test_metrics_are_logged_when_they_belong_to_the_phase() -> None:
     logger = LogToList()
     record = RecordTensors(accuracy="train", my_train_accuracy="train", precision="eval")
     linear_trainer(record, logger).train(DATA, 2, DATA)
-    assert logger.names == 2 * [
-        {"my_train_accuracy", "train_loss_epoch"},
-        {"accuracy", "eval_loss_epoch", "precision"},
-    ]
+    assert logger.names == 2 * [{"my_train_accuracy", "train_loss_epoch"}, {"accuracy", "eval_loss_epoch", "precision"}]
     assert [epoch for epoch, _ in logger.logged] == [1, 1, 2, 2]
     assert all(type(value) is float for _, metrics in logger.logged for value in metrics.values())
 

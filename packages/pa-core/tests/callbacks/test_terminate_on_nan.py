@@ -10,11 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import (
-    BatchOutput,
-    NonFiniteLossError,
-    TerminateOnNaNCallback,
-)
+from pa_core import BatchOutput, NonFiniteLossError, TerminateOnNaNCallback
 from pa_core.device_reads import ScalarTransfer
 from pa_core.testing import RecordingCallback, make_regression
 from tests.support.trainers import linear_trainer

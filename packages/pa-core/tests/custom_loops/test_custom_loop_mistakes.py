@@ -90,10 +90,7 @@ def test_training_in_the_body_of_an_evaluation() -> None:
         for inputs, targets in run.batches():
             run.backward((run.model(inputs * 0.1) - targets).square().mean())
             for _ in run.evaluation_batches(samples(3)):
-                with (
-                    torch.enable_grad(),
-                    pytest.raises(ConfigurationError, match=r"backward\(\.\.\.\) in the body"),
-                ):
+                with torch.enable_grad(), pytest.raises(ConfigurationError, match=r"backward\(\.\.\.\) in the body"):
                     run.backward(run.model(inputs).sum())
                 uses: list[Callable[[], Any]] = [run.step, run.updates, run.epochs, run.batches]
                 for use in uses:

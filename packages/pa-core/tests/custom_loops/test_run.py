@@ -15,13 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from pa_core import (
-    AnyTrainer,
-    BatchOutputError,
-    Run,
-    StopTrainingError,
-    Trainer,
-)
+from pa_core import AnyTrainer, BatchOutputError, Run, StopTrainingError, Trainer
 from pa_core.testing import RecordingCallback
 from tests.small_runs import NoteBatches, linear, samples
 from tests.support.histories import moments

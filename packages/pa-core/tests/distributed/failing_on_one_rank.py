@@ -151,8 +151,7 @@ class Pair:
         self.outputs = [Path(f"{port}_{one}.txt") for one in range(2)]
         self.ranks = [
             _fork.Process(
-                target=be_rank,
-                args=(one, port, self.outputs[one], place, self.failure if one == rank else None),
+                target=be_rank, args=(one, port, self.outputs[one], place, self.failure if one == rank else None)
             )
             for one in range(2)
         ]

@@ -270,25 +270,6 @@ def test_a_stop_on_process_zero_is_no_failure_on_the_others() -> None:
     assert trainer.num_updates_completed == 0
 
 
-@on_one_and_two_ranks
-def test_functions_of_process_zero_may_call_each_other() -> None:
-    """Only the outermost call is waited for, since the others do not come to the inner ones."""
-
-    @world_process_zero_only
-    def inner() -> str:
-        return "inner"
-
-    @world_process_zero_only
-    def outer() -> str | None:
-        with local_process_zero_first():
-            return inner()
-
-    assert gather_objects(outer()) == ["inner" if one == 0 else None for one in all_ranks()]
-    with local_process_zero_first():
-        found = inner()
-    assert gather_objects(found) == ["inner" if one == 0 else None for one in all_ranks()]
-
-
 def look_and_prepare(folder: Path) -> bool:
     """Whether another process was here before."""
     found = (folder / "prepared").exists()

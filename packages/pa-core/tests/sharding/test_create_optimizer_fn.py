@@ -205,13 +205,7 @@ def of_another_model(_model: nn.Module) -> Optimizer:
     return SGD([nn.Parameter(torch.ones(1))], lr=0.1)
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (nn.Sequential, "optimizer"),
-        (of_another_model, "parameters"),
-    ],
-)
+@pytest.mark.parametrize(("function", "message"), [(nn.Sequential, "optimizer"), (of_another_model, "parameters")])
 def test_what_a_function_must_not_return(function: Any, message: str) -> None:
     """No optimizer, or one of another model, ends the block when it is entered."""
     run = Sharding(tiny_transformer(), None, DATA, create_optimizer_fn=function, **ARGUMENTS)

@@ -44,11 +44,7 @@ class CallsTwice(Trainer[Any, Any, Any, Any]):
         with torch.no_grad():
             weight = self.model(words)["unused"].softmax(-1).amax()
         logits = self.model(words=words, twice={"factor": torch.tensor(0.5).double() * weight})["first"]
-        return {
-            "loss": nn.functional.cross_entropy(logits, classes),
-            "model_outputs": logits,
-            "batch_size": len(words),
-        }
+        return {"loss": nn.functional.cross_entropy(logits, classes), "model_outputs": logits, "batch_size": len(words)}
 
 
 def train_by_hand(model: nn.Module, data: TensorDataset, seed: int | None, size: int) -> None:

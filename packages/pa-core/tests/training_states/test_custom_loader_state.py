@@ -40,9 +40,7 @@ from tests.support.pa_core.training_states.own_loaders import (
     stateful,
     weighted,
 )
-from tests.support.pa_core.training_states.small_runs import (
-    DrawingDataset,
-)
+from tests.support.pa_core.training_states.small_runs import DrawingDataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is split over the processes by accelerate"),
@@ -89,10 +87,7 @@ def test_a_run_goes_on_in_mid_epoch_as_the_page_says(
     check_row(row, whole, resumed)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Resuming mid-epoch")]
     assert len(lines) == 1
-    ways = {
-        "state": "resumes from its own state",
-        "epoch start": "Fetching 2 batches of .* again",
-    }
+    ways = {"state": "resumes from its own state", "epoch start": "Fetching 2 batches of .* again"}
     assert re.search(ways[ROWS[row][0]], lines[0])
 
 

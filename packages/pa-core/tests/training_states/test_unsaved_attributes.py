@@ -83,8 +83,7 @@ class Holder:
 
 
 @pytest.mark.parametrize(
-    ("kind", "attribute"),
-    [(KeepsHidden, "hidden"), (InPlace, "hidden"), (InList, "memory"), (InModule, "teacher")],
+    ("kind", "attribute"), [(KeepsHidden, "hidden"), (InPlace, "hidden"), (InList, "memory"), (InModule, "teacher")]
 )
 def test_what_steps_leave_on_the_trainer_is_warned_of_once(
     kind: type[KeepsHidden], attribute: str, tmp_path: Path

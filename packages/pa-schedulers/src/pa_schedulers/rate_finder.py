@@ -35,6 +35,7 @@ from pa_core import (
 )
 from pa_core.plot_style import PlotStyle, plot_style
 from pa_data.rng import restored_rng_states
+from pa_schedulers._torch import BUFFERS, PARAMETERS
 from pa_schedulers.argument_checks import whole_number
 from pa_schedulers.figures import legend_above, single_axes
 
@@ -319,7 +320,7 @@ class _Module(NamedTuple):
         held = vars(module)
         tensors = [
             (where, name, tensor, None if tensor is None else tensor.detach().clone())
-            for where in (held["_parameters"], held["_buffers"])
+            for where in (held[PARAMETERS], held[BUFFERS])
             for name, tensor in where.items()
         ]
         numbers = {name: value for name, value in held.items() if isinstance(value, _PLAIN)}

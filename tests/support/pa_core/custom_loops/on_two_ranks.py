@@ -17,11 +17,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import IterableDataset, TensorDataset
 from typing_extensions import override
 
-from pa_core import (
-    Run,
-    Trainer,
-    gather_objects,
-)
+from pa_core import Run, Trainer, gather_objects
 from pa_core.testing import RecordingCallback
 from tests.support.histories import moments
 from tests.support.pa_core.custom_loops import gans

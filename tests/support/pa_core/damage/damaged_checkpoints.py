@@ -86,9 +86,7 @@ def saved(content: object) -> bytes:
 
 
 def rewritten(
-    whole: bytes,
-    change: Callable[[bytes], bytes] = lambda pickled: pickled,
-    compression: int = zipfile.ZIP_STORED,
+    whole: bytes, change: Callable[[bytes], bytes] = lambda pickled: pickled, compression: int = zipfile.ZIP_STORED
 ) -> bytes:
     """The same records, but for the pickled part, with right checksums."""
     file = io.BytesIO()

@@ -11,12 +11,7 @@ import pytest
 
 from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.storage import StateFolder
-from tests.support.pa_core.training_states.small_runs import (
-    InterruptAt,
-    Interrupted,
-    make_trainer,
-    train,
-)
+from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
 
 EPOCHS = 2
 

@@ -13,13 +13,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback, distributed, gather_objects
 from tests.support.drawing import Drawing
-from tests.support.every_order import (
-    BATCHES_PER_UPDATE,
-    NUM_SAMPLES,
-    ORDERS,
-    SAMPLES_PER_UPDATE,
-    makes_batches,
-)
+from tests.support.every_order import BATCHES_PER_UPDATE, NUM_SAMPLES, ORDERS, SAMPLES_PER_UPDATE, makes_batches
 
 NUM_EPOCHS = 2
 

@@ -512,9 +512,7 @@ ARGUMENTS = [
 
 PARTS = [
     at_first_step(
-        "length of the dataset",
-        given(data=make_regression(22)),
-        "training dataset, length: 24 on rank 0, 22 on rank 1",
+        "length of the dataset", given(data=make_regression(22)), "training dataset, length: 24 on rank 0, 22 on rank 1"
     ),
     at_first_step(
         "class of the dataset",
@@ -590,9 +588,7 @@ PARTS = [
         "model.1.running_mean: float32 (4,) on rank 0, nothing on rank 1",
     ),
     at_first_step(
-        "class of the model",
-        given(model=OtherModel(*layers())),
-        "model: Sequential() on rank 0, OtherModel on rank 1",
+        "class of the model", given(model=OtherModel(*layers())), "model: Sequential() on rank 0, OtherModel on rank 1"
     ),
     at_first_step(
         "dtype of the weights",
@@ -600,9 +596,7 @@ PARTS = [
         "model.0.weight: float32 (4, 4) on rank 0, float64 (4, 4) on rank 1",
     ),
     at_first_step(
-        "frozen weights",
-        freeze,
-        "model.0.weight: float32 (4, 4) on rank 0, float32 (4, 4), frozen on rank 1",
+        "frozen weights", freeze, "model.0.weight: float32 (4, 4) on rank 0, float32 (4, 4), frozen on rank 1"
     ),
     at_first_step("optimizer", optimizer(Adam, lr=0.1), "optimizer: SGD on rank 0, Adam on rank 1"),
     at_first_step("learning rate", optimizer(SGD, lr=0.2, momentum=0.9), "lr: 0.1 on rank 0, 0.2 on rank 1"),
@@ -629,9 +623,7 @@ PARTS = [
         both=two_groups(0.1, 0.2),
     ),
     at_first_step(
-        "groups of the optimizer",
-        two_groups(0.1, 0.1),
-        "optimizer, number of groups: 1 on rank 0, 2 on rank 1",
+        "groups of the optimizer", two_groups(0.1, 0.1), "optimizer, number of groups: 1 on rank 0, 2 on rank 1"
     ),
     at_first_step(
         "a schedule that is made differently",

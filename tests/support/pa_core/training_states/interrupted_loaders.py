@@ -9,15 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 from torch.utils.data import DataLoader
 
-from pa_core import (
-    SaveTrainingStateCallback,
-    Trainer,
-    TrainerCallback,
-)
-from tests.support.pa_core.training_states.own_loaders import (
-    BATCH_SIZE,
-    SAMPLES,
-)
+from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
+from tests.support.pa_core.training_states.own_loaders import BATCH_SIZE, SAMPLES
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,

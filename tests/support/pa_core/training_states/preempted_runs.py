@@ -7,12 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pa_core import (
-    AnyTrainer,
-    SaveTrainingStateCallback,
-    TrainerCallback,
-    distributed,
-)
+from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainerCallback, distributed
 
 if TYPE_CHECKING:
     pass
