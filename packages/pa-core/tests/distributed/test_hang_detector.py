@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -98,8 +97,8 @@ def test_ranks_that_part_in_a_loop_of_ones_own_end_with_an_error(ends: Ends) -> 
 EXCHANGES = Sign(
     beat=3, run=1, place="in the training of an epoch", updates=5, collectives=20, still=12.0, waits=True, doing="x"
 )
-COMPUTES = replace(EXCHANGES, waits=False)
-EVALUATES = replace(EXCHANGES, place="in an evaluation")
+COMPUTES = EXCHANGES._replace(waits=False)
+EVALUATES = EXCHANGES._replace(place="in an evaluation")
 
 
 @pytest.mark.parametrize(
@@ -117,10 +116,10 @@ EVALUATES = replace(EXCHANGES, place="in an evaluation")
         (EXCHANGES, Sign(run=2, place="at the start of the run"), 60.0, "request_stop"),
         (EXCHANGES, Sign(run=0, has_ended=True), 60.0, "request_stop"),
         (EXCHANGES, EVALUATES, 10.0, "only some of the processes"),
-        (EXCHANGES, replace(EXCHANGES, place="at the end of the run"), 10.0, "request_stop"),
+        (EXCHANGES, EXCHANGES._replace(place="at the end of the run"), 10.0, "request_stop"),
         (EXCHANGES, COMPUTES, 10.0, "raise max_wait_seconds"),
         # which the accelerator of this one waits for
-        (COMPUTES, replace(COMPUTES, collectives=19), 10.0, "raise max_wait_seconds"),
+        (COMPUTES, COMPUTES._replace(collectives=19), 10.0, "raise max_wait_seconds"),
     ],
 )
 def test_what_is_a_wait_in_vain(own: Sign, other: Sign, limit: float, advice: str | None) -> None:
@@ -132,7 +131,7 @@ def test_what_is_a_wait_in_vain(own: Sign, other: Sign, limit: float, advice: st
 
 def test_ranks_in_the_same_place_are_named_together() -> None:
     """Of a thousand processes, those that do the same take one line."""
-    signs = dict.fromkeys((0, 1, 2, 4, 5, 6), EXCHANGES) | {3: replace(EVALUATES, waits=False)}
+    signs = dict.fromkeys((0, 1, 2, 4, 5, 6), EXCHANGES) | {3: EVALUATES._replace(waits=False)}
     assert "ranks 0-2, 4-6 waited in x, in the training of an epoch, after 5 updates; rank 3 was" in describe_signs(
         signs, run=1
     )
