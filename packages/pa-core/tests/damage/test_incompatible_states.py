@@ -13,10 +13,8 @@ from torch import Tensor
 from pa_core import CheckpointError
 from pa_core.training_state import find_saved_run
 from tests.support.pa_core.damage.damaged_states import change_document, fit_digests
-from tests.support.pa_core.damage.saved_runs import EPOCHS, SavedRuns, make, restored, saved
+from tests.support.pa_core.damage.saved_runs import EPOCHS, SavedRuns, make, restored
 from tests.support.pa_core.training_states.small_runs import train
-
-__all__ = ["saved"]  # the fixture
 
 MISSING = object()
 

@@ -7,15 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
-from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
-from pa_core.storage import StateFolder
+from pa_core import Trainer, TrainerCallback
 from tests.support.pa_core.training_states.small_runs import (
-    InterruptAt,
-    Interrupted,
     make_trainer,
-    train,
 )
 
 EPOCHS = 2
@@ -56,16 +50,6 @@ class SavedRuns(NamedTuple):
         shutil.copytree(self.folder, folder)
         damage(folder / self.newest.name)
         return folder
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedRuns:
-    """States after the updates 5 and 10 of a run of 14."""
-    folder = tmp_path_factory.mktemp("states")
-    saving = SaveTrainingStateCallback(folder, save_every_n_steps=5)
-    with pytest.raises(Interrupted):
-        train(make(saving, InterruptAt("on_train_step_end", 11)), EPOCHS)
-    return SavedRuns(folder, StateFolder(folder).records()[-1].path, train(make(), EPOCHS))
 
 
 def restored(trainer: Trainer) -> tuple[object, ...]:
