@@ -46,7 +46,8 @@ TESTED_IN = {
     "not_finite": "sharding/test_sharded_training.py::"
     "test_a_loss_that_is_not_finite_on_one_process_ends_the_run_on_all",
     "evaluated": "sharding/test_sharded_evaluation.py::test_every_sample_counts_once",
-    "averages": "../pa_callbacks_extra/test_sharded_average.py::test_an_average_of_pieces_is_that_of_the_whole",
+    "averages": "../../pa-callbacks-extra/tests/test_sharded_average.py::"
+    "test_an_average_of_pieces_is_that_of_the_whole",
     "best": "sharding/test_sharded_checkpoints.py::test_the_best_model_is_loaded_at_the_end",
     "checkpoint": "sharding/test_sharded_checkpoints.py::test_a_checkpoint_is_that_of_the_whole_model",
     "exported": "sharding/test_sharded_checkpoints.py::test_an_export_is_that_of_the_whole_model",

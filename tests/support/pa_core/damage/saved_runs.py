@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pa_core import Trainer, TrainerCallback
-from tests.support.pa_core.training_states.small_runs import (
-    make_trainer,
-)
+import pytest
+
+from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.storage import StateFolder
+from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
 
 EPOCHS = 2
 
@@ -50,6 +51,14 @@ class SavedRuns(NamedTuple):
         shutil.copytree(self.folder, folder)
         damage(folder / self.newest.name)
         return folder
+
+
+def save_runs(folder: Path) -> SavedRuns:
+    """States after the updates 5 and 10 of a run of 14."""
+    saving = SaveTrainingStateCallback(folder, save_every_n_steps=5)
+    with pytest.raises(Interrupted):
+        train(make(saving, InterruptAt("on_train_step_end", 11)), EPOCHS)
+    return SavedRuns(folder, StateFolder(folder).records()[-1].path, train(make(), EPOCHS))
 
 
 def restored(trainer: Trainer) -> tuple[object, ...]:
