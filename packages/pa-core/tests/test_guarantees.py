@@ -31,8 +31,7 @@ TESTED_IN = {
     "padded": "test_two_ranks.py::test_a_loader_of_the_users_own_says_that_it_is_padded",
     "orders": "orders/test_every_order.py::test_updates_are_the_same_on_any_number_of_processes_and_resumed_anywhere",
     "tokens": "orders/test_token_budget_of_runs.py::test_an_update_is_the_mean_over_the_tokens_of_its_batches",
-    "files": "../../packages/pa-data/tests/test_sharded_files.py::"
-    "test_each_sample_comes_once_on_any_number_of_processes",
+    "files": "../../pa-data/tests/test_sharded_files.py::test_each_sample_comes_once_on_any_number_of_processes",
     "sets": "data/test_evaluation_sets.py::test_each_set_is_evaluated_in_turn_and_recorded_under_its_name",
     "predictions": "predictions/test_predicting.py::"
     "test_each_sample_comes_once_in_order_whatever_the_number_of_samples",
@@ -47,7 +46,8 @@ TESTED_IN = {
     "not_finite": "sharding/test_sharded_training.py::"
     "test_a_loss_that_is_not_finite_on_one_process_ends_the_run_on_all",
     "evaluated": "sharding/test_sharded_evaluation.py::test_every_sample_counts_once",
-    "averages": "../pa_callbacks_extra/test_sharded_average.py::test_an_average_of_pieces_is_that_of_the_whole",
+    "averages": "../../pa-callbacks-extra/tests/test_sharded_average.py::"
+    "test_an_average_of_pieces_is_that_of_the_whole",
     "best": "sharding/test_sharded_checkpoints.py::test_the_best_model_is_loaded_at_the_end",
     "checkpoint": "sharding/test_sharded_checkpoints.py::test_a_checkpoint_is_that_of_the_whole_model",
     "exported": "sharding/test_sharded_checkpoints.py::test_an_export_is_that_of_the_whole_model",

@@ -14,7 +14,7 @@ from pa_core import CheckpointError, SaveTrainingStateCallback, TrainerCallback
 from pa_core.storage import StateFolder
 from tests.launching import Launch
 from tests.support.pa_core.damage.damaged_states import change_document
-from tests.support.pa_core.damage.saved_runs import EPOCHS, SavedRuns, make
+from tests.support.pa_core.damage.saved_runs import EPOCHS, SavedRuns, make, save_runs
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
@@ -22,6 +22,12 @@ from tests.support.pa_core.training_states.small_runs import (
     make_trainer,
     train,
 )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedRuns:
+    """States of a run that was interrupted."""
+    return save_runs(tmp_path_factory.mktemp("states"))
 
 
 def test_a_callback_that_refuses_its_state_is_named(saved: SavedRuns, tmp_path: Path) -> None:

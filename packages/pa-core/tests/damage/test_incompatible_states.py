@@ -13,12 +13,16 @@ from torch import Tensor
 from pa_core import CheckpointError
 from pa_core.training_state.saved_runs import find_saved_run
 from tests.support.pa_core.damage.damaged_states import change_document, fit_digests
-from tests.support.pa_core.damage.saved_runs import EPOCHS, SavedRuns, make, restored, saved
+from tests.support.pa_core.damage.saved_runs import EPOCHS, SavedRuns, make, restored, save_runs
 from tests.support.pa_core.training_states.small_runs import train
 
-__all__ = ["saved"]  # the fixture
-
 MISSING = object()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedRuns:
+    """States of a run that was interrupted."""
+    return save_runs(tmp_path_factory.mktemp("states"))
 
 
 def with_entry(path: str, value: Any) -> Callable[[Path], None]:

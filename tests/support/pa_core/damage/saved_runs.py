@@ -53,10 +53,8 @@ class SavedRuns(NamedTuple):
         return folder
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedRuns:
+def save_runs(folder: Path) -> SavedRuns:
     """States after the updates 5 and 10 of a run of 14."""
-    folder = tmp_path_factory.mktemp("states")
     saving = SaveTrainingStateCallback(folder, save_every_n_steps=5)
     with pytest.raises(Interrupted):
         train(make(saving, InterruptAt("on_train_step_end", 11)), EPOCHS)
