@@ -10,7 +10,7 @@ import pytest
 from tests.launching import Launch
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
-(LOOP,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+LOOP: str = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[0]
 STEP = "        dist.all_reduce(torch.ones(1))\n"
 
 

@@ -44,7 +44,9 @@ def test_the_first_process_goes_before_the_others(shared_tmp_path: Path) -> None
 
     @rank_zero_first(local=True)
     def load() -> bool:
-        return file.with_name("loaded").exists() or file.with_name("loaded").touch() is not None
+        found = file.with_name("loaded").exists()
+        file.with_name("loaded").touch()
+        return found
 
     assert gather_objects(load()) == [False, True][: len(gather_objects(None))]
 

@@ -167,6 +167,6 @@ def do_while_others_wait(action: Callable[[], object] | None) -> None:
     except Exception as error:
         problem = error  # whatever it is, all processes are told
     RankMessages().wait_for_all()
-    for error in gather_objects(problem):
-        if error is not None:
-            raise error
+    for met in gather_objects(problem):
+        if met is not None:
+            raise met

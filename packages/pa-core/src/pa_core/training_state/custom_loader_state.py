@@ -23,13 +23,13 @@ from pa_core.data.custom_loader import (
     innermost,
     is_dataloader,
     is_keyed,
-    loader_parts,
 )
 from pa_core.errors import CheckpointError, StopTrainingError
 from pa_core.model_tensors import supports_state_dict
 from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
+from pa_data import loader_parts
 from pa_data.rng import capture_rng_state, numpy_random, restore_rng_state
 
 
