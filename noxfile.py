@@ -164,7 +164,7 @@ class Cell:
 
 DISTRIBUTIONS = (
     Distribution("pa-checkpoint", "pa_checkpoint", extras=("fsspec",)),
-    Distribution("pa-distributed", "pa_distributed"),
+    Distribution("pa-distributed", "pa_distributed", test_requirements=("accelerate",)),
     Distribution("pa-data", "pa_data", extras=("fsspec", "parquet"), test_requirements=("lightning",)),
     Distribution(
         "pa-core",
