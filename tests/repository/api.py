@@ -30,6 +30,7 @@ MODULES = (
     "pa_core.sharding",
     "pa_core.storage",
     "pa_core.testing",
+    "pa_core.torch_names",
     "pa_core.tracking",
     "pa_core.types",
     "pa_core.user_warnings",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -184,16 +183,6 @@ def test_calls_step_hooks() -> None:
     assert names.calls_step_hooks(SGD(nn.Linear(2, 1).parameters(), lr=0.1))
 
 
-def test_is_unscaled() -> None:
-    """A scaler knows which optimizers have gradients in their own scale."""
-    layer = nn.Linear(2, 1)
-    optimizer, scaler = SGD(layer.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
-    cast("Any", scaler.scale(layer(torch.ones(1, 2)).sum())).backward()
-    assert not names.is_unscaled(scaler, optimizer)
-    scaler.unscale_(optimizer)
-    assert names.is_unscaled(scaler, optimizer)
-
-
 def test_has_iterator() -> None:
     """Workers that stay between epochs are known once they are there."""
     loader = DataLoader(TensorDataset(torch.zeros(2)), num_workers=1, persistent_workers=True)
@@ -222,17 +211,6 @@ def test_has_ended() -> None:
     """The last batch of a stream is known as such if it was not full."""
     batches = iter(DataLoader(Three(), batch_size=2))
     assert [names.has_ended(batches) for _ in zip(range(2), batches, strict=False)] == [False, True]
-
-
-def test_file_writer_of(tmp_path: Path) -> None:
-    """A writer of TensorBoard that was closed gets a new file."""
-    from torch.utils.tensorboard.writer import SummaryWriter
-
-    writer: Any = SummaryWriter(tmp_path)
-    before = names.file_writer_of(writer)
-    writer.close()
-    assert names.file_writer_of(writer) is not before
-    writer.close()
 
 
 @pytest.mark.runs_on("two_ranks")

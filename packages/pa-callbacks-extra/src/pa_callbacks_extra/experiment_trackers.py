@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pa_core import ConfigurationError, UnsupportedConfigurationError
-from pa_core.distributed import gather_objects, rank
+from pa_core.distributed import connect, rank
 
 __all__ = [
     "ExperimentTrackers",
@@ -264,7 +264,7 @@ def open_trackers(
         raise ConfigurationError(f"There are init_kwargs for {others}, and the trackers are {', '.join(names)}.")
     trackers: dict[str, TrackerLike] = {}
     ids: dict[str, str] = {}
-    gather_objects(None)  # connects the processes, where no trainer has
+    connect()  # where no trainer has
     with ExitStack() as opened:
         for name in names if rank() == 0 else ():
             known = _WELL_KNOWN.get(name)
@@ -387,10 +387,9 @@ def _start_tracker(name: str, project_name: str, logging_dir: str | Path, kwargs
         logging_dir: The folder of trackers that write files.
         kwargs: Further arguments of the tracker.
     """
-    from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    PartialState()  # which the tracker asks
+    connect()  # the tracker asks which process this is, and would not look for others
     tracker_class: Any = LOGGER_TYPE_TO_CLASS[name]
     folder = (str(logging_dir),) if tracker_class.requires_logging_directory else ()
     tracker = tracker_class(project_name, *folder, **kwargs)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pa_callbacks_extra._torch import CHILDREN, non_persistent_buffers
 from pa_checkpoint import StoredTensor
 from pa_core import ConfigurationError
 from pa_core.sharding import is_sharded
+from pa_core.torch_names import CHILDREN, non_persistent_buffers
 
 
 class ShardedAverage(nn.Module):

@@ -50,17 +50,14 @@ def _private(owner: object, name: str) -> Any:
     """
     found = getattr(owner, name, _MISSING)
     if found is _MISSING:
-        raise _missing(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
+        name_of_owner = getattr(owner, "__name__", type(owner).__name__)
+        raise UnsupportedConfigurationError(
+            "This run needs a part of torch that has no public name, and that this version of torch does not have.",
+            given=f"torch {torch.__version__}, without {name_of_owner}.{name}",
+            expected=f"a version that was tried: torch {OLDEST_TRIED} to {NEWEST_TRIED}",
+            do=f'Install one: pip install "torch=={NEWEST_TRIED}.*". A newer pa-core may know newer versions.',
+        )
     return found
-
-
-def _missing(name: str) -> UnsupportedConfigurationError:
-    return UnsupportedConfigurationError(
-        "This run needs a part of torch that has no public name, and that this version of torch does not have.",
-        given=f"torch {torch.__version__}, without {name}",
-        expected=f"a version that was tried: torch {OLDEST_TRIED} to {NEWEST_TRIED}",
-        do=f'Install one: pip install "torch=={NEWEST_TRIED}.*". A newer pa-core may know newer versions.',
-    )
 
 
 def foreach(operation: str, *arguments: Any) -> Any:
@@ -134,17 +131,6 @@ def calls_step_hooks(optimizer: Optimizer) -> bool:
     return getattr(type(optimizer).step, "hooked", False) and hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
-def is_unscaled(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
-    """Whether a scaler has unscaled the gradients of an optimizer; a second ``unscale_`` is an error.
-
-    Args:
-        scaler: The scaler. One that is not torch's own has unscaled nothing.
-        optimizer: The optimizer.
-    """
-    states: Any = getattr(scaler, "_per_optimizer_states", {})
-    return bool(states.get(id(optimizer), {}).get("found_inf_per_device"))
-
-
 def has_iterator(loader: object) -> bool:
     """Whether a ``DataLoader`` keeps its workers between epochs, and has started them; nothing public tells.
 
@@ -171,15 +157,6 @@ def has_ended(iterator: object) -> bool:
         iterator: The iterator of a ``DataLoader``. One of another kind has not ended.
     """
     return getattr(getattr(iterator, "_dataset_fetcher", None), "ended", False) is True
-
-
-def file_writer_of(writer: object) -> Any:
-    """Return what writes the file of a ``SummaryWriter``; a new one if it was closed, as ``file_writer`` alone is not.
-
-    Args:
-        writer: The writer.
-    """
-    return _private(writer, "_get_file_writer")()
 
 
 def after_backward_pass(call: Callable[[], None]) -> None:

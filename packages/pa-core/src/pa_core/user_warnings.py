@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from types import FrameType
 
-__all__ = ["warn_user", "write_or_warn"]
+__all__ = ["warn_user"]
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:

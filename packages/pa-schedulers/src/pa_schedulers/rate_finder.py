@@ -34,8 +34,8 @@ from pa_core import (
     UnsupportedConfigurationError,
 )
 from pa_core.plot_style import PlotStyle, plot_style
+from pa_core.torch_names import BUFFERS, PARAMETERS
 from pa_data.rng import restored_rng_states
-from pa_schedulers._torch import BUFFERS, PARAMETERS
 from pa_schedulers.argument_checks import whole_number
 from pa_schedulers.figures import legend_above, single_axes
 

@@ -11,11 +11,29 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.optim import Optimizer
 
+from pa_data.errors import UnsupportedConfigurationError
+
 BUFFERS: Final = "_buffers"
 """Where a module has its own buffers in its ``vars``; ``named_buffers`` leaves out second names."""
 
 COMPILED: Final = "_orig_mod"
 """Where a compiled module has the one it was made of. Checking the class would import the compiler."""
+
+
+def _private(owner: object, name: str) -> Any:
+    """Return an attribute of an object of torch.
+
+    Raises:
+        UnsupportedConfigurationError: This version of torch has none of this name.
+    """
+    found = getattr(owner, name, None)
+    if found is None:
+        raise UnsupportedConfigurationError(
+            "This trial needs a part of torch that has no public name, and that this version of torch does not have.",
+            given=f"torch {torch.__version__}, without {getattr(owner, '__name__', type(owner).__name__)}.{name}",
+            do="Install a version that was tried, torch 2.11 to 2.15, or a newer pa-trial.",
+        )
+    return found
 
 
 def foreach(operation: str, *arguments: Any) -> Any:
@@ -25,7 +43,7 @@ def foreach(operation: str, *arguments: Any) -> Any:
         operation: Its name in torch without ``_foreach_``, such as ``"mul_"``.
         *arguments: What it takes. No list may be empty.
     """
-    return getattr(torch, f"_foreach_{operation}")(*arguments)
+    return _private(torch, f"_foreach_{operation}")(*arguments)
 
 
 def is_sharded_module(module: nn.Module) -> bool:
@@ -51,7 +69,7 @@ def file_writer_of(writer: object) -> Any:
     Args:
         writer: The writer.
     """
-    return cast("Any", writer)._get_file_writer()
+    return _private(writer, "_get_file_writer")()
 
 
 def store_of_processes() -> Store:
@@ -59,5 +77,5 @@ def store_of_processes() -> Store:
 
     A separate store would need an address that all of them know.
     """
-    module: Any = importlib.import_module("torch.distributed.distributed_c10d")
-    return cast("Store", module._get_default_store())
+    module = importlib.import_module("torch.distributed.distributed_c10d")
+    return cast("Store", _private(module, "_get_default_store")())

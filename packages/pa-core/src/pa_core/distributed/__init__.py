@@ -8,6 +8,7 @@ from __future__ import annotations
 from pa_core.distributed.collectives import (
     broadcast_buffers,
     broadcast_weights,
+    connect,
     gather,
     gather_objects,
     num_processes,
@@ -19,6 +20,7 @@ from pa_core.distributed.collectives import (
 __all__ = [
     "broadcast_buffers",
     "broadcast_weights",
+    "connect",
     "gather",
     "gather_objects",
     "num_processes",

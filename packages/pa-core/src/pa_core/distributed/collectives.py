@@ -61,6 +61,17 @@ def _is_alone() -> bool:
     )
 
 
+def connect() -> None:
+    """Connect the processes that a launcher has started, as the first trainer does; nobody waits for what follows.
+
+    Example:
+        >>> connect()
+        >>> rank()
+        0
+    """
+    _accelerate.process_state()
+
+
 def sum_over_processes(values: Tensor) -> Tensor:
     """Return the sum of a small tensor over all processes; every process must call this.
 

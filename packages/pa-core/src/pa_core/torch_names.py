@@ -1,0 +1,10 @@
+"""Parts of torch that have no public name, for distributions on top of this one.
+
+A version of torch that lacks one is named by the error of whoever needs it, with versions to install.
+"""
+
+from __future__ import annotations
+
+from pa_core._torch import BUFFERS, CHILDREN, INPUT_CHECK, PARAMETERS, foreach, non_persistent_buffers
+
+__all__ = ["BUFFERS", "CHILDREN", "INPUT_CHECK", "PARAMETERS", "foreach", "non_persistent_buffers"]
