@@ -449,7 +449,7 @@ class AnyTrainer(ABC):
     # The course of a run
 
     def undoing_runs(self) -> AbstractContextManager[None]:
-        """Return a context whose runs leave no trace here: in progress, data, settings, gradient scaler.
+        """Return a context whose runs leave no trace in progress, data, settings and gradient scaler of the trainer.
 
         Weights, optimizers and random numbers are the caller's to restore.
 

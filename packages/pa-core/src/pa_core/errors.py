@@ -192,13 +192,19 @@ def is_explained(
 
 
 @contextmanager
-def as_configuration_error() -> Generator[None]:
+def as_configuration_error(do: str = "") -> Generator[None]:
     """Raise what a library beneath says of an argument as the error that is documented here.
+
+    Args:
+        do: What to do, in the words of the arguments here; empty for what the library advises.
 
     Raises:
         ConfigurationError: The block has raised a ``ValueError``.
     """
     try:
         yield
+    except ConfigurationError:
+        raise
     except ValueError as error:
-        raise ConfigurationError(str(error)) from None
+        problem, *parts = error.args
+        raise (ConfigurationError(problem, do=do) if do else ConfigurationError(problem, *parts)) from None

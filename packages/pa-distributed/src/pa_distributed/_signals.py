@@ -65,8 +65,8 @@ class SignalWatch:
         """
         if self._signals and threading.current_thread() is not threading.main_thread():
             raise InvalidArgumentError(
-                f"Signals cannot be watched from the thread {threading.current_thread().name!r}. Train in the main "
-                "thread, or watch for none."
+                f"Signals cannot be watched from the thread {threading.current_thread().name!r}.",
+                do="Enter the watch in the main thread, to which Python brings them.",
             )
         for one in self._signals:
             self._watch(one)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from pa_data.errors import ConfigurationError
 from pa_distributed import SignalWatch
 from pa_trial.collectives import sum_over_processes
 from pa_trial.context_parts import ContextParts
@@ -31,7 +32,11 @@ class StopRequests:
         Outside the main thread, where Python delivers no signals, they are left alone.
         """
         is_main_thread = threading.current_thread() is threading.main_thread()
-        with SignalWatch(self._parts.run_settings.stop_on_signals if is_main_thread else (), self._on_signal) as watch:
+        try:
+            watch = SignalWatch(self._parts.run_settings.stop_on_signals if is_main_thread else (), self._on_signal)
+        except ValueError as error:
+            raise ConfigurationError(*error.args) from None
+        with watch:
             try:
                 yield
             finally:

@@ -139,7 +139,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             if continued is not None:
                 self._tidy_up(continued)
         self._last_save = time.monotonic()
-        with as_configuration_error():
+        with as_configuration_error("Train in the main thread, or leave stop_on_signals out."):
             trainer.enter_run_context(SignalWatch(self._signals, trainer.request_preemption, ends_by=TrainingPreempted))
         if self.upload_to is not None:
             # Left before the signals are: none ends the process while it waits for the last state to be sent.
