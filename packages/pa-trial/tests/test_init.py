@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 import pa_trial
 from pa_core.distributed import num_processes
+from tests.launching import free_port
 from tests.support.pa_trial.loaded import seed_all
 
 if TYPE_CHECKING:
@@ -151,6 +153,18 @@ def test_processes_of_torchrun_are_found(launch: Launch) -> None:
     launched = launch(SCRIPT, ranks=2)
     assert launched.status == 0
     assert {"rank 0 is done", "rank 1 is done"} <= set(launched.output.splitlines())
+
+
+def test_processes_of_mpi_are_connected(launch: Launch) -> None:
+    """They are told which of several they are by variables of other names."""
+    script = "import pa_trial\nwith pa_trial.init() as context:\n    print(context.distributed.allgather('here'))"
+    mpi = {"OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+    def start(rank: int) -> str:
+        return launch(script, env={**mpi, "OMPI_COMM_WORLD_RANK": str(rank), "ACCELERATE_USE_CPU": "true"}).output
+
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(start, range(2))] == ["['here', 'here']\n"] * 2
 
 
 @pytest.mark.runs_on("two_ranks")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -64,10 +65,22 @@ def _describe_processes(max_wait_seconds: float | None) -> DistributedContext:
     )
 
 
+# As torchrun and accelerate launch set them, and as MPI does in three of its kinds.
+_RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
+
+
+def _told(names: Sequence[str]) -> int | None:
+    """Return the number that a launcher has told by one of these variables; None where none did."""
+    return next((int(os.environ[name]) for name in names if name in os.environ), None)
+
+
 def _connect() -> torch.device:
     """Connect the processes that a launcher has started, and return the device of this one."""
-    launched, connected = int(os.environ.get("WORLD_SIZE", "1")), dist.is_available() and dist.is_initialized()
-    if launched > 1 and not connected and "RANK" not in os.environ:
+    number, launched = _told(_RANK), _told(_SIZE) or 1
+    is_connected = dist.is_available() and dist.is_initialized()
+    if launched > 1 and number is None and not is_connected:
         raise UnsupportedConfigurationError(
             "This process was not told which of several processes it is.",
             given=f"WORLD_SIZE={launched} without RANK",
@@ -77,9 +90,10 @@ def _connect() -> torch.device:
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes", "y", "on"}
     device = torch.device("cpu")
     if accelerator is not None and not on_cpu:
-        device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
+        device = torch.device(accelerator.type, _told(_LOCAL_RANK) or 0)
         if device.type != "mps":
             torch.accelerator.set_device_index(device)
-    if launched > 1 and not connected:
-        dist.init_process_group(dist.get_default_backend_for_device(device))
+    if launched > 1 and number is not None and not is_connected:
+        os.environ.setdefault("MASTER_PORT", "29500")  # as accelerate does; MPI tells none
+        dist.init_process_group(dist.get_default_backend_for_device(device), rank=number, world_size=launched)
     return device
