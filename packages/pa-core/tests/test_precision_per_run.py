@@ -187,12 +187,8 @@ def test_fp16_that_would_be_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fp16_where_it_works() -> None:
     """With a scaler, forward runs in fp16, the norm that is clipped is that of the real gradients, weights are fp32."""
     model, during = TinyClassifier(), list[torch.dtype]()
-    trainer = InFp16(
-        model,
-        nn.CrossEntropyLoss(),
-        SGD(model.parameters(), lr=1.0),
-        [Calls(lambda: during.append(computes_in(model)))],
-    )
+    note = Calls(lambda: during.append(computes_in(model)))
+    trainer = InFp16(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=1.0), [note])
     before = weights_of(model)
     trainer.train(
         make_classification(16), 1, per_device_batch_size=4, gradient_accumulation_steps=4, gradient_clip_norm=0.01
@@ -273,13 +269,8 @@ def test_a_second_precision_in_one_process(second: type[Trainer[nn.Module]]) -> 
 def precision_of(kind: Any = Trainer, **arguments: Any) -> tuple[str, torch.dtype]:
     """What a trainer says that it computes in, and what the first layer of its model computes in."""
     model, during = TinyClassifier(), list[torch.dtype]()
-    trainer = kind(
-        model,
-        nn.CrossEntropyLoss(),
-        SGD(model.parameters(), lr=0.1),
-        [Calls(lambda: during.append(computes_in(model)))],
-        **arguments,
-    )
+    note = Calls(lambda: during.append(computes_in(model)))
+    trainer = kind(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), [note], **arguments)
     trainer.train(make_classification(8), 1, per_device_batch_size=2)
     assert trainer.mixed_precision == trainer.run_config.mixed_precision
     return trainer.mixed_precision, during[0]

@@ -201,24 +201,13 @@ def test_a_run_with_a_limit_of_updates_ends_at_the_same_update(tmp_path: Path) -
         assert resumed.num_updates_completed == 10
 
 
-def test_limited_epochs_stay_as_long_as_they_were(tmp_path: Path) -> None:
-    """The batches before the interruption count against the limit of the epoch."""
-    whole = make_trainer(LimitBatchesCallback(5))
-    expected = train(whole)
+@pytest.mark.parametrize(("kind", "limit", "at"), [(LimitBatchesCallback, 5, 8), (StepBasedEvaluationCallback, 2, 11)])
+def test_what_a_callback_counts_in_an_epoch_goes_on(tmp_path: Path, kind: Any, limit: int, at: int) -> None:
+    """Limited epochs stay as long as they were, and evaluations in mid-epoch are neither lost nor repeated."""
+    expected = train(make_trainer(kind(limit)))
     with pytest.raises(Interrupted):
-        train(make_trainer(saving(tmp_path), LimitBatchesCallback(5), InterruptAt("on_train_step_end", 8)))
-    resumed = make_trainer(saving(tmp_path), LimitBatchesCallback(5))
-    assert train(resumed, resume_from=tmp_path) == expected
-
-
-def test_evaluations_in_mid_epoch_are_neither_lost_nor_repeated(tmp_path: Path) -> None:
-    """The history of the resumed run has each of them once."""
-    whole = make_trainer(StepBasedEvaluationCallback(2))
-    expected = train(whole)
-    with pytest.raises(Interrupted):
-        train(make_trainer(saving(tmp_path), StepBasedEvaluationCallback(2), InterruptAt("on_train_step_end", 11)))
-    resumed = make_trainer(saving(tmp_path), StepBasedEvaluationCallback(2))
-    assert train(resumed, resume_from=tmp_path) == expected
+        train(make_trainer(saving(tmp_path), kind(limit), InterruptAt("on_train_step_end", at)))
+    assert train(make_trainer(saving(tmp_path), kind(limit)), resume_from=tmp_path) == expected
 
 
 def test_registered_objects_and_trained_loss_functions_are_part_of_the_state(tmp_path: Path) -> None:
