@@ -10,8 +10,9 @@ import pytest
 
 from tests.launching import Launch, Launched, free_port
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-LOOP: str = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[0]
+LOOP: str = re.findall(r"```python\n(.*?)```", Path(__file__).parents[1].joinpath("README.md").read_text(), re.DOTALL)[
+    0
+]
 STEP = "        dist.all_reduce(torch.ones(1))\n"
 
 

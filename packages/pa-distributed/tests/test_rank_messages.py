@@ -76,16 +76,22 @@ def test_a_process_that_leaves_is_not_waited_for() -> None:
     again.leave()
 
 
-def test_what_takes_long_on_one_process_fails_on_all_if_it_fails() -> None:
-    """The others wait without an exchange; what one of them raises, all raise."""
-    done: list[float] = []
+def test_what_takes_long_on_one_process_fails_on_all_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait without an exchange, which begins when all is done; what one of them raises, all raise."""
+    done, exchanged = list[float](), list[float]()
+
+    def exchange(one: object) -> list[object]:
+        exchanged.append(time.monotonic())
+        return gather_objects(one)
+
+    monkeypatch.setattr(_rank_messages, "gather_objects", exchange)
 
     def act() -> None:
         time.sleep(0.3)
         done.append(time.monotonic())
 
     do_while_others_wait(act if dist.get_rank() == 0 else None)
-    assert gather_objects(time.monotonic())[1] >= gather_objects(done)[0][0]
+    assert gather_objects(exchanged)[1][0] >= gather_objects(done)[0][0]
 
     def fail() -> None:
         raise ConnectionError
