@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from typing_extensions import override
 
-from pa_data._fetching import BatchRequest
+from pa_data._fetching import BatchRequest, listed
 from pa_data.errors import ConfigurationError
 from pa_data.orders._checks import check_count
-from pa_data.orders._epoch_order import EpochOrder, index_list
+from pa_data.orders._epoch_order import EpochOrder
 from pa_data.rng import extend_key
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "EvalSplit",
     "Split",
     "TrainSplit",
-    "WorkerRequests",
 ]
 
 
@@ -429,15 +428,12 @@ class EpochPlan:
             return num_steps - 1
         return num_steps
 
-    def batches(self) -> Iterator[tuple[Tensor, range | None]]:
-        """Yield the dataset indices of each batch, and what keys the draws of its samples if not the indices do.
-
-        A step in which this process takes nothing is left out.
-        """
+    def requests(self) -> Iterator[BatchRequest]:
+        """Yield what each batch is made from; a step in which this process takes nothing is left out."""
         if not self.order.repeats:
-            return zip(self._indices(), repeat(None), strict=False)
+            return zip(repeat(self.key), self._indices(), repeat(None), strict=False)
         pieces = (self.split.piece(step, self.rank) for step in range(self.num_batches))
-        return zip(self._indices(), pieces, strict=True)
+        return zip(repeat(self.key), self._indices(), pieces, strict=False)
 
     def _indices(self) -> Iterator[Tensor]:
         num_full_steps = self.split.num_full_steps
@@ -516,18 +512,10 @@ class EpochBatches(Sampler[list[int]]):
         """Return the number of batches of the whole of the chosen epoch."""
         return self.whole_epoch.num_batches
 
+    def requests(self) -> Iterator[BatchRequest]:
+        """Return what each batch is made from."""
+        return self.plan.requests()
+
     @override
     def __iter__(self) -> Iterator[list[int]]:
-        return (index_list(indices) for indices, _ in self.plan.batches())
-
-
-class WorkerRequests(Sampler[BatchRequest]):
-    """The same batches as requests to workers."""
-
-    def __init__(self, batches: EpochBatches) -> None:
-        self._batches = batches
-
-    @override
-    def __iter__(self) -> Iterator[BatchRequest]:
-        plan = self._batches.plan
-        return ((plan.key, index_list(indices), draws) for indices, draws in plan.batches())
+        return (listed(indices) for _, indices, _ in self.requests())
