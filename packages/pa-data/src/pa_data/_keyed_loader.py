@@ -422,7 +422,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         return batch if self.device is None else move_to_device(batch, self.device)
 
     @override
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private iterator class
         """Iterate the chosen epoch from the chosen position on.
 
         Raises:

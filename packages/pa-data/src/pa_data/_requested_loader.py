@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import starmap
 from multiprocessing.context import BaseContext
-from typing import Any, Protocol, TypedDict, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
@@ -177,7 +177,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
     def _make_worker_loader(self) -> DataLoader[Any]:
         """Make the plain loader that runs the workers; they are sent whole batches to make."""
         dataset = WorkerDataset(self._fetcher, self.dataset)
-        start = WorkerStart(self.worker_init_fn)
+        start = cast("Callable[[int], None]", WorkerStart(self.worker_init_fn))  # which mypy takes for a tuple alone
         options: LoadingOptions = {**self._options, "collate_fn": _as_it_is, "worker_init_fn": start}
         return DataLoader(dataset, batch_size=None, sampler=_WorkerRequests(self._requested), **options)
 

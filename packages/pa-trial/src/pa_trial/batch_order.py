@@ -163,7 +163,7 @@ class KeyedShare(SkipBatchSampler):
         batches: The share of the process.
         skip: How many of them are left out.
         order: The sequence that is shared out.
-        repeat: Whether it goes on after the first epoch.
+        repeat: Whether later epochs follow the first one.
     """
 
     def __init__(

@@ -103,9 +103,9 @@ class TrialData:
                 loader.close()
 
     def _iterate(self, loader: Iterable[Any]) -> Iterator[Any]:
-        batches: Any = iter(loader)
-        if isinstance(batches, Generator):  # of a loader with workers, which end when it is closed
-            self._iterators.add(batches)
+        batches = iter(loader)
+        if issubclass(batches.__class__, Generator):  # of a loader with workers, which end when it is closed
+            self._iterators.add(cast("Generator[Any]", batches))
         return batches
 
     def _repeated(self) -> Iterator[Any]:
