@@ -18,7 +18,6 @@ from pa_data._split import (
     BatchSplit,
     EpochBatches,
     EpochPlan,
-    EpochProgress,
     EvalSplit,
     Split,
     TrainSplit,
@@ -246,7 +245,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         self.shuffle: bool = shuffle if order is None else not isinstance(order, Sequential)
         self.device: torch.device | None = None if device is None else torch.device(device)
         self._batches = EpochBatches(self._plan_of_whole_epoch(0))
-        self._progress = EpochProgress(self._batches.plan)
+        self._progress = _EpochProgress(self._batches.plan)
         _check_epoch(self.split)
         super().__init__(
             dataset,
@@ -334,7 +333,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             plan = replace(plan, split=replace(plan.split, start=position))
         self._epoch = epoch
         self._batches.plan, self._batches.whole_epoch = plan, whole_epoch
-        self._progress = EpochProgress(plan)
+        self._progress = _EpochProgress(plan)
         self._batches.sampler.epoch = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -444,7 +443,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             batches = prefetched(batches, self.device)
         elif self.device is not None:
             batches = map(partial(move_to_device, device=self.device, non_blocking=self._pins), batches)
-        self._progress = EpochProgress(plan)
+        self._progress = _EpochProgress(plan)
         return self._progress.count(batches)
 
 
@@ -484,3 +483,29 @@ def _split_epoch(
     if kind == "eval":
         return EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
     raise ConfigurationError(f'split must be "train" or "eval", got split={kind!r}.')
+
+
+class _EpochProgress:
+    """How far an iterator is in its epoch.
+
+    Args:
+        plan: What it iterates.
+    """
+
+    def __init__(self, plan: EpochPlan) -> None:
+        self._plan = plan
+        self._steps = 0
+
+    def count(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of the iterator, counting them."""
+        for batch in batches:
+            self._steps += 1
+            yield batch
+        self._steps = len(self._plan.split)
+
+    def place(self) -> tuple[bool, int]:
+        """Return whether the epoch has ended, and, if not, the number of its samples that were taken."""
+        split = self._plan.split
+        if self._steps == len(split):
+            return True, 0
+        return False, 0 if isinstance(split, EvalSplit) else split.piece(self._steps, 0).start

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ __all__ = [
     "BatchSplit",
     "EpochBatches",
     "EpochPlan",
-    "EpochProgress",
     "EvalSplit",
     "Split",
     "TrainSplit",
@@ -451,32 +450,6 @@ class EpochPlan:
         split, begin = self.split, self.split.piece(first, 0).start
         indices = self.order.indices(begin, begin + number * split.batch_size * split.num_processes)
         return indices.view(number, split.num_processes, split.batch_size)[:, self.rank].unbind()
-
-
-class EpochProgress:
-    """How far an iterator is in its epoch.
-
-    Args:
-        plan: What it iterates.
-    """
-
-    def __init__(self, plan: EpochPlan) -> None:
-        self._plan = plan
-        self._steps = 0
-
-    def count(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of the iterator, counting them."""
-        for batch in batches:
-            self._steps += 1
-            yield batch
-        self._steps = len(self._plan.split)
-
-    def place(self) -> tuple[bool, int]:
-        """Return whether the epoch has ended, and, if not, the number of its samples that were taken."""
-        split = self._plan.split
-        if self._steps == len(split):
-            return True, 0
-        return False, 0 if isinstance(split, EvalSplit) else split.piece(self._steps, 0).start
 
 
 class EpochRequest:
