@@ -106,14 +106,13 @@ class WholeBatchFetcher:
     def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any:
         """Return the batch of the samples at ``indices``."""
         try:
-            return fetch_batch(self.dataset, self._positions(indices))
+            positions = indices if isinstance(indices, Tensor) else self._positions(indices)
+            return fetch_batch(self.dataset, positions)
         except Exception as error:
             error.add_note(describe_samples(self.dataset, listed(indices)))
             raise
 
-    def _positions(self, indices: Tensor | Sequence[Any]) -> Tensor:
-        if isinstance(indices, Tensor):
-            return indices
+    def _positions(self, indices: Sequence[Any]) -> Tensor:
         positions = torch.tensor(indices)
         return torch.where(positions < 0, positions + len(cast("Sized", self.dataset)), positions)
 

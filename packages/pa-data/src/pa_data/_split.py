@@ -427,14 +427,8 @@ class EpochPlan:
             return num_steps - 1
         return num_steps
 
-    def requests(self) -> Iterator[BatchRequest]:
-        """Yield what each batch is made from; a step in which this process takes nothing is left out."""
-        if not self.order.repeats:
-            return zip(repeat(self.key), self._indices(), repeat(None), strict=False)
-        pieces = (self.split.piece(step, self.rank) for step in range(self.num_batches))
-        return zip(repeat(self.key), self._indices(), pieces, strict=False)
-
-    def _indices(self) -> Iterator[Tensor]:
+    def indices(self) -> Iterator[Tensor]:
+        """Yield the dataset indices of each batch; a step in which this process takes nothing is left out."""
         num_full_steps = self.split.num_full_steps
         global_batch = self.split.batch_size * self.split.num_processes
         at_once = max(1, min(_STEPS_AT_ONCE, _POSITIONS_AT_ONCE // global_batch))
@@ -487,7 +481,11 @@ class EpochBatches(Sampler[list[int]]):
 
     def requests(self) -> Iterator[BatchRequest]:
         """Return what each batch is made from."""
-        return self.plan.requests()
+        plan = self.plan
+        if not plan.order.repeats:
+            return zip(repeat(plan.key), plan.indices(), repeat(None), strict=False)
+        pieces = (plan.split.piece(step, plan.rank) for step in range(plan.num_batches))
+        return zip(repeat(plan.key), plan.indices(), pieces, strict=False)
 
     @override
     def __iter__(self) -> Iterator[list[int]]:
