@@ -139,9 +139,8 @@ class Distribution:
         return {self}.union(*(other.with_ours() for other in DISTRIBUTIONS if other.name in names))
 
     def tests(self) -> str:
-        """The folder of its tests: its own, or one in `tests`."""
-        own = f"packages/{self.name}/tests"
-        return own if (ROOT / own).is_dir() else f"tests/{self.name.replace('-', '_')}"
+        """The folder of its tests."""
+        return f"packages/{self.name}/tests"
 
     def source(self) -> str:
         """Its folder, with the extras that its tests need, if there are any: pip wants no empty brackets here."""
@@ -165,6 +164,7 @@ class Cell:
 
 DISTRIBUTIONS = (
     Distribution("pa-checkpoint", "pa_checkpoint", extras=("fsspec",)),
+    Distribution("pa-distributed", "pa_distributed", test_requirements=("accelerate",)),
     Distribution("pa-data", "pa_data", extras=("fsspec", "parquet"), test_requirements=("lightning",)),
     Distribution(
         "pa-core",
@@ -182,45 +182,45 @@ DISTRIBUTIONS = (
     Distribution("pa-compat", "pytorch_accelerated", extras=("examples",), test_requirements=("pandas",)),
 )
 BESIDE_OTHERS = (
-    "../packages/pa-checkpoint/tests/test_checkpoint.py",
-    "../packages/pa-checkpoint/tests/test_encoding.py",
-    "../packages/pa-checkpoint/tests/test_folder_lock.py",
-    "../packages/pa-data/tests/test_file_index.py",
-    "../packages/pa-data/tests/test_parquet.py",
-    "../packages/pa-data/tests/test_stores.py",
-    "../packages/pa-data/tests/test_tar_samples.py",
-    "../packages/pa-predictions/tests/test_written_predictions.py",
-    "pa_callbacks_extra",
-    "pa_compat/test_samples.py",
-    "pa_core/data/test_loaders.py",
-    "pa_core/data/test_split_sampler.py",
-    "pa_core/distributed/test_gradient_exchange.py",
-    "pa_core/custom_loops/test_full_precision.py",
-    "pa_core/custom_loops/test_run.py",
-    "pa_core/sharding/test_shard_model.py",
-    "pa_core/test_accelerator_settings.py",
-    "pa_core/test_accumulation.py",
-    "pa_core/test_checkpoint.py",
-    "pa_core/test_compatibility.py",
-    "pa_core/test_gradient_scaler.py",
-    "pa_core/test_precision.py",
-    "pa_core/test_precision_per_run.py",
-    "pa_core/test_run_config.py",
-    "pa_core/test_safetensors.py",
-    "pa_core/test_several_modules.py",
-    "pa_core/test_tracking.py",
-    "pa_core/tracking",
-    "pa_core/training_states/test_accelerate_states.py",
-    "pa_core/training_states/test_object_stores.py",
-    "pa_finetuning/in_trainer",
-    "pa_schedulers/test_in_trainer.py",
-    "pa_schedulers/test_rate_finder.py",
-    "pa_schedulers/test_schedule_plot.py",
-    "pa_trial/test_foreign_checkpoints.py",
-    "pa_trial/test_metric_reducers.py",
-    "pa_trial/test_tensorboard.py",
+    "pa-checkpoint/tests/test_checkpoint.py",
+    "pa-checkpoint/tests/test_encoding.py",
+    "pa-checkpoint/tests/test_folder_lock.py",
+    "pa-data/tests/test_file_index.py",
+    "pa-data/tests/test_parquet.py",
+    "pa-data/tests/test_stores.py",
+    "pa-data/tests/test_tar_samples.py",
+    "pa-predictions/tests/test_written_predictions.py",
+    "pa-callbacks-extra/tests",
+    "pa-compat/tests/test_samples.py",
+    "pa-core/tests/data/test_loaders.py",
+    "pa-core/tests/data/test_split_sampler.py",
+    "pa-core/tests/distributed/test_gradient_exchange.py",
+    "pa-core/tests/custom_loops/test_full_precision.py",
+    "pa-core/tests/custom_loops/test_run.py",
+    "pa-core/tests/sharding/test_shard_model.py",
+    "pa-core/tests/test_accelerator_settings.py",
+    "pa-core/tests/test_accumulation.py",
+    "pa-core/tests/test_trainer_checkpoints.py",
+    "pa-core/tests/test_compatibility.py",
+    "pa-core/tests/test_gradient_scaler.py",
+    "pa-core/tests/test_precision.py",
+    "pa-core/tests/test_precision_per_run.py",
+    "pa-core/tests/test_run_config.py",
+    "pa-core/tests/test_safetensors.py",
+    "pa-core/tests/test_several_modules.py",
+    "pa-core/tests/test_tracking.py",
+    "pa-core/tests/tracking",
+    "pa-core/tests/training_states/test_accelerate_states.py",
+    "pa-core/tests/training_states/test_object_stores.py",
+    "pa-finetuning/tests/in_trainer",
+    "pa-schedulers/tests/test_in_trainer.py",
+    "pa-schedulers/tests/test_rate_finder.py",
+    "pa-schedulers/tests/test_schedule_plot.py",
+    "pa-trial/tests/test_foreign_checkpoints.py",
+    "pa-trial/tests/test_metric_reducers.py",
+    "pa-trial/tests/test_tensorboard.py",
 )
-"""Tests, in the folder `tests`, of what our code asks of packages of others, torch excepted."""
+"""Tests, in the folder `packages`, of what our code asks of packages of others, torch excepted."""
 ONE_PROCESS = Cell("one_process")
 TWO_RANKS = Cell("two_ranks", ranks=2)
 CELLS = (
@@ -235,7 +235,7 @@ SHORT_MATRIX = [
     *(nox.param((one,), ONE_PROCESS, id=f"{one.name}, {ONE_PROCESS.name}") for one in DISTRIBUTIONS),
     *(nox.param(DISTRIBUTIONS, cell, id=f"together, {cell.name}") for cell in CELLS[:3]),
 ]
-LIBRARIES = tuple((one,) for one in DISTRIBUTIONS[:2])
+LIBRARIES = tuple((one,) for one in DISTRIBUTIONS[:3])
 FULL_MATRIX = [
     nox.param(tested, cell, id=f"{tested[0].name if len(tested) == 1 else 'together'}, {cell.name}")
     for tested in (*((one,) for one in DISTRIBUTIONS), DISTRIBUTIONS)
@@ -248,7 +248,10 @@ def quickstart(session: nox.Session) -> None:
     """Train the example: a small network on real scanned digits, in seconds on a CPU."""
     environment = Environment(session, "quickstart")
     environment.install(
-        *(f"--editable={PACKAGES / name}" for name in ("pa-checkpoint", "pa-data", "pa-core[examples]"))
+        *(
+            f"--editable={PACKAGES / name}"
+            for name in ("pa-checkpoint", "pa-data", "pa-distributed", "pa-core[examples]")
+        )
     )
     environment.run("python", "examples/train_digits.py", *session.posargs)
 
@@ -310,8 +313,7 @@ def types(session: nox.Session) -> None:
     """Check the types of packages, tests, examples and this file (mypy --strict, pyright strict)."""
     environment = with_third_party(session)  # which examples import
     environment.install(*LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS)
-    sources = [f"packages/{one.name}/src" for one in DISTRIBUTIONS]
-    sources += [one.tests() for one in DISTRIBUTIONS if one.tests().startswith("packages")]
+    sources = [f"packages/{one.name}/{folder}" for one in DISTRIBUTIONS for folder in ("src", "tests")]
     environment.run_side_by_side(
         ["pyright", "--pythonpath", str(environment.interpreter)],
         ["mypy", *sources, "tests", "benchmarks", "examples", "tools", "docs", "noxfile.py"],
@@ -392,7 +394,7 @@ def floors(session: nox.Session) -> None:
     torch stays at the version of tests/constraints.txt, because builds of its floor are not at hand everywhere; where
     one is, write its version there and run this session.
     """
-    run_with_oldest(session, [f"tests/{name}" for name in BESIDE_OTHERS])
+    run_with_oldest(session, [f"packages/{name}" for name in BESIDE_OTHERS])
 
 
 @nox.session
@@ -479,14 +481,14 @@ def crashes(session: nox.Session) -> None:
 @nox.session
 def damage(session: nox.Session) -> None:
     """Damage each file of states and checkpoints in hundreds of ways; none is loaded, and none in part."""
-    pytest = ["pytest", "tests/pa_core/damage", "--whole-proof", *session.posargs]
+    pytest = ["pytest", "packages/pa-core/tests/damage", "--whole-proof", *session.posargs]
     everything(session).run("python", "-m", *pytest, env=CPU)
 
 
 @nox.session
 def ranks_that_differ(session: nox.Session) -> None:
     """Give one process something else than the other, in each way of the table; both end soon, and are told."""
-    pytest = ["pytest", "tests/pa_core/ranks_that_differ", "--whole-proof", *session.posargs]
+    pytest = ["pytest", "packages/pa-core/tests/ranks_that_differ", "--whole-proof", *session.posargs]
     everything(session).run("python", "-m", *pytest, env=CPU)
 
 
@@ -507,35 +509,35 @@ def several_machines(session: nox.Session) -> None:
 @nox.session
 def elastic(session: nox.Session) -> None:
     """Kill a sharded run five times; each time it goes on on another number of processes, and it ends the same."""
-    pytest = ["pytest", "tests/pa_core/training_states/test_elastic_sharded_states.py", "--whole-proof"]
+    pytest = ["pytest", "packages/pa-core/tests/training_states/test_elastic_sharded_states.py", "--whole-proof"]
     everything(session).run("python", "-m", *pytest, *session.posargs, env=CPU)
 
 
 @nox.session
 def killed_files(session: nox.Session) -> None:
     """Kill runs on sharded files forty times, and divide 1 to 7 files over 1 to 4 processes with 0 to 3 workers."""
-    pytest = ["pytest", "tests/pa_core/files", "--whole-proof", "-m", "whole_proof", *session.posargs]
+    pytest = ["pytest", "packages/pa-core/tests/files", "--whole-proof", "-m", "whole_proof", *session.posargs]
     everything(session).run("python", "-m", *pytest, env=CPU)
 
 
 @nox.session
 def limited_memory(session: nox.Session) -> None:
     """Train a model on two processes, each of which has less memory than its training takes on one: a minute."""
-    pytest = ["pytest", "tests/pa_core/sharding/test_limited_memory.py", "--whole-proof", *session.posargs]
+    pytest = ["pytest", "packages/pa-core/tests/sharding/test_limited_memory.py", "--whole-proof", *session.posargs]
     everything(session).run("python", "-m", *pytest, env=CPU)
 
 
 @nox.session
 def upload_kills(session: nox.Session) -> None:
     """Kill 200 runs that send their states to an unreliable object store; each ends as one that nothing hit."""
-    script = ["-m", "tests.pa_core.training_states.kills_during_uploads"]
+    script = ["-m", "tests.support.pa_core.training_states.kills_during_uploads"]
     everything(session).run("python", *script, *(session.posargs or ["200"]), env=CPU)
 
 
 @nox.session
 def shared_folders(session: nox.Session) -> None:
     """Start two to four runs in one folder of states, 200 times, and kill some; none takes or loses a state."""
-    script = "tests/pa_core/training_states/runs_in_one_folder.py"
+    script = "packages/pa-core/tests/training_states/runs_in_one_folder.py"
     everything(session).run("python", script, *(session.posargs or ["200"]), env=CPU)
 
 
@@ -645,7 +647,7 @@ def run_with_oldest(session: nox.Session, tests: list[str]) -> None:
 
 def halves(folders: list[str]) -> list[list[str]]:
     """Divide the tests of several ranks, which wait for each other half of the time, so that two can run at once."""
-    core, half_of_core = "tests/pa_core", "tests/pa_core/training_states"
+    core, half_of_core = "packages/pa-core/tests", "packages/pa-core/tests/training_states"
     if core not in folders:
         return [folders]
     return [[core, f"--ignore={half_of_core}"], [half_of_core, *(folder for folder in folders if folder != core)]]

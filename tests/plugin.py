@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DISTRIBUTIONS = {
     "pa-checkpoint": "pa_checkpoint",
     "pa-data": "pa_data",
+    "pa-distributed": "pa_distributed",
     "pa-core": "pa_core",
     "pa-schedulers": "pa_schedulers",
     "pa-finetuning": "pa_finetuning",

@@ -142,8 +142,4 @@ def _add(hasher: hashlib._Hash, value: Any) -> None:  # pyright: ignore[reportPr
 
 
 def _streams() -> dict[str, Any]:
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-    }
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pa_core import CheckpointError
 from pa_core.storage import StateFolder
-from pa_trial.checkpoints import read_saved
+from pa_trial.checkpoint_folder import read_saved
 
 __all__ = ["TRIAL", "SavedState", "saved_states"]
 

@@ -95,11 +95,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(NUM_FEATURES, 24),
-            nn.BatchNorm1d(24),
-            nn.ReLU(),
-            nn.Dropout(0.3),
-            nn.Linear(24, NUM_CLASSES),
+            nn.Linear(NUM_FEATURES, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, NUM_CLASSES)
         )
 
     @override

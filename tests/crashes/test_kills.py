@@ -22,7 +22,7 @@ SAMPLE = [
     Configuration(ranks=2, accumulation=3, every=(SECONDS,)),
 ]
 SHARDED_SAMPLE = [
-    Configuration(ranks=2, every=(STEPS,), asynchronous=True, max_states=2, is_sharded=True, others=("--epochs=2",)),
+    Configuration(ranks=2, every=(STEPS,), asynchronous=True, max_states=2, is_sharded=True, others=("--epochs=2",))
 ]
 OWN_LOOPS_SAMPLE = [
     Configuration(accumulation=3, workers=1, every=(STEPS, EPOCHS), asynchronous=True, max_states=2, loop="one model"),

@@ -61,11 +61,7 @@ def test_a_rank_that_is_killed_is_started_again(lab: CrashLab, tmp_path: Path, c
     assert differences(Record.read(tmp_path, ranks=2), lab.reference(configuration)) == []
 
 
-@pytest.mark.parametrize(
-    "reaches_all",
-    [False, True],
-    ids=["torchrun", "torchrun and all others"],
-)
+@pytest.mark.parametrize("reaches_all", [False, True], ids=["torchrun", "torchrun and all others"])
 def test_a_launcher_that_is_asked_to_end_leaves_a_state(lab: CrashLab, tmp_path: Path, reaches_all: bool) -> None:
     """SIGTERM to torchrun, or to all processes, makes the ranks save; started again, the run comes to its end."""
     watches = [Watch(watch_path(tmp_path, rank)) for rank in range(2)]

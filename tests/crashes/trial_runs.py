@@ -200,9 +200,7 @@ def train_trial(options: Any, states: Path, datasets: tuple[Any, Any], watching:
         SystemExit: A signal asked the process to leave.
     """
     with pa_trial.init(
-        checkpoint_dir=states,
-        aggregation_frequency=options.accumulation,
-        max_checkpoints=options.max_states,
+        checkpoint_dir=states, aggregation_frequency=options.accumulation, max_checkpoints=options.max_states
     ) as context:
         trial = Noisy(context, options.folder, options, datasets)
         if watching is not None:

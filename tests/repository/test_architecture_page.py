@@ -40,17 +40,11 @@ TEXTS = {
 """What the pages say of each package; a section begins with its name."""
 
 
-def _folders_of_tests(distribution: str) -> tuple[Path, Path]:
-    return ROOT / "packages" / distribution / "tests", ROOT / "tests" / distribution.replace("-", "_")
-
-
 def map_of(distribution: str) -> Map:
     """The map of the modules of a distribution."""
     package = "pytorch_accelerated" if distribution == "pa-compat" else distribution.replace("-", "_")
     return Map(
-        TEXTS[package],
-        ROOT / "packages" / distribution / "src" / package,
-        next(folder for folder in _folders_of_tests(distribution) if folder.exists()),
+        TEXTS[package], ROOT / "packages" / distribution / "src" / package, ROOT / "packages" / distribution / "tests"
     )
 
 
@@ -118,5 +112,6 @@ def test_a_line_that_is_gone_is_noticed() -> None:
 
 def test_no_two_test_files_have_the_same_name() -> None:
     """The name of a test file is enough to find it, and to say which one failed."""
-    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    folders = [ROOT / "tests", *ROOT.glob("packages/*/tests")]
+    names = Counter(path.name for folder in folders for path in folder.rglob("test_*.py"))
     assert [name for name, number in names.items() if number > 1] == []

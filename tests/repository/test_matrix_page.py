@@ -28,4 +28,4 @@ def test_each_test_that_floors_runs_exists() -> None:
     (listed,) = re.findall(r"^BESIDE_OTHERS = \((.*?)^\)", (ROOT / "noxfile.py").read_text(), re.DOTALL | re.MULTILINE)
     paths: list[str] = re.findall(r'"([^"]+)"', listed)
     assert paths
-    assert [path for path in paths if not (ROOT / "tests" / path).exists()] == []
+    assert [path for path in paths if not (ROOT / "packages" / path).exists()] == []

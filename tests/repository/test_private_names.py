@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 PACKAGES = Path(__file__).parents[2] / "packages"
-OF_TORCH = PACKAGES / "pa-core" / "src" / "pa_core" / "_torch.py"
-OF_CHECKPOINTS = PACKAGES / "pa-checkpoint" / "src" / "pa_checkpoint" / "_torch.py"
+OF_TORCH = sorted(PACKAGES.glob("*/src/*/_torch.py"))
 DISTRIBUTIONS = [
     "pa-callbacks-extra",
     "pa-checkpoint",
     "pa-compat",
     "pa-core",
+    "pa-distributed",
     "pa-predictions",
     "pa-schedulers",
     "pa-trial",
@@ -43,7 +43,9 @@ def private_imports(node: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in one.names)
 
 
-NAMES = {word for word in private_words(ast.parse(OF_TORCH.read_text())) if re.fullmatch(r"_[a-z]\w+", word)}
+NAMES = {
+    word for path in OF_TORCH for word in private_words(ast.parse(path.read_text())) if re.fullmatch(r"_[a-z]\w+", word)
+}
 
 
 def found_in(source: str) -> list[str]:
@@ -66,7 +68,7 @@ def test_only_one_module_has_private_names_of_torch(distribution: str) -> None:
     found = {
         name: {*found_in(path.read_text("utf-8"))} - OF_ACCELERATE.get(name, set())
         for name, path in paths.items()
-        if path not in (OF_TORCH, OF_CHECKPOINTS)
+        if path not in OF_TORCH
     }
     assert paths != {}
     assert {name: words for name, words in found.items() if words} == {}

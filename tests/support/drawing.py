@@ -39,8 +39,7 @@ class Drawing(Dataset[Tensor]):
     @override
     def __getitem__(self, index: int) -> Tensor:
         return torch.tensor(
-            [index, random.random(), float(numpy.random.rand()), torch.rand(()).item()],
-            dtype=torch.float64,
+            [index, random.random(), float(numpy.random.rand()), torch.rand(()).item()], dtype=torch.float64
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.pa_compat.script_runs import names_of
+from tests.support.pa_compat.script_runs import names_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of timm's own, about its own functions
 everywhere = pytest.mark.runs_on("one_process", "two_ranks", "bf16")

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "pa-checkpoint": "pa_checkpoint",
     "pa-data": "pa_data",
+    "pa-distributed": "pa_distributed",
     "pa-core": "pa_core",
     "pa-schedulers": "pa_schedulers",
     "pa-finetuning": "pa_finetuning",

@@ -22,6 +22,7 @@ PACKAGES = (
     "pa_data",
     "pa_core",
     "pa_schedulers",
+    "pa_distributed",
     "pa_finetuning",
     "pa_callbacks_extra",
     "pa_predictions",

@@ -12,7 +12,7 @@ import pytest
 from tests.typing.checkers import PACKAGES, Completeness, TypedEnvironment
 
 WITHOUT_TYPES = {
-    "accelerate": {"pa_core/_accelerate.py"},
+    "accelerate": {"pa_core/_accelerate.py", "pa_callbacks_extra/experiment_trackers.py"},
     "fsspec": {"pa_data/files/_file_systems.py", "pa_checkpoint/_remote_folder.py"},
     "pyarrow": {"pa_data/files/_parquet.py", "pa_predictions/_parquet.py"},
     "tqdm": {"pa_core/_tqdm.py"},

@@ -15,7 +15,7 @@ from tests.typing.checkers import PACKAGES, ROOT, TypedEnvironment
 
 PROJECT = ROOT / "tests" / "downstream"
 NEEDED = ("pa-callbacks-extra", "pa-core", "pa-schedulers")
-BENEATH = ("pa-checkpoint", "pa-data")
+BENEATH = ("pa-checkpoint", "pa-data", "pa-distributed")
 """What comes with pa-core, because it requires them."""
 
 

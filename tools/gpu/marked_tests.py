@@ -21,7 +21,8 @@ MAX_SECONDS = 95.0
 
 def marked_files() -> list[Path]:
     """The files in which the marker is; no others are imported, as they may need what is not installed."""
-    return [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if f"mark.{MARKER}" in path.read_text("utf-8")]
+    files = [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("packages/*/tests/**/test_*.py")]
+    return [path for path in sorted(files) if f"mark.{MARKER}" in path.read_text("utf-8")]
 
 
 def arguments_of_pytest() -> list[str]:

@@ -418,10 +418,7 @@ def test_whatever_fails_the_old_or_the_new_state_is_there(tmp_path: Path, error:
     _write(path, 1)
     found: list[str] = []
     for step in itertools.count(1):
-        with (
-            _failing_at(step, error) as calls,
-            contextlib.suppress(CheckpointError, KeyboardInterrupt),
-        ):
+        with _failing_at(step, error) as calls, contextlib.suppress(CheckpointError, KeyboardInterrupt):
             _write(path, 2)
         if len(calls) < step:
             break

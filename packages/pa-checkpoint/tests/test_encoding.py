@@ -92,10 +92,7 @@ _single = (
 )
 _hashable = _single | st.lists(_single | st.tuples(_single), max_size=3).map(tuple)
 _tensors = st.builds(
-    _tensor_of,
-    st.sampled_from(_DTYPES),
-    st.lists(st.integers(0, 3), max_size=4),
-    st.binary(min_size=1, max_size=64),
+    _tensor_of, st.sampled_from(_DTYPES), st.lists(st.integers(0, 3), max_size=4), st.binary(min_size=1, max_size=64)
 )
 _arrays = st_numpy.arrays(
     st_numpy.boolean_dtypes()

@@ -6,11 +6,12 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pa_checkpoint import CheckpointInfo, Folder, load
+from pa_checkpoint import CheckpointInfo, Folder, load, verify
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, InvalidArgumentError
 from pa_checkpoint._files import used
 from tests.support.states import flip, found, names_in, save
@@ -29,7 +30,7 @@ def test_states_are_listed_in_the_order_of_writing(tmp_path: Path) -> None:
     third = save(tmp_path / "states" / "after a look back", 20, "second", complete=True)
     os.utime(second, (0, 0))
 
-    assert [record._replace(digest="") for record in folder.records()] == [
+    assert [replace(record, digest="") for record in folder.records()] == [
         CheckpointInfo(first, 1, "first", 80, 1, complete=False, problem=None),
         CheckpointInfo(second, 2, "first", 95, 1, complete=False, problem=None),
         CheckpointInfo(third, 3, "second", 20, 1, complete=True, problem=None),
@@ -263,6 +264,45 @@ def test_other_directories_are_whole_or_absent_too(tmp_path: Path) -> None:
     ]
     folder.remove("exported")
     assert list(tmp_path.iterdir()) == []
+
+
+def _write(folder: Folder, name: str, update: int, run: str = "first") -> Path:
+    with folder.writing(name, run, {"update": update}) as directory:
+        (directory / "weights.pth").write_bytes(b"weights")
+        (directory / "notes.txt").write_text(name)
+    return folder.path / name
+
+
+def test_directories_with_a_summary_are_listed_and_removed_as_checkpoints(tmp_path: Path) -> None:
+    """In the order of writing; a function can tell which ones belong to a run."""
+    folder = Folder(tmp_path)
+    paths = [_write(folder, name, update) for name, update in (("b", 10), ("a", 20), ("c", 30))]
+    other = _write(folder, "other", 5, "second")
+    assert [(one.path, one.run, one.update, one.problem) for one in folder.records()] == [
+        *((path, "first", update, None) for path, update in zip(paths, (10, 20, 30), strict=True)),
+        (other, "second", 5, None),
+    ]
+    assert [one.path for one in folder.keep(1, "first", unless=[paths[0]])] == [paths[1]]
+    assert [one.path for one in folder.keep(1, "second", of=lambda one: one.update < 30)] == [paths[0]]
+    assert [one.path for one in folder.records()] == [paths[2], other]
+
+
+@pytest.mark.parametrize("how", ["missing", "longer", "flipped"])
+def test_files_of_any_content_are_verified(how: str, tmp_path: Path) -> None:
+    """Those that are asked for; what somebody adds later does not matter, and load() makes nothing of them."""
+    path = _write(Folder(tmp_path), "exported", 1)
+    (path / "added.txt").touch()
+    info = CheckpointInfo.at(path)
+    assert info is not None
+    assert verify(path) == info.digest
+    with pytest.raises(CheckpointError, match="the manifest of other files"):
+        load(path)
+    (path / "weights.pth").unlink()
+    if how != "missing":
+        (path / "weights.pth").write_bytes({"longer": b"weights.", "flipped": b"weightt"}[how])
+    with pytest.raises(CheckpointError, match=r"weights\.pth"):
+        verify(path)
+    assert verify(path, lambda name: name == "notes.txt") == info.digest
 
 
 def test_what_is_at_a_path_is_told_without_reading_it(tmp_path: Path) -> None:

@@ -25,6 +25,10 @@ _records = st.lists(
 )
 
 
+def _is_own(record: CheckpointInfo) -> bool:
+    return record.run == "first"
+
+
 def _age(record: CheckpointInfo) -> tuple[int, int, str]:
     return record.sequence, record.update, record.path.name
 
@@ -34,7 +38,7 @@ def test_old_states_of_the_run_go_and_the_newest_valid_ones_stay(
     records: list[CheckpointInfo], newest: int, data: st.DataObject
 ) -> None:
     """Never fewer valid ones than wanted or there; states of others stay, and what is newer than one that stays."""
-    removed = states_to_remove(records, newest, "first")
+    removed = states_to_remove(records, newest, _is_own)
 
     valid = sorted((record for record in records if record.run == "first" and record.problem is None), key=_age)
     kept = [record for record in valid if record not in removed]
@@ -44,6 +48,6 @@ def test_old_states_of_the_run_go_and_the_newest_valid_ones_stay(
     assert all(_age(old) < _age(new) for old in removed for new in kept)
 
     # the choice depends on the states alone, and after it nothing more is to be removed
-    assert states_to_remove(data.draw(st.permutations(records)), newest, "first") == removed
+    assert states_to_remove(data.draw(st.permutations(records)), newest, _is_own) == removed
     left = [record for record in records if record not in removed]
-    assert states_to_remove(left, newest, "first") == []
+    assert states_to_remove(left, newest, _is_own) == []

@@ -178,10 +178,7 @@ def test_whole_batches_can_be_refused() -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "options", "reason"),
-    [
-        (Transposed(torch.zeros(3, 2)), {}, "Transposed"),
-        (tensors(), {"collate_fn": len}, "collate_fn"),
-    ],
+    [(Transposed(torch.zeros(3, 2)), {}, "Transposed"), (tensors(), {"collate_fn": len}, "collate_fn")],
 )
 def test_whole_batches_that_are_impossible_are_refused(
     dataset: Dataset[Any], options: dict[str, Any], reason: str

@@ -90,11 +90,7 @@ def test_an_unknown_order_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"split": "test"}, "split='test'"),
-        ({"in_order": False}, "in_order=False"),
-        ({"timeout": 3}, "timeout=3"),
-    ],
+    [({"split": "test"}, "split='test'"), ({"in_order": False}, "in_order=False"), ({"timeout": 3}, "timeout=3")],
 )
 def test_options_that_contradict_the_loader_are_refused(options: dict[str, Any], message: str) -> None:
     """Options that cannot be honoured are not ignored."""

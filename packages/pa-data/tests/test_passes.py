@@ -45,11 +45,7 @@ def whole(epoch: EpochOrder) -> Tensor:
     return epoch.indices(0, epoch.num_samples)
 
 
-@given(
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
-    more=st.integers(0, 90),
-    seed=st.integers(0, 2**40),
-)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6), more=st.integers(0, 90), seed=st.integers(0, 2**40))
 @settings(deadline=None, max_examples=60)
 def test_each_class_comes_equally_often_and_none_repeats_before_its_class_has_come(
     sizes: list[int], more: int, seed: int

@@ -481,9 +481,7 @@ def test_files_of_somebody_else_are_never_removed(folder: Path) -> None:
 
 
 @pytest.mark.runs_on("one_process", "two_ranks", "bf16")
-def test_a_function_is_given_each_batch_once_and_goes_on_after_a_failure_where_pieces_are_noted(
-    folder: Path,
-) -> None:
+def test_a_function_is_given_each_batch_once_and_goes_on_after_a_failure_where_pieces_are_noted(folder: Path) -> None:
     """Each process hands over what it has predicted, with the positions; without a folder, all of it comes again."""
     written: list[tuple[int, str]] = []
 

@@ -8,15 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pa_core import (
-    DataLoaderSlice,
-    KeyedDataLoader,
-    SizedIterable,
-    gather_objects,
-    local_process_zero_only,
-    notebook_launcher,
-)
-from pa_core.data import SupportsFetchBatch, move_to_device
+from pa_core import gather_objects, local_process_zero_only, notebook_launcher
+from pa_core.data import DataLoaderSlice, KeyedDataLoader, SupportsFetchBatch, move_to_device
+from pa_core.types import SizedIterable
 from tests.typing.vocabulary import Batch, make_data
 
 
@@ -40,13 +34,13 @@ class Squares:
 
 # Loaders
 
-samples: KeyedDataLoader[int] = KeyedDataLoader(make_data())  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_core.KeyedDataLoader[_SampleT_co]: they are tensors
-KeyedDataLoader(make_data(), split="test")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.KeyedDataLoader: "train" or "eval"
-KeyedDataLoader(make_data()).position = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.KeyedDataLoader.position: it is set by start_epoch()
-slice_of_batches: DataLoaderSlice[Batch] = DataLoaderSlice([1, 2, 3], 2)  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]  # pa_core.DataLoaderSlice[_BatchT_co]: numbers
-DataLoaderSlice(iter([1, 2, 3]), 2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.DataLoaderSlice: an iterator has no length
-loader: SizedIterable[Batch] = [1, 2, 3]  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]  # pa_core.SizedIterable[_Item_co]: numbers are no batches
-endless: SizedIterable[int] = iter([1, 2, 3])  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.SizedIterable: an iterator has no length
+samples: KeyedDataLoader[int] = KeyedDataLoader(make_data())  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_core.data.KeyedDataLoader[_SampleT_co]: they are tensors
+KeyedDataLoader(make_data(), split="test")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.data.KeyedDataLoader: "train" or "eval"
+KeyedDataLoader(make_data()).position = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.data.KeyedDataLoader.position: it is set by start_epoch()
+slice_of_batches: DataLoaderSlice[Batch] = DataLoaderSlice([1, 2, 3], 2)  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]  # pa_core.data.DataLoaderSlice[_BatchT_co]: numbers
+DataLoaderSlice(iter([1, 2, 3]), 2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.data.DataLoaderSlice: an iterator has no length
+loader: SizedIterable[Batch] = [1, 2, 3]  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]  # pa_core.types.SizedIterable[_Item_co]: numbers are no batches
+endless: SizedIterable[int] = iter([1, 2, 3])  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.types.SizedIterable: an iterator has no length
 fetch: SupportsFetchBatch[Batch] = Squares()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.data.SupportsFetchBatch[_BatchT_co]: another batch
 on_device: Batch = move_to_device(torch.ones(1), "cpu")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.data.move_to_device: a tensor stays one
 

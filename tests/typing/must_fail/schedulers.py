@@ -13,16 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
-from pa_core import (
-    BatchOutput,
-    SchedulerLike,
-    StatefulScheduler,
-    SupportsStateDict,
-    TimmSchedulerLike,
-    Trainer,
-    TrainerPlaceholderValues,
-    TrainerWithTimmScheduler,
-)
+from pa_core import BatchOutput, Trainer, TrainerPlaceholderValues, TrainerWithTimmScheduler
+from pa_core.timm_trainer import TimmSchedulerLike
+from pa_core.types import SchedulerLike, StatefulScheduler, SupportsStateDict
 from pa_schedulers import (
     CosineLrScheduler,
     PhaseInfo,
@@ -94,10 +87,10 @@ class StepsOnly:
         """Do nothing."""
 
 
-trainer.scheduler = StepsOnly(optimizer)  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.SchedulerLike: it has no state
-like: SchedulerLike = wsd.step  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.SchedulerLike: a method is no scheduler
-stateful: StatefulScheduler = StepsOnly(optimizer)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.StatefulScheduler: it has no state
-state: SupportsStateDict = {"step": 3}  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.SupportsStateDict: a dictionary has no state
+trainer.scheduler = StepsOnly(optimizer)  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.types.SchedulerLike: it has no state
+like: SchedulerLike = wsd.step  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.types.SchedulerLike: a method is no scheduler
+stateful: StatefulScheduler = StepsOnly(optimizer)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.types.StatefulScheduler: it has no state
+state: SupportsStateDict = {"step": 3}  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.types.SupportsStateDict: a dictionary has no state
 timm: TimmSchedulerLike = CosineLrScheduler(optimizer, 2, 3)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.TimmSchedulerLike: its step() takes no epoch
 
 # A trainer for the schedulers of timm

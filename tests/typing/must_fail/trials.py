@@ -59,7 +59,7 @@ with pytorch.init(seed=1) as context:
     context.wrap_optimizer(net)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # pa_trial.PyTorchTrialContext.wrap_optimizer: an optimizer
 
 
-pytorch.load_trial_from_checkpoint_path("checkpoint", trial_class=Net)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]  # pa_trial.load_trial_from_checkpoint_path: the class of a trial
+pytorch.load_trial_from_checkpoint_path("checkpoint", trial_class=Net)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # pa_trial.load_trial_from_checkpoint_path: the class of a trial
 other_samples: pytorch.DataLoader[int] = pytorch.DataLoader(make_data())  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_trial.DataLoader[_SampleT]: samples of the dataset
 indices = torch.utils.data.SequentialSampler(make_data())
 repeated: samplers.RepeatSampler[str] = samplers.RepeatSampler(indices)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_trial.samplers.RepeatSampler[_ItemT]: what the other sampler yields

@@ -9,16 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pa_core import (
-    DataLoaderSlice,
-    KeyedDataLoader,
-    LimitBatches,
-    SizedIterable,
-    gather_objects,
-    local_process_zero_only,
-    notebook_launcher,
-)
-from pa_core.data import EvalSplit, SupportsFetchBatch, epoch_order, move_to_device
+from pa_core import LimitBatches, gather_objects, local_process_zero_only, notebook_launcher
+from pa_core.data import DataLoaderSlice, EvalSplit, KeyedDataLoader, SupportsFetchBatch, epoch_order, move_to_device
+from pa_core.types import SizedIterable
 from tests.typing.vocabulary import Batch, collate, make_data
 
 

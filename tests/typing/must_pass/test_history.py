@@ -7,7 +7,8 @@ from typing import Any, assert_type
 
 import torch
 
-from pa_core import InMemoryRunHistory, MetricRecord, RunHistory
+from pa_core import InMemoryRunHistory, RunHistory
+from pa_core.tracking import MetricRecord
 
 
 def test_metrics_are_what_was_recorded() -> None:

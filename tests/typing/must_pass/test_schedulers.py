@@ -11,16 +11,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
-from pa_core import (
-    BatchOutput,
-    SchedulerLike,
-    StatefulScheduler,
-    TimmSchedulerLike,
-    Trainer,
-    TrainerPlaceholderValues,
-    TrainerWithTimmScheduler,
-)
+from pa_core import BatchOutput, Trainer, TrainerPlaceholderValues, TrainerWithTimmScheduler
 from pa_core.placeholders import PlaceholderExpression, resolve_placeholders
+from pa_core.timm_trainer import TimmSchedulerLike
+from pa_core.types import SchedulerLike, StatefulScheduler
 from pa_schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase, WSDLrScheduler, plot_schedule
 from tests.typing.vocabulary import Net, make_data, make_optimizer
 

@@ -12,8 +12,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, SchedulerLike, SizedIterable, Trainer
+from pa_core import AnyTrainer, BatchOutput, Trainer
 from pa_core.callbacks import CallbackHandler
+from pa_core.types import SchedulerLike, SizedIterable
 from tests.typing.vocabulary import (
     Batch,
     CheckPixels,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pa_core import ConfigurationError, UnsupportedConfigurationError
-from pa_core.parts import process_state
+from pa_core.distributed import gather_objects, rank
 
 __all__ = [
     "ExperimentTrackers",
@@ -264,8 +264,9 @@ def open_trackers(
         raise ConfigurationError(f"There are init_kwargs for {others}, and the trackers are {', '.join(names)}.")
     trackers: dict[str, TrackerLike] = {}
     ids: dict[str, str] = {}
+    gather_objects(None)  # connects the processes, where no trainer has
     with ExitStack() as opened:
-        for name in names if process_state().is_main_process else ():
+        for name in names if rank() == 0 else ():
             known = _WELL_KNOWN.get(name)
             continued = None if name not in run_ids else known
             kwargs = {} if continued is None else continued.arguments(run_ids[name], last_step)
@@ -386,9 +387,10 @@ def _start_tracker(name: str, project_name: str, logging_dir: str | Path, kwargs
         logging_dir: The folder of trackers that write files.
         kwargs: Further arguments of the tracker.
     """
+    from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    process_state()  # which the tracker asks, and would make without looking for other processes
+    PartialState()  # which the tracker asks
     tracker_class: Any = LOGGER_TYPE_TO_CLASS[name]
     folder = (str(logging_dir),) if tracker_class.requires_logging_directory else ()
     tracker = tracker_class(project_name, *folder, **kwargs)

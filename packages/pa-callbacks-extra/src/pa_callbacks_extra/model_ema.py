@@ -15,7 +15,7 @@ from typing_extensions import TypeVar, override
 from pa_callbacks_extra.sharded_average import ShardedAverage, averaged_dtype
 from pa_callbacks_extra.tensor_pairs import TensorPairs, named_tensors
 from pa_core import ConfigurationError, gather_objects, unwrap_model
-from pa_core.parts import is_sharded_module, local_piece, reshard
+from pa_core.sharding import is_sharded_module, local_piece, reshard
 
 ModelT_co = TypeVar("ModelT_co", bound=nn.Module, default=nn.Module, covariant=True)
 

@@ -24,7 +24,7 @@ from pa_core import (
 )
 from pa_core.callbacks import FALSE_BY_DEFAULT, CallbackLike, check_count, recording_with_prefix
 from pa_core.distributed import broadcast_buffers
-from pa_core.parts import warn_user
+from pa_core.user_warnings import warn_user
 
 _PREFIX = "ema_model_"
 

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from pa_callbacks_extra._torch import CHILDREN, non_persistent_buffers
+from pa_checkpoint import StoredTensor
 from pa_core import ConfigurationError
-from pa_core.parts import CHILDREN, is_sharded, non_persistent_buffers, split_like
+from pa_core.sharding import is_sharded
 
 
 class ShardedAverage(nn.Module):
@@ -72,4 +74,4 @@ def _take_pieces(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_a
     for name, own in module.state_dict().items():
         saved = state_dict.get(prefix + name)
         if is_sharded(own) and isinstance(saved, Tensor) and not is_sharded(saved):
-            state_dict[prefix + name] = split_like(saved, own)
+            state_dict[prefix + name] = StoredTensor.of(saved).like(own)

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import override
 
+from pa_callbacks_extra._torch import INPUT_CHECK
 from pa_callbacks_extra.sync_batch_norm import BatchStatistics, normalise
 from pa_core import UnsupportedConfigurationError
-from pa_core.parts import INPUT_CHECK
 
 # torch annotates these only in part
 _collectives: Any = dist

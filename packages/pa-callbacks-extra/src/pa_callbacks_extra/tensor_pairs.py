@@ -11,8 +11,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from pa_callbacks_extra._torch import BUFFERS, CHILDREN, PARAMETERS, foreach
 from pa_core import ConfigurationError
-from pa_core.parts import BUFFERS, CHILDREN, PARAMETERS, foreach, is_sharded_module, local_pieces
+from pa_core.sharding import is_sharded_module, local_pieces
 
 _SHOWN_DIFFERENCES = 8  # enough to see what changed, few enough to read
 

@@ -1,11 +1,11 @@
 """Checkpoints that are whole or absent, and are read without running any code from them.
 
-Public are the names in ``__all__`` of ``pa_checkpoint``.
+Public are the names in ``__all__`` of ``pa_checkpoint`` and ``pa_checkpoint.torch_states``.
 """
 
 from __future__ import annotations
 
-from pa_checkpoint._checkpoint import Checkpoint, Messages, load
+from pa_checkpoint._checkpoint import Checkpoint, Messages, load, verify
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, FolderInUseError
 from pa_checkpoint._files import atomic_write
 from pa_checkpoint._folder import CheckpointInfo, Folder, FolderLock, Skipped
@@ -29,4 +29,5 @@ __all__ = [
     "atomic_write",
     "load",
     "save",
+    "verify",
 ]

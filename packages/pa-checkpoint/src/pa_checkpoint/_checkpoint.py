@@ -22,7 +22,16 @@ from typing_extensions import TypeVar
 
 from pa_checkpoint._encoding import Encoded, JsonScalar, JsonValue, decode, encode
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, damage
-from pa_checkpoint._files import DigestingReader, DigestingWriter, find, located, publish, staged
+from pa_checkpoint._files import (
+    DigestingReader,
+    DigestingWriter,
+    find,
+    located,
+    publish,
+    sha256_of,
+    staged,
+    sync_file,
+)
 from pa_checkpoint._manifest import (
     FIRST_VERSION,
     LAST_VERSION,
@@ -55,7 +64,9 @@ __all__ = [
     "entries_of_pieces",
     "is_checkpoint",
     "load",
+    "seal",
     "several_processes",
+    "verify",
     "write_checkpoint",
     "write_pieces",
 ]
@@ -511,20 +522,72 @@ def check_files(folder: Path, manifest: Manifest) -> None:
 
     Raises:
         CheckpointError: A file is missing, has another size, or does not belong there. Hidden files, which file
-            managers and network file systems leave behind, do not matter.
+            managers and network file systems leave behind, do not matter. Content that others write may be added to.
     """
     for name, entry in manifest.files.items():
-        try:
-            found = (folder / name).stat()
-        except OSError as error:
-            raise damage(folder / name, f"nothing ({error.strerror})", f"a file of {entry.bytes} bytes") from error
-        if not stat.S_ISREG(found.st_mode):
-            raise damage(folder / name, "not a regular file", f"a file of {entry.bytes} bytes")
-        if found.st_size != entry.bytes:
-            raise damage(folder / name, f"{found.st_size} bytes", f"{entry.bytes} bytes")
-    for path in sorted(folder.iterdir()):
+        _check_file(folder / name, entry)
+    for path in sorted(folder.iterdir()) if DOCUMENTS in manifest.files else ():
         if path.name not in manifest.files and path.name != MANIFEST and not path.name.startswith("."):
             raise damage(path, "something that does not belong to the checkpoint", f"{MANIFEST} and what it lists")
+
+
+def _check_file(path: Path, entry: FileEntry) -> None:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise damage(path, f"nothing ({error.strerror})", f"a file of {entry.bytes} bytes") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise damage(path, "not a regular file", f"a file of {entry.bytes} bytes")
+    if found.st_size != entry.bytes:
+        raise damage(path, f"{found.st_size} bytes", f"{entry.bytes} bytes")
+
+
+def seal(folder: Path, summary: Mapping[str, JsonScalar]) -> None:
+    """Have files of any content reach the disk, and write the manifest that lists them.
+
+    Args:
+        folder: Where the files are.
+        summary: As for ``write_checkpoint``.
+
+    Raises:
+        CheckpointError: The summary cannot be stored.
+    """
+    check_summary(summary)
+    files: dict[str, FileEntry] = {}
+    for path in sorted(folder.iterdir()):
+        sync_file(path)
+        files[path.name] = FileEntry(path.stat().st_size, sha256_of(path))
+    text = manifest_text(summary, files, FIRST_VERSION)
+    _write_file(folder / MANIFEST, lambda file: file.write(text))
+
+
+def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str:
+    """Compare the files of a checkpoint with their digests, no matter what they hold, and return its own digest.
+
+    Args:
+        path: Its directory, which ``Folder.writing`` may have made.
+        wanted: Whether a file, of which it is told the name, is compared; by default each is.
+
+    Raises:
+        CheckpointError: A file, or the manifest, is missing or not as it was written.
+
+    Example:
+        >>> import tempfile
+        >>> from pa_checkpoint import save
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = Path(folder.name, "step_1")
+        >>> save(path, {"step": 1})
+        >>> verify(path) == load(path).digest
+        True
+        >>> folder.cleanup()
+    """
+    folder = located(Path(path))
+    manifest = read_manifest(folder)
+    for name, entry in manifest.files.items():
+        if wanted is None or wanted(name):
+            _check_file(folder / name, entry)
+            _read_file(folder / name, entry, _pass_over, verify=True)
+    return manifest.digest
 
 
 def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bool) -> Checkpoint:
@@ -535,6 +598,8 @@ def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bo
             do="Check the path.",
         )
     manifest = read_manifest(folder)
+    if DOCUMENTS not in manifest.files:
+        raise damage(folder / MANIFEST, "the manifest of other files", f"one with {DOCUMENTS}")
     check_files(folder, manifest)
 
     def read(name: str, reader: Callable[[DigestingReader, int], _ContentT]) -> _ContentT:

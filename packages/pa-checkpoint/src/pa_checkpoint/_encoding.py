@@ -7,7 +7,6 @@ import collections
 import math
 import reprlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
 
@@ -46,8 +45,7 @@ _MAX_DEPTH = 100
 _EXACT_IN_ANY_JSON = 2**53  # up to here, tools whose numbers are doubles read integers as they are
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A value in two parts: a document for a JSON file, and the tensors that it mentions by name.
 
     Attributes:
@@ -66,7 +64,7 @@ class Encoded:
 
     document: JsonValue
     tensors: dict[str, Tensor]
-    pieces: dict[str, ShardedPiece] = field(default_factory=dict[str, ShardedPiece])
+    pieces: Mapping[str, ShardedPiece] = MappingProxyType({})
 
     def pieces_written_here(self) -> dict[str, Tensor]:
         """Return the pieces that this process writes, by name."""

@@ -11,11 +11,12 @@ import socket
 import stat
 import time
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 
 from pa_checkpoint._checkpoint import (
     DOCUMENTS,
@@ -24,7 +25,9 @@ from pa_checkpoint._checkpoint import (
     check_files,
     is_checkpoint,
     load,
+    seal,
 )
+from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._errors import CheckpointError, FolderInUseError, InvalidArgumentError
 from pa_checkpoint._files import discard, leftovers, located, publish, replaced, shown_path, staged
 from pa_checkpoint._manifest import MANIFEST, read_manifest
@@ -197,7 +200,8 @@ _NAME = re.compile(r"(?:epoch_\d+|step_(?P<update>\d+)|final)(?:_\d+)?")
 _NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+)")  # of earlier versions
 
 
-class Skipped(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Skipped:
     """A checkpoint that was skipped, and why.
 
     Attributes:
@@ -213,7 +217,8 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class CheckpointInfo(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
     """What a folder's listing tells about one checkpoint.
 
     Attributes:
@@ -292,7 +297,13 @@ class Folder:
             warnings.warn(f"Skipping the checkpoint {one.path}: {one.reason}", stacklevel=2)
         return found
 
-    def keep(self, newest: int, run: str = "", unless: Collection[Path] = ()) -> list[CheckpointInfo]:
+    def keep(
+        self,
+        newest: int,
+        run: str = "",
+        unless: Collection[Path] = (),
+        of: Callable[[CheckpointInfo], bool] | None = None,
+    ) -> list[CheckpointInfo]:
         """Remove all but the newest valid checkpoints of a run and return what was removed.
 
         No half-removed checkpoint is ever found. Symbolic links neither count nor are removed, no matter what they
@@ -302,13 +313,15 @@ class Folder:
             newest: How many valid checkpoints stay, at least 1.
             run: The ``"run"`` in their summaries; checkpoints of other runs stay.
             unless: Checkpoints that are still needed, which stay for now.
+            of: Whether a checkpoint counts as one of the run's; by default, if the run has written it.
 
         Raises:
             ValueError: ``newest`` is less than 1.
             CheckpointError: Some checkpoints cannot be removed; the others are.
         """
         records = [record for record in self.records() if not record.path.is_symlink()]
-        removed = [record for record in states_to_remove(records, newest, run) if record.path not in unless]
+        removed = states_to_remove(records, newest, of or (lambda record: record.run == run))
+        removed = [record for record in removed if record.path not in unless]
         self._remove([located(record.path) for record in removed], run)
         return removed
 
@@ -400,12 +413,15 @@ class Folder:
             self._remove([*old, *leftovers(self.path, run)], run or "")
 
     @contextmanager
-    def writing(self, name: str, run: str = "") -> Generator[Path]:
+    def writing(self, name: str, run: str = "", summary: Mapping[str, JsonScalar] | None = None) -> Generator[Path]:
         """Make a directory of any other content, such as an exported model, that is whole or absent as well.
 
         Args:
             name: What it is to be called; a directory that has the name is replaced.
             run: Who writes it, as for ``remove_leftovers``.
+            summary: As for ``save``. With one, even an empty one, the files reach the disk and are listed with their
+                digests, and the directory counts as a checkpoint: ``records``, ``newest_readable``, ``keep`` and
+                ``verify`` know it.
 
         Yields:
             A hidden directory to write to, which gets its name when the context is left without an error.
@@ -413,6 +429,8 @@ class Folder:
         target = Path(os.path.realpath(self.path), name)
         with staged(target, run) as directory:
             yield directory
+            if summary is not None:
+                seal(directory, {"run": run, "sequence": self.next_sequence(), **summary})
             publish(directory, target, run)
 
     def remove(self, name: str) -> None:
@@ -502,7 +520,9 @@ def _age(record: CheckpointInfo) -> tuple[bool, int, int, str]:
     return is_unknown, record.sequence, record.update, record.path.name
 
 
-def states_to_remove(records: Iterable[CheckpointInfo], newest: int, run: str) -> list[CheckpointInfo]:
+def states_to_remove(
+    records: Iterable[CheckpointInfo], newest: int, is_own: Callable[[CheckpointInfo], bool]
+) -> list[CheckpointInfo]:
     """Choose the checkpoints of a run that are no longer needed, oldest first.
 
     The newest valid checkpoints of the run stay, and so do all checkpoints of other runs. Invalid checkpoints do
@@ -512,19 +532,20 @@ def states_to_remove(records: Iterable[CheckpointInfo], newest: int, run: str) -
     Args:
         records: The checkpoints of one folder, in any order.
         newest: How many valid ones of the run stay, at least 1.
-        run: The run whose checkpoints may be removed.
+        is_own: Whether a checkpoint is of the run whose checkpoints may be removed.
 
     Raises:
         InvalidArgumentError: ``newest`` is less than 1.
 
     Example:
-        >>> from pathlib import Path
+        >>> from dataclasses import dataclass
+    from pathlib import Path
         >>> records = [CheckpointInfo(Path(f"state_{n}"), n, "first", n * 10, 1, False, None) for n in range(5)]
-        >>> [record.sequence for record in states_to_remove(records, 2, "first")]
+        >>> [record.sequence for record in states_to_remove(records, 2, lambda record: record.run == "first")]
         [0, 1, 2]
     """
     if newest < 1:
         raise InvalidArgumentError(f"newest must be a whole number >= 1, got {newest!r}: one checkpoint has to stay.")
-    own = sorted((record for record in records if record.run == run), key=_age)
+    own = sorted(filter(is_own, records), key=_age)
     kept = [record for record in own if record.problem is None][-newest:]
     return [record for record in own if kept and _age(record) < _age(kept[0])]

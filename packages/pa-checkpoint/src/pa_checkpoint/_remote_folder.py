@@ -493,7 +493,8 @@ class RemoteFolder:
         records = [record for state in own.values() if (record := self._record(state, run, sizes)) is not None]
         replaced = _replaced(own, records)
         remaining = [record for record in records if own[record.path.name] not in replaced]
-        removed = [*replaced, *(own[one.path.name] for one in states_to_remove(remaining, newest, run))]
+        old = states_to_remove(remaining, newest, lambda record: record.run == run)
+        removed = [*replaced, *(own[one.path.name] for one in old)]
         for state in removed:
             self._store.remove(f"{_STATES}/{state.object_name}")
         given_up = {

@@ -19,8 +19,18 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.tensor import DTensor
 
-__all__ = ["chunks_of", "is_sharded", "local_piece", "local_shape_and_offset", "store_of_processes", "version_of"]
+__all__ = [
+    "NESTED_SCHEDULERS",
+    "chunks_of",
+    "is_sharded",
+    "local_piece",
+    "local_shape_and_offset",
+    "store_of_processes",
+    "version_of",
+]
 
+NESTED_SCHEDULERS: Final = "_schedulers"
+"""Where ``SequentialLR`` and ``ChainedScheduler``, and their states, have theirs; the constructor is documented."""
 
 _OLDEST_TRIED: Final = "2.11"
 _NEWEST_TRIED: Final = "2.15"

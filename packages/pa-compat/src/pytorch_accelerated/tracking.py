@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from pa_core import InMemoryRunHistory, LossTracker, RunHistory
+from pa_core import InMemoryRunHistory, RunHistory
+from pa_core.tracking import LossTracker
 
 __all__ = ["InMemoryRunHistory", "LossTracker", "RunHistory"]

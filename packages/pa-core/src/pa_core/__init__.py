@@ -1,11 +1,16 @@
 """A training loop for PyTorch that you can read: the trainer, its callbacks, and what they record.
 
 Public are the names in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``, ``pa_core.distributed``,
-``pa_core.files``, ``pa_core.orders``, ``pa_core.parts``, ``pa_core.plot_style``, ``pa_core.predictions``,
-``pa_core.storage`` and ``pa_core.testing``.
+``pa_core.errors``, ``pa_core.files``, ``pa_core.orders``, ``pa_core.plot_style``, ``pa_core.predictions``,
+``pa_core.sharding``, ``pa_core.storage``, ``pa_core.testing``, ``pa_core.tracking``, ``pa_core.types`` and
+``pa_core.user_warnings``.
 """
 
 from __future__ import annotations
+
+import importlib
+import warnings
+from typing import TYPE_CHECKING
 
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks import (
@@ -26,7 +31,7 @@ from pa_core.callbacks import (
     get_default_callbacks,
 )
 from pa_core.custom_loop import Run, Update
-from pa_core.data import DataLoaderSlice, EvaluationSet, KeyedDataLoader
+from pa_core.data import EvaluationSet
 from pa_core.distributed import gather_objects
 from pa_core.distributed.processes import (
     local_process_zero_first,
@@ -40,15 +45,12 @@ from pa_core.errors import (
     BatchOutputError,
     CheckpointError,
     ConfigurationError,
-    EmptyDatasetError,
     ExplainedError,
     FolderInUseError,
     MetricNotFoundError,
     NonFiniteLossError,
     OtherProcessError,
-    OverrideError,
     RanksDifferError,
-    ShardError,
     StateNotFoundError,
     StopTrainingError,
     TrainingPreempted,
@@ -58,11 +60,11 @@ from pa_core.model_description import describe_model
 from pa_core.model_tensors import unwrap_model
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig
-from pa_core.timm_trainer import TimmSchedulerLike, TrainerWithTimmScheduler
-from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, RunClock, RunHistory, StepMeans
+from pa_core.timm_trainer import TrainerWithTimmScheduler
+from pa_core.tracking import InMemoryRunHistory, RunHistory
 from pa_core.tracking.plot import plot_run_history
 from pa_core.trainer import Trainer
-from pa_core.types import BatchOutput, SchedulerLike, SizedIterable, StatefulScheduler, SupportsStateDict
+from pa_core.types import BatchOutput
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -74,43 +76,29 @@ __all__ = [
     "CallbackHandler",
     "CheckpointError",
     "ConfigurationError",
-    "DataLoaderSlice",
-    "EmptyDatasetError",
     "EvaluationSet",
     "ExplainedError",
     "FolderInUseError",
     "InMemoryRunHistory",
-    "KeyedDataLoader",
     "LimitBatches",
     "LimitBatchesCallback",
     "LimitEvalStepsCallback",
     "LogMetricsCallback",
-    "LossTracker",
     "MetricNotFoundError",
-    "MetricRecord",
     "MoveModulesToDeviceCallback",
     "NonFiniteLossError",
     "OtherProcessError",
-    "OverrideError",
     "PrintProgressCallback",
     "ProgressBarCallback",
     "RanksDifferError",
     "Run",
-    "RunClock",
     "RunHistory",
     "SaveBestModelCallback",
     "SaveTrainingStateCallback",
-    "SchedulerLike",
-    "ShardError",
-    "SizedIterable",
     "StateNotFoundError",
-    "StatefulScheduler",
     "StepBasedEvaluationCallback",
-    "StepMeans",
     "StopTrainingError",
-    "SupportsStateDict",
     "TerminateOnNaNCallback",
-    "TimmSchedulerLike",
     "Trainer",
     "TrainerCallback",
     "TrainerPlaceholderValues",
@@ -130,3 +118,31 @@ __all__ = [
     "unwrap_model",
     "world_process_zero_only",
 ]
+
+_HOMES = {
+    "DataLoaderSlice": "pa_core.data",
+    "EmptyDatasetError": "pa_core.errors",
+    "KeyedDataLoader": "pa_core.data",
+    "LossTracker": "pa_core.tracking",
+    "MetricRecord": "pa_core.tracking",
+    "OverrideError": "pa_core.errors",
+    "RunClock": "pa_core.tracking",
+    "SchedulerLike": "pa_core.types",
+    "ShardError": "pa_core.errors",
+    "SizedIterable": "pa_core.types",
+    "StatefulScheduler": "pa_core.types",
+    "StepMeans": "pa_core.tracking",
+    "SupportsStateDict": "pa_core.types",
+    "TimmSchedulerLike": "pa_core.timm_trainer",
+}
+"""Where names are that this module had before."""
+
+
+if not TYPE_CHECKING:  # a name that is nowhere is an error to type checkers
+
+    def __getattr__(name: str) -> object:
+        """Return what was here before, with a warning that says where it is."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn(f"Import {name} from {_HOMES[name]}.", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,22 +1,17 @@
 """The only module that uses private names of torch, each with the public way that is not enough.
 
 Nothing is looked up when this module is imported. Where a version of torch lacks a name, what needs it says so, and
-``tests/pa_core/test_torch_names.py`` fails. Attributes of objects that torch does not document count as private.
+``tests/test_torch_names.py`` of this distribution fails. Attributes that torch does not document count as private.
 """
 
 from __future__ import annotations
 
-import importlib
-import math
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.distributed.distributed_c10d import Store
 from torch.optim import Optimizer
 
 from pa_core.errors import UnsupportedConfigurationError
@@ -57,13 +52,6 @@ def _private(owner: object, name: str) -> Any:
     if found is _MISSING:
         raise _missing(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
     return found
-
-
-def _of_module(module: str, name: str) -> Any:
-    try:
-        return _private(importlib.import_module(module), name)
-    except ImportError as error:
-        raise _missing(module) from error
 
 
 def _missing(name: str) -> UnsupportedConfigurationError:
@@ -192,38 +180,6 @@ def file_writer_of(writer: object) -> Any:
         writer: The writer.
     """
     return _private(writer, "_get_file_writer")()
-
-
-def store_of_processes() -> Store:
-    """The key-value store through which the processes have found each other; it works while they wait elsewhere.
-
-    A separate store would need an address that all of them know.
-    """
-    return cast("Store", _of_module("torch.distributed.distributed_c10d", "_get_default_store")())
-
-
-def collectives_begun() -> int:
-    """Return how many collectives of all processes this one has begun; profilers count them at a price."""
-    return int(_private(dist.group.WORLD, "_get_sequence_number_for_group")())
-
-
-def collectives_begun_in_all_groups() -> int:
-    """Return the number of all groups: torch lists none of them, and models that are sharded have their own."""
-    number = 0
-    for group in list(_of_module("torch.distributed.distributed_c10d", "_world").pg_map):
-        count: Callable[[], int] = _private(group, "_get_sequence_number_for_group")
-        with suppress(RuntimeError):  # a backend that does not count
-            number += count()
-    return number
-
-
-def seconds_until_timeout() -> float:
-    """Return for how long the group of all processes waits, infinite where it does not say; torch only takes it."""
-    group = dist.group.WORLD
-    get_backend, devices = _private(group, "_get_backend"), _private(group, "_device_types")
-    with suppress(Exception):  # a backend of another kind
-        return float(min(get_backend(device).options._timeout for device in devices).total_seconds())
-    return math.inf
 
 
 def after_backward_pass(call: Callable[[], None]) -> None:

@@ -36,7 +36,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 from typing_extensions import TypeVar, override
 
-from pa_core import _accelerate, checkpoint, compatibility, distributed, input_checks, training_state
+from pa_core import _accelerate, checkpoint, compatibility, distributed, input_checks
 from pa_core._tqdm import bars_hidden
 from pa_core.callback_checks import (
     implements,
@@ -49,11 +49,10 @@ from pa_core.checkpoint import save_safetensors
 from pa_core.checkpoint_loading import load_checkpoint_into
 from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.distributed import processes
-from pa_core.distributed.failures import showing_errors_once
-from pa_core.distributed.hang_detector import HangDetector
+from pa_core.distributed.comparison import advice_for_parted
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.errors import ArgumentTypeError, ConfigurationError, as_configuration_error
 from pa_core.extra_models import AddedModule
 from pa_core.model_description import describe_model
 from pa_core.model_tensors import is_sharded_module, missing_methods, unwrap_model
@@ -61,7 +60,10 @@ from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import read_settings
 from pa_core.subclasses import check_subclass
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
-from pa_core.training_state import StateRequest, initial_hyperparameters
+from pa_core.training_state import initial_hyperparameters
+from pa_core.training_state.fetched_states import fetched
+from pa_core.training_state.saved_runs import find_saved_run
+from pa_core.training_state.state_writer import StateRequest
 from pa_core.types import (
     LossFunction,
     SchedulerFactory,
@@ -72,6 +74,7 @@ from pa_core.types import (
     TensorsT,
 )
 from pa_core.user_warnings import warn_user, write_or_warn
+from pa_distributed import HangDetector, showing_errors_once
 
 TrainerT_contra = TypeVar("TrainerT_contra", bound="AnyTrainer", default="AnyTrainer", contravariant=True)
 BatchT_contra = TypeVar("BatchT_contra", default=Any, contravariant=True)
@@ -163,7 +166,8 @@ class AnyTrainer(ABC):
         processes.prepare_process(accelerator)
         with showing_errors_once():  # from here on the processes are connected
             input_checks.check_trainer_arguments(model, loss_func, optimizer)
-            watch = HangDetector(max_wait_seconds)
+            with as_configuration_error():
+                watch = HangDetector(max_wait_seconds, advise=advice_for_parted)
             self.callback_handler = self._create_callback_handler(callbacks)
         compatibility.require_usable(accelerator, arguments, model)
         self._engine = Engine(accelerator, watch, read_settings(accelerator, arguments))
@@ -443,6 +447,25 @@ class AnyTrainer(ABC):
         return self._engine.accelerator.autocast()
 
     # The course of a run
+
+    def undoing_runs(self) -> AbstractContextManager[None]:
+        """Return a context whose runs leave no trace here: in progress, data, settings, gradient scaler.
+
+        Weights, optimizers and random numbers are the caller's to restore.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> with trainer.undoing_runs():
+            ...     trainer.train(make_regression(64), num_epochs=1)
+            >>> trainer.num_updates_completed
+            0
+        """
+        return self._engine.kept(self)
 
     def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
         """Enter a context that is left when the run is over, no matter how it ends.
@@ -812,7 +835,7 @@ class AnyTrainer(ABC):
             StateNotFoundError: There is no training state.
             CheckpointError: None is valid, or it belongs to another model or optimizer.
         """
-        saved = training_state.find_saved_run(training_state.fetched(input_dir, {}, self.print))
+        saved = find_saved_run(fetched(input_dir, {}, self.print))
         with initial_hyperparameters.not_asking(*self.named_optimizers().values()):
             saved.restore_training(self, self._engine.accelerator.scaler)
         return {"current_epoch": saved.current_epoch, **saved.extras}

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
+from pa_checkpoint.torch_states import AllOrNothing, does_not_fit, has_own_form, misfit
 from pa_core.checkpoint import MODEL, MODULES, OPTIMIZER, SCHEDULER, TRAINABLE_ONLY, Trained, apart
 from pa_core.errors import CheckpointError
-from pa_core.incompatible_state import has_own_form, misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
-from pa_core.load_with_rollback import does_not_fit, load_optimizer_or_undo, load_or_undo, refusals_explained
-from pa_core.model_tensors import differences_of_weights, frozen_names, list_differences, local_piece
-from pa_core.sharding.sharded_states import load_whole_weights, split_like_parameters
+from pa_core.model_tensors import frozen_names
 
 _OURS = "Load a file that save_checkpoint wrote."
 
@@ -64,10 +60,9 @@ def load_checkpoint_into(
     is_partial = content.get(TRAINABLE_ONLY) is True
     for part, states in parts:
         _check(part, states, source, is_partial=is_partial)
-    with ExitStack() as undo:
+    with AllOrNothing() as loading:
         for part, states in parts:
-            _load(part, states, source, undo, is_partial=is_partial)
-        undo.pop_all()
+            _load(part, states, source, loading, is_partial=is_partial)
 
 
 def _states_by_name(
@@ -101,93 +96,39 @@ def _check(part: Trained, states: Mapping[str, Any], source: str | Path, *, is_p
     _check_weights(part.model, states[MODEL], source, is_partial=is_partial)
     optimizer, scheduler = part.optimizer, part.scheduler
     if optimizer is not None and OPTIMIZER in states:
-        misfit = misfit_of_optimizer(optimizer, states[OPTIMIZER])
+        found = misfit(optimizer, states[OPTIMIZER])
         if part.is_sharded and has_own_form(optimizer):
-            misfit = "which part of such a state belongs to which process, the optimizer alone knows"
-        if misfit is not None:
-            raise _explain(optimizer, OPTIMIZER, source)(misfit)
+            found = "which part of such a state belongs to which process, the optimizer alone knows"
+        if found is not None:
+            raise _explain(optimizer, OPTIMIZER, source)(found)
     if scheduler is not None and SCHEDULER in states:
-        misfit = misfit_of_scheduler(scheduler, states[SCHEDULER])
-        if misfit is not None:
-            raise _explain(scheduler, SCHEDULER, source)(misfit)
+        found = misfit(scheduler, states[SCHEDULER])
+        if found is not None:
+            raise _explain(scheduler, SCHEDULER, source)(found)
 
 
 def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | Path, *, is_partial: bool) -> None:
-    differences = differences_of_weights(model, weights, "file")
-    if is_partial:
-        left_out = frozen_names(model.state_dict(keep_vars=True)) - weights.keys()
-        differences = {name: difference for name, difference in differences.items() if name not in left_out}
-    if differences:
+    left_out = frozen_names(model.state_dict(keep_vars=True)) - weights.keys() if is_partial else ()
+    found = misfit(model, weights, source="file", left_out=left_out)
+    if found is not None:
         raise _refusal(
             "The checkpoint belongs to another model",
-            f"{source} with {list_differences(differences.values())}",
+            f"{source} with {found}",
             f"Build the {type(model).__name__} as it was when the checkpoint was saved"
             + (", with the same parameters frozen." if is_partial else "."),
         )
 
 
-def _load(part: Trained, states: Mapping[str, Any], source: str | Path, undo: ExitStack, *, is_partial: bool) -> None:
-    """Load the states of a part, and note how each is undone."""
+def _load(
+    part: Trained, states: Mapping[str, Any], source: str | Path, loading: AllOrNothing, *, is_partial: bool
+) -> None:
     # A copy of each state: training continues in the tensors that are loaded, and the caller has the content.
     optimizer, scheduler = part.optimizer, part.scheduler
     if scheduler is not None and SCHEDULER in states:
-        state, before = without_foreign_entries(scheduler, states[SCHEDULER]), scheduler.state_dict()
-        explain = _explain(scheduler, SCHEDULER, source)
-        load_or_undo(scheduler.load_state_dict, copy.deepcopy(state), before, undo, explain)
+        loading.load(scheduler, copy.deepcopy(states[SCHEDULER]), _explain(scheduler, SCHEDULER, source))
     if optimizer is not None and OPTIMIZER in states:
-        state = split_like_parameters(states[OPTIMIZER], optimizer) if part.is_sharded else states[OPTIMIZER]
-        state = _with_notes_of_schedulers(optimizer, copy.deepcopy(state))
-        load_optimizer_or_undo(optimizer, state, undo, _explain(optimizer, OPTIMIZER, source))
-    undo.callback(copy_weights(part.model))
-    with refusals_explained(_explain(part.model, MODEL, source)):
-        if part.is_sharded:
-            load_whole_weights(part.model, states[MODEL])
-        else:
-            part.model.load_state_dict(states[MODEL], strict=not is_partial)
-
-
-def _with_notes_of_schedulers(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Add what schedulers have noted in the groups, such as ``initial_lr``, where the file was saved without one."""
-    if not has_own_form(optimizer):
-        for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
-            saved.update({name: value for name, value in own.items() if name not in {*saved, *optimizer.defaults}})
-    return state
-
-
-def copy_weights(model: nn.Module) -> Callable[[], None]:
-    """Copy the weights and the extra state of a model to the host; what is returned brings them back.
-
-    Of a sharded model, each process copies its pieces.
-
-    Args:
-        model: The model without wrappers.
-    """
-    weights = {name: _copied(value) for name, value in model.state_dict().items()}
-    extra_states = {
-        module: copy.deepcopy(module.get_extra_state())
-        for module in model.modules()
-        if _keeps_extra_state(type(module))
-    }
-
-    def bring_back() -> None:
-        with torch.no_grad():
-            for name, value in model.state_dict().items():
-                if isinstance(value, Tensor):
-                    local_piece(value).copy_(weights[name])
-        for module, state in extra_states.items():
-            module.set_extra_state(state)
-
-    return bring_back
-
-
-def _keeps_extra_state(kind: type[nn.Module]) -> bool:
-    return (
-        nn.Module.get_extra_state is not kind.get_extra_state and nn.Module.set_extra_state is not kind.set_extra_state
-    )
-
-
-def _copied(value: object) -> Any:
-    return local_piece(value.detach()).to("cpu", copy=True) if isinstance(value, Tensor) else None
+        loading.load_optimizer(optimizer, copy.deepcopy(states[OPTIMIZER]), _explain(optimizer, OPTIMIZER, source))
+    loading.load_weights(part.model, states[MODEL], _explain(part.model, MODEL, source), is_partial=is_partial)
 
 
 def _explain(target: object, name: str, source: str | Path) -> Callable[[str], CheckpointError]:

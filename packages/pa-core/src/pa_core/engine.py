@@ -12,7 +12,6 @@ from pa_core import _accelerate
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Loaders
 from pa_core.distributed.comparison import Describe
-from pa_core.distributed.hang_detector import HangDetector
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.extra_models import AddedModules
 from pa_core.progress import Progress
@@ -20,7 +19,10 @@ from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import ShardingSettings
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.trained import Trained
-from pa_core.training_state import Checkpointer, ResumableRun, Resumption, RunParts
+from pa_core.training_state.checkpointer import Checkpointer, RunParts
+from pa_core.training_state.resume import Resumption
+from pa_core.training_state.snapshotable import ResumableRun
+from pa_distributed import HangDetector
 
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
 

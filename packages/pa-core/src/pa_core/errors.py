@@ -10,6 +10,8 @@ Each error also derives from the built-in exception a Python user would catch fo
 from __future__ import annotations
 
 import errno
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import pa_checkpoint
@@ -22,6 +24,7 @@ from pa_data.errors import (
     ShardError,
     UnsupportedConfigurationError,
 )
+from pa_distributed import OtherProcessError, RanksDifferError
 
 __all__ = [
     "ArgumentTypeError",
@@ -125,36 +128,6 @@ class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
     """
 
 
-class OtherProcessError(ExplainedError, RuntimeError):
-    """Another process of the run failed in what this one waited for, so that this one cannot continue either.
-
-    Example:
-        >>> issubclass(OtherProcessError, RuntimeError)
-        True
-    """
-
-
-class RanksDifferError(ExplainedError, ValueError):
-    """The processes of a run were given different things where all of them must have the same.
-
-    It is raised on all of them, when a run or an evaluation begins, when its first events have been called, and at the
-    end of an epoch. What was given is listed rank by rank, and only where it differs.
-
-    Example:
-        >>> raise RanksDifferError(
-        ...     "The processes of this run were not given the same.",
-        ...     given="num_epochs: 3 on rank 0, 4 on ranks 1-7",
-        ...     expected="the same on every process: each would wait for the others, or train its own model",
-        ...     do="Find the line of your script where the rank, the host or the environment decides this.",
-        ... )
-        Traceback (most recent call last):
-        ...
-        pa_core.errors.RanksDifferError: The processes of this run were not given the same.
-          given:    num_epochs: 3 on rank 0, 4 on ranks 1-7
-          ...
-    """
-
-
 class StateNotFoundError(ExplainedError, FileNotFoundError):
     """There is no checkpoint or training state where one was to be read.
 
@@ -212,4 +185,20 @@ def is_explained(
     Args:
         error: Any error.
     """
-    return isinstance(error, ExplainedError | CheckpointError | pa_checkpoint.CheckpointNotFoundError)
+    return isinstance(
+        error,
+        ExplainedError | CheckpointError | pa_checkpoint.CheckpointNotFoundError | OtherProcessError | RanksDifferError,
+    )
+
+
+@contextmanager
+def as_configuration_error() -> Generator[None]:
+    """Raise what a library beneath says of an argument as the error that is documented here.
+
+    Raises:
+        ConfigurationError: The block has raised a ``ValueError``.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None

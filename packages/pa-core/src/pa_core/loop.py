@@ -21,16 +21,16 @@ from pa_core.data.loaders import Purpose, batches_on_device
 from pa_core.default_step import no_sample_counted
 from pa_core.distributed import sum_over_processes
 from pa_core.distributed.comparison import Describe
-from pa_core.distributed.hang_detector import Stage
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.model_tensors import unwrap_model
 from pa_core.placeholders import placeholder_values
-from pa_core.progress import Phase
+from pa_core.progress import Phase, Stage
 from pa_core.run_arguments import RunArguments
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.trained import MicroBatch, Trained, micro_batches
-from pa_core.training_state import EvaluationInterrupted, folder_of, homes_of
+from pa_core.training_state.checkpointer import EvaluationInterrupted
+from pa_core.training_state.fetched_states import folder_of, homes_of
 from pa_core.types import SizedIterable
 
 _END: Any = object()

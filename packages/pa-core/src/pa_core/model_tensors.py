@@ -11,7 +11,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import TypeIs
 
-from pa_checkpoint import StoredTensor
 from pa_core._torch import BUFFERS, CHILDREN, COMPILED, PARAMETERS
 from pa_core.errors import ConfigurationError
 from pa_core.types import SupportsStateDict
@@ -68,6 +67,50 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
     """
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def named_parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Return the parameters of all models by name, including parameters that have several names.
+
+    Args:
+        models: The models without wrappers. Of a single one the names are its own; of several, each begins with the
+            name of its model.
+
+    Example:
+        >>> generator, discriminator = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        >>> list(named_parameters({"model": generator}))
+        ['weight']
+        >>> list(named_parameters({"generator": generator, "discriminator": discriminator}))
+        ['generator.weight', 'discriminator.weight']
+    """
+    if len(models) == 1:
+        (model,) = models.values()
+        return dict(model.named_parameters(remove_duplicate=False))
+    return {
+        f"{name}.{inner}": parameter
+        for name, model in models.items()
+        for inner, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def first_names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
+    """Return the first name of each parameter by its identity; tied weights have several.
+
+    Args:
+        parameters: The parameters by name.
+    """
+    return {id(parameter): name for name, parameter in reversed(list(parameters.items()))}
+
+
+def names_by_group(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str | None]]:
+    """Return the names of the parameters of each group of an optimizer; None for one that no model holds.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: The parameters of all models, by name.
+    """
+    names = first_names(parameters)
+    return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
 
 
 def learning_rates_of(optimizer: Optimizer) -> list[float | Tensor]:
@@ -178,9 +221,6 @@ def compiled_from(model: nn.Module) -> nn.Module | None:
     return cast("nn.Module | None", found)
 
 
-_SHOWN_DIFFERENCES = 8  # enough to see which model it is, few enough to read
-
-
 def missing_methods(one: object) -> list[str]:
     """Return which of the methods ``state_dict`` and ``load_state_dict`` an object lacks."""
     return [name for name in ("state_dict", "load_state_dict") if not callable(getattr(one, name, None))]
@@ -189,33 +229,6 @@ def missing_methods(one: object) -> list[str]:
 def supports_state_dict(one: object) -> TypeIs[SupportsStateDict]:
     """Whether the state of an object can be saved and restored."""
     return not missing_methods(one)
-
-
-def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> dict[str, str]:
-    """Describe, by name, the weights that a model and its saved weights do not share; empty if all match.
-
-    Args:
-        model: The model without wrappers.
-        weights: The saved state dict, with tensors in memory or on disk.
-        source: Where it was saved, in a word.
-
-    Example:
-        >>> differences_of_weights(nn.Linear(2, 1, bias=False), {"weight": nn.Linear(3, 1).weight}, "file")
-        {'weight': 'weight: (1, 3) in the file, (1, 2) in the model'}
-    """
-    own = model.state_dict()
-    differences = {name: f"missing: {name}" for name in own if name not in weights}
-    differences |= {name: f"unexpected: {name}" for name in weights if name not in own}
-    for name in (name for name in own if name in weights):
-        if name.rpartition(".")[2] == "_extra_state":
-            continue  # only set_extra_state of the module knows what may be in it
-        value = weights[name].example() if isinstance(weights[name], StoredTensor) else weights[name]
-        for property_of in (_shape, kind_of_tensor):
-            saved, present = property_of(value), property_of(own[name])
-            if saved != present:
-                differences[name] = f"{name}: {saved} in the {source}, {present} in the model"
-                break
-    return differences
 
 
 def frozen_names(state: Mapping[str, Any]) -> set[str]:
@@ -240,23 +253,3 @@ def without_frozen(state: Mapping[str, Any]) -> dict[str, Any]:
         "Nothing of the model is trained, so that trainable_only=True leaves nothing to save. Call it while "
         "the adapter is trainable, or leave out trainable_only."
     )
-
-
-def list_differences(differences: Iterable[str]) -> str:
-    """Return the first few differences, and how many more there are."""
-    listed = list(differences)
-    hidden = len(listed) - _SHOWN_DIFFERENCES
-    return "; ".join(listed[:_SHOWN_DIFFERENCES]) + (f"; and {hidden} more" if hidden > 0 else "")
-
-
-def kind_of_tensor(value: object) -> str | None:
-    """Return what a tensor of another kind cannot take, with any shape; precision can change."""
-    if not isinstance(value, Tensor):
-        return None
-    numbers = "complex numbers" if value.is_complex() else "numbers" if value.is_floating_point() else "whole numbers"
-    place = ", without values" if value.is_meta else ", quantized" if value.is_quantized else ""
-    return f"{numbers} in a tensor of layout {str(value.layout).removeprefix('torch.')}{place}"
-
-
-def _shape(value: object) -> tuple[int, ...] | None:
-    return tuple(value.shape) if isinstance(value, Tensor) else None

@@ -8,8 +8,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from pa_core.distributed.signs import Stage
+from pa_core.distributed.comparison import RUN_END
 from pa_core.tracking import RunClock
+
+
+class Stage(StrEnum):
+    """What a run is in, as far as processes must be in the same to come together."""
+
+    START = "at the start of the run"
+    TRAINING = "in the training of an epoch"
+    EVALUATION = "in an evaluation"
+    PREDICTION = "in a prediction"
+    EPOCH_END = "at the end of an epoch"
+    RUN_END = RUN_END
 
 
 class Phase(StrEnum):

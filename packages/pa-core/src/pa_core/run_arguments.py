@@ -14,7 +14,7 @@ from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.rank_checks import describe_arguments, describe_data
 from pa_core.run_config import check_clip_threshold, check_count
 from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.training_state import check_resume_overrides
+from pa_core.training_state.run_settings import check_resume_overrides
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,17 +13,16 @@ from pa_core import _accelerate, distributed, rank_checks
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.compatibility import require_usable_model
 from pa_core.data.custom_loader import end_workers
-from pa_core.distributed import failures
-from pa_core.distributed.comparison import PLACE, Describe, agree_on_integer, require_same
-from pa_core.distributed.failures import showing_errors_once
-from pa_core.distributed.hang_detector import Stage
+from pa_core.distributed.comparison import PLACE, Describe
 from pa_core.engine import Engine, RunKind
 from pa_core.errors import StopTrainingError, UnsupportedConfigurationError
 from pa_core.input_checks import refuse_run_within_run
 from pa_core.model_tensors import is_sharded_module, reshard, unwrap_model
+from pa_core.progress import Stage
 from pa_core.sharding.sharded_modules import ShardedModules, compile_in_place
 from pa_core.trained import Trained, forget_gradients
 from pa_core.training_state import initial_hyperparameters
+from pa_distributed import fail_fast, require_same, showing_errors_once
 
 
 class RunLifecycle:
@@ -72,9 +71,8 @@ class RunLifecycle:
         with engine.watch.run(lambda: (engine.progress.stage, engine.progress.updates)):
             seed = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
             with showing_errors_once():
-                engine.resumption.seed = agree_on_integer(
-                    seed, lambda: {**describe_arguments(), **self._describe_setting()}, trainer.device
-                )
+                require_same(lambda: {**describe_arguments(), **self._describe_setting()})
+                engine.resumption.seed = distributed.gather_objects(seed)[0]
             with engine.contexts, self._ending_in_order(kind):
                 engine.contexts.callback(engine.checkpointer.release_folders)
                 yield
@@ -88,13 +86,13 @@ class RunLifecycle:
         engine.running = kind
         model = trainer.model
         try:
-            with engine.watch.explaining():
-                yield
-        except BaseException as exception:
-            engine.checkpointer.end(exception, trainer.device)
-            with failures.ending_process_unless_all_fail(exception):
-                self._close_after(exception)
-            raise
+            with fail_fast(self._close_after):
+                try:
+                    with engine.watch.explaining():
+                        yield
+                except BaseException as exception:
+                    engine.checkpointer.end(exception, trainer.device)
+                    raise
         finally:
             engine.running = None
             optimizers = trainer.named_optimizers().values()
@@ -110,7 +108,7 @@ class RunLifecycle:
             engine.added.restore()
             forget_gradients(trainer.model, *optimizers)
 
-    def _close_after(self, exception: BaseException) -> None:
+    def _close_after(self, exception: BaseException, _lives_on: bool) -> None:
         """Close everything that is open when an exception ends the run, even if a callback raises an error."""
         problems: list[BaseException] = []
         for listener in self.trainer.callback_handler.listeners(TrainerCallback.on_exception.__name__):
@@ -198,7 +196,7 @@ class RunLifecycle:
         Raises:
             RanksDifferError: They are not the same on all processes.
         """
-        require_same(self._describe_parts, self.trainer.device)
+        require_same(self._describe_parts)
 
     def _describe_setting(self) -> dict[str, str]:
         """What a run works with besides its arguments."""
@@ -246,28 +244,6 @@ class RunLifecycle:
             texts |= rank_checks.describe_loader("training", trainer.train_dataloader)
             texts |= rank_checks.describe_hyperparameters(trainer.named_optimizers())
         return texts
-
-
-def nothing_kept_of_runs(trainer: AnyTrainer) -> AbstractContextManager[None]:
-    """Return a context whose runs leave no trace in a trainer's attributes: progress, data, settings, fp16's scaler.
-
-    Weights, optimizers and random numbers are the caller's to restore.
-
-    Args:
-        trainer: The trainer.
-
-    Example:
-        >>> from pa_core import Trainer
-        >>> from pa_core.testing import make_regression
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
-        >>> with nothing_kept_of_runs(trainer):
-        ...     trainer.train(make_regression(64), num_epochs=1)
-        >>> trainer.num_updates_completed
-        0
-    """
-    return trainer._engine.kept(trainer)  # pyright: ignore[reportPrivateUsage]  # the entry point for other distributions
 
 
 def _prepare_training(modules: ShardedModules, accelerator: _accelerate.AcceleratorLike) -> None:

@@ -22,8 +22,6 @@ from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.data_arguments import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.default_step import check_step_output, count_items, name_step
-from pa_core.distributed.failures import showing_errors_once
-from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.extra_models import require_one_trained_module
@@ -40,6 +38,7 @@ from pa_core.trained import MicroBatch, Trained, zero_loss_of_stand_in
 from pa_core.trainer_methods import TrainerMethods
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 from pa_data.orders import Order
+from pa_distributed import showing_errors_once
 
 
 class Trainer(
@@ -134,7 +133,7 @@ class Trainer(
         *,
         mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
         cpu: bool | None = None,
-        max_wait_seconds: float | None = DEFAULT_MAX_WAIT_SECONDS,
+        max_wait_seconds: float | None = 600.0,
         create_optimizer_fn: Callable[[ModelT_co], Optimizer] | None = None,
     ) -> None:
         input_checks.check_optimizer_factory(create_optimizer_fn, optimizer)

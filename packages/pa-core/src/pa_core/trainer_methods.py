@@ -17,17 +17,17 @@ from typing_extensions import override
 from pa_core import default_step, input_checks, rank_checks, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE
-from pa_core.distributed.failures import showing_errors_once
-from pa_core.distributed.hang_detector import Stage
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.loop import Loop
 from pa_core.placeholders import create_scheduler
 from pa_core.predictions import PieceWriter, PredictionWriter, PredictsBatches
 from pa_core.predictions.types import PredictionT
+from pa_core.progress import Stage
 from pa_core.run_config import TrainerRunConfig, check_count
 from pa_core.run_lifecycle import RunLifecycle
 from pa_core.trained import Trained
 from pa_core.types import BatchT, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
+from pa_distributed import showing_errors_once
 
 if TYPE_CHECKING:  # few scripts predict, and the import of the others takes no time for it
     from pa_core.predictions.prediction_run import PredictionRun

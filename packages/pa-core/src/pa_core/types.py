@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import TypedDict, TypeVar
 
+__all__ = ["BatchOutput", "SchedulerLike", "SizedIterable", "StatefulScheduler", "SupportsStateDict"]
+
 
 class BatchOutput(TypedDict):
     """What ``calculate_train_batch_loss`` and ``calculate_eval_batch_loss`` return.

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable
 from types import FrameType
 
+__all__ = ["warn_user", "write_or_warn"]
+
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning at the innermost frame that is neither of ``pa_core`` nor of the calling package.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pa_data._fetching import BatchRequest, SupportsFetchBatch, is_in_memory, move_to_device
 from pa_data._keyed_loader import KeyedDataLoader, count_samples
+from pa_data._loader_parts import loader_parts, set_epoch
 from pa_data._requested_loader import BatchRequests, LoadingOptions, RequestedDataLoader
 from pa_data._split import BatchSplit, EvalSplit, Split, TrainSplit
 from pa_data._workers import start_method, worker_init_fn
@@ -25,7 +26,9 @@ __all__ = [
     "TrainSplit",
     "count_samples",
     "is_in_memory",
+    "loader_parts",
     "move_to_device",
+    "set_epoch",
     "start_method",
     "worker_init_fn",
 ]

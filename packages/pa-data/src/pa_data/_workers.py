@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
@@ -40,7 +41,8 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")  # not on Windows
 
 
-class WorkerStart(NamedTuple):
+@dataclass(frozen=True)
+class WorkerStart:
     """Makes a worker look as under a plain loader, then calls the user's ``worker_init_fn``.
 
     Attributes:

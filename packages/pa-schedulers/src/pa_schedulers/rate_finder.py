@@ -33,9 +33,9 @@ from pa_core import (
     TrainerCallback,
     UnsupportedConfigurationError,
 )
-from pa_core.parts import BUFFERS, PARAMETERS, nothing_kept_of_runs
 from pa_core.plot_style import PlotStyle, plot_style
 from pa_data.rng import restored_rng_states
+from pa_schedulers._torch import BUFFERS, PARAMETERS
 from pa_schedulers.argument_checks import whole_number
 from pa_schedulers.figures import legend_above, single_axes
 
@@ -282,7 +282,7 @@ def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any], *data: object) -> Gene
         if isinstance(value, Tensor)
     ]
     try:
-        with nothing_kept_of_runs(trainer), restored_rng_states(trainer.device, data):
+        with trainer.undoing_runs(), restored_rng_states(trainer.device, data):
             trainer.run_history = InMemoryRunHistory()
             yield
     finally:

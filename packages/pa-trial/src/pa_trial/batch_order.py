@@ -24,8 +24,7 @@ from torch.utils.data import (
 )
 from typing_extensions import override
 
-from pa_core.parts import set_epoch
-from pa_data import BatchRequest
+from pa_data import BatchRequest, set_epoch
 from pa_data.orders import epoch_order
 from pa_data.rng import capture_rng_state, extend_key, mix, restore_rng_state, restored_rng_states, seed_rng
 from pa_trial.errors import EmptyLoaderError

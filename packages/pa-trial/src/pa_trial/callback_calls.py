@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, cast
 
-from pa_core.parts import warn_user
 from pa_trial.callback import PyTorchCallback
 from pa_trial.errors import UsageError
+from pa_trial.user_warnings import warn_user
 
 _P = ParamSpec("_P")
 

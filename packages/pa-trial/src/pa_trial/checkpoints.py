@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pa_core import CheckpointError, RanksDifferError
-from pa_core.distributed import gather_objects
-from pa_core.parts import Folder, warn_user
+from pa_checkpoint import CheckpointError, Folder
+from pa_distributed import RanksDifferError, gather_objects
 from pa_trial.callback import PyTorchCallback
-from pa_trial.checkpoint_files import (
-    LOAD_DATA,
-    METADATA,
-    STATE,
-    TRIAL_STATE,
-    FileRecord,
-    find_folder,
-    name_of_rank,
-    record_of,
-    require_intact,
-    write_json,
-)
+from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, TRIAL_STATE, name_of_rank
+from pa_trial.checkpoint_folder import find_folder, read_saved
 from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidCheckpointException
-from pa_trial.foreign_checkpoints import is_foreign, read_foreign
-from pa_trial.load_data import describe_trial
+from pa_trial.load_data import describe_checkpoint, describe_trial
 from pa_trial.plain_files import read_torch_file, write_torch_file
-from pa_trial.rank_outcomes import from_chief, of_each_rank, on_each_rank
-from pa_trial.retention import delete_superseded
-from pa_trial.saved_trial import Ancestor, Metadata, SavedTrial, read_metadata, read_saved_trial, trial_state_of
+from pa_trial.rank_outcomes import from_chief, on_each_rank
+from pa_trial.saved_trial import Lineage, SavedTrial, trial_state_of
 from pa_trial.trial import PyTorchTrial
-from pa_trial.trial_contents import (
-    capture_process,
-    capture_trial,
-    load_weights_into,
-    require_fit,
-    take_over,
-)
+from pa_trial.trial_contents import capture_process, capture_trial, load_weights, require_fit, take_over
+from pa_trial.user_warnings import warn_user
 
 
 class Checkpoints:
@@ -57,9 +41,7 @@ class Checkpoints:
         self._parts = parts
         self._callbacks = dict(callbacks)
         self._folder = parts.run_settings.checkpoint_dir.absolute()
-        self._fit = secrets.token_hex(8)
-        self._ancestors: tuple[Ancestor, ...] = ()
-        self._begun_from: str | None = None
+        self._lineage = Lineage(secrets.token_hex(8))
         self._trusts_pickle = False
         self._left_out: set[str] = set()
 
@@ -80,10 +62,7 @@ class Checkpoints:
             return None
         saved = self._read(latest_checkpoint, trust_pickle=trust_pickle)
         _require_as_many_processes(saved, self._parts.num_processes)
-        self._begun_from = saved.uuid
-        if saved.metadata is not None:
-            own = Ancestor(saved.metadata.fit, saved.progress.batches_trained)
-            self._ancestors = (*saved.metadata.ancestors, own)
+        self._lineage = self._lineage._replace(before=saved.calls, begun_from=saved.uuid)
         return saved
 
     def restore(self, saved: SavedTrial) -> None:
@@ -114,11 +93,7 @@ class Checkpoints:
             InvalidCheckpointException: It is damaged, or belongs to other models. Nothing was loaded.
         """
         saved = self._read(checkpoint, trust_pickle=trust_pickle, for_weights=True)
-
-        def load() -> None:
-            content = read_torch_file(saved.path / STATE, trust_pickle=trust_pickle)
-            load_weights_into(self._parts.trained.models, content, saved)
-
+        load = partial(load_weights, self._parts.trained.models, saved, {"trust_pickle": trust_pickle})
         on_each_rank(load, "loading the weights of a checkpoint")
         return saved.uuid
 
@@ -134,9 +109,8 @@ class Checkpoints:
         """
         with ExitStack() as stack:
             uuid, staging = from_chief(lambda: self._begin(stack), _SAVING)
-            written = of_each_rank(lambda: self._write(Path(staging)), _SAVING)
-            files = {name: record for records in written for name, record in records.items()}
-            from_chief(lambda: self._finish(stack, Path(staging), files), _SAVING)
+            on_each_rank(lambda: self._write(Path(staging)), _SAVING)
+            from_chief(lambda: self._finish(stack), _SAVING)
         return uuid
 
     def tell_callbacks(self, uuid: str) -> None:
@@ -151,19 +125,15 @@ class Checkpoints:
 
     def _read(self, checkpoint: str | Path, *, trust_pickle: bool, for_weights: bool = False) -> SavedTrial:
         """Read what the same checkpoint tells of itself on all processes."""
-
-        def read() -> SavedTrial:
-            folder, rank = find_folder(checkpoint, self._folder), self._parts.rank
-            return read_saved(folder, rank, trust_pickle=trust_pickle, for_weights=for_weights)
-
-        saved = on_each_rank(read, "reading a checkpoint")
+        read = partial(read_saved, rank=self._parts.rank, trust_pickle=trust_pickle, for_weights=for_weights)
+        saved = on_each_rank(lambda: read(find_folder(checkpoint, self._folder)), "reading a checkpoint")
         _require_same(saved)
         return saved
 
     def _load(self, saved: SavedTrial) -> tuple[dict[str, Any], dict[str, Any]]:
         """Load what all processes continue from, and what this one does."""
         content: dict[str, Any] = read_torch_file(saved.path / STATE, trust_pickle=self._trusts_pickle)
-        if self._parts.rank == 0 or saved.metadata is None:
+        if self._parts.rank == 0 or saved.num_processes is None:
             return content, content
         return content, read_torch_file(saved.path / name_of_rank(self._parts.rank))
 
@@ -173,55 +143,43 @@ class Checkpoints:
         self._folder.mkdir(parents=True, exist_ok=True)
         folder = Folder(self._folder)
         with suppress(CheckpointError):  # what stays takes room
-            folder.remove_leftovers(self._fit)
-        return uuid, str(stack.enter_context(folder.writing(uuid, self._fit)))
+            folder.remove_leftovers(self._lineage.fit)
+        written = folder.writing(uuid, self._lineage.fit, {"update": self._parts.progress.batches_trained})
+        return uuid, str(stack.enter_context(written))
 
-    def _write(self, staging: Path) -> dict[str, FileRecord]:
-        """Write the files of this process; return what they are like."""
-        own = capture_process(self._parts)
-        if self._parts.rank > 0:
-            return self._write_own(staging, own)
-        content = {**capture_trial(self._parts, self._callbacks), **own}
-        for callback in self._callbacks.values():
-            callback.on_checkpoint_save_start(content)
-        write_torch_file(staging / STATE, content, trust_pickle=self._trusts_pickle)
-        frequency = self._parts.aggregation_frequency
-        write_json(staging / TRIAL_STATE, trial_state_of(self._parts.progress, aggregation_frequency=frequency))
-        write_json(staging / LOAD_DATA, self._describe_trial())
-        return {name: record_of(staging / name) for name in (STATE, TRIAL_STATE, LOAD_DATA)}
-
-    def _write_own(self, staging: Path, own: dict[str, Any]) -> dict[str, FileRecord]:
-        name = name_of_rank(self._parts.rank)
+    def _write(self, staging: Path) -> None:
+        """Write the files of this process."""
+        parts, own = self._parts, capture_process(self._parts)
         if not staging.is_dir():
             raise CheckpointError(
                 "A process does not see the folder into which the others write a checkpoint.",
-                given=f"{staging.parent} on rank {self._parts.rank}",
+                given=f"{staging.parent} on rank {parts.rank}",
                 do="Pass a folder on a file system that all machines share: init(checkpoint_dir=...).",
             )
-        write_torch_file(staging / name, own)
-        return {name: record_of(staging / name)}
+        if parts.rank > 0:
+            write_torch_file(staging / name_of_rank(parts.rank), own)
+            return
+        content = {**capture_trial(parts, self._callbacks), **own}
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_save_start(content)
+        write_torch_file(staging / STATE, content, trust_pickle=self._trusts_pickle)
+        progress = parts.progress
+        state = trial_state_of(progress, self._lineage, parts.aggregation_frequency, parts.num_processes)
+        documents = {LOAD_DATA: self._describe_trial(), METADATA: describe_checkpoint(progress), TRIAL_STATE: state}
+        for name, document in documents.items():
+            (staging / name).write_text(json.dumps(document, indent=1))
 
-    def _finish(self, stack: ExitStack, staging: Path, files: dict[str, FileRecord]) -> None:
-        """Give the checkpoint its name, in one step, and delete those that it supersedes."""
-        progress, keep = self._parts.progress, self._parts.run_settings.max_checkpoints
-        metadata = Metadata(
-            fit=self._fit,
-            ancestors=self._ancestors,
-            batches_trained=progress.batches_trained,
-            num_processes=self._parts.num_processes,
-            files=files,
-        )
-        write_json(staging / METADATA, metadata.document())
+    def _finish(self, stack: ExitStack) -> None:
+        """Give the checkpoint its name, in one step, and delete those that it supersedes.
+
+        The newest ones stay, the best one, and the one that the training was continued from.
+        """
         stack.close()
+        keep, folder, lineage = self._parts.run_settings.max_checkpoints, Folder(self._folder), self._lineage
         if keep is not None:
-            delete_superseded(
-                self._folder,
-                fit=self._fit,
-                ancestors=self._ancestors,
-                keep=keep,
-                best_batch=progress.best_batch,
-                begun_from=self._begun_from,
-            )
+            own = filter(lineage.wrote, folder.records())
+            best = [one.path for one in own if one.update == self._parts.progress.best_batch][-1:]
+            folder.keep(keep, lineage.fit, [*best, self._folder / lineage.begun_from], lineage.wrote)
 
     def _tell_of_files(self, uuid: str) -> None:
         folder = str(self._folder / uuid)
@@ -252,26 +210,6 @@ class Checkpoints:
 
 _SAVING = "saving a checkpoint"
 _RESTORING = "restoring a checkpoint"
-
-
-def read_saved(folder: Path, rank: int, *, trust_pickle: bool = False, for_weights: bool = False) -> SavedTrial:
-    """Return what a checkpoint tells of itself, once the files that a process needs are known to be intact.
-
-    Args:
-        folder: The checkpoint.
-        rank: The rank of the process.
-        trust_pickle: Whether ``trial_state.pkl`` is unpickled, in checkpoints of Determined's.
-        for_weights: Whether only the weights are wanted.
-
-    Raises:
-        InvalidCheckpointException: It is damaged, or is none.
-    """
-    if is_foreign(folder):
-        return read_foreign(folder, trust_pickle=trust_pickle, for_weights=for_weights)
-    metadata = read_metadata(folder)
-    of_rank = [name_of_rank(rank)] if 0 < rank < metadata.num_processes and not for_weights else []
-    require_intact(folder, metadata.files, [STATE, TRIAL_STATE, LOAD_DATA, *of_rank])
-    return read_saved_trial(folder, metadata)
 
 
 def _require_as_many_processes(saved: SavedTrial, num_processes: int) -> None:

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pa_core import RanksDifferError
-from pa_core.parts import BUFFERS, foreach, require_same
+from pa_distributed import RanksDifferError, require_same
+from pa_trial._torch import BUFFERS, foreach
 
 _collectives: Any = dist  # torch annotates its collectives only in part
 _ALIGNMENT = 16
@@ -64,7 +64,7 @@ class ChiefBuffers:
                 self._packets, self._shapes = packets, shapes
         if self._packets and self._packets[0].follow_chief(is_chief=self._is_chief, changes=changes):
             self._shapes = self._find_shapes()
-            require_same(lambda: self._shapes, torch.device("cpu"))
+            require_same(self._shapes)
             self._packets = packets
             self._packets[0].follow_chief(is_chief=self._is_chief)
         elif changes:

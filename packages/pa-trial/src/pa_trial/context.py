@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.profiler import profile, tensorboard_trace_handler
 
-from pa_core import ConfigurationError, UnsupportedConfigurationError
-from pa_core.distributed import num_processes
+from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_trial.checkpoint_folder import find_newest
+from pa_trial.collectives import num_processes
 from pa_trial.context_parts import ClosedParts, ContextParts, closed_error
 from pa_trial.distributed_context import DistributedContext
 from pa_trial.errors import InternalException, InvalidExperimentException
@@ -24,7 +25,6 @@ from pa_trial.metric_reducers import CallableReducer, MetricReducers
 from pa_trial.processes import connect_processes
 from pa_trial.progress import TrialProgress
 from pa_trial.reducer import MetricReducer
-from pa_trial.saved_trial import find_newest
 from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoint_dir, is_whole, require_bool
 from pa_trial.tensorboard import TensorBoard
 from pa_trial.to_device import DeviceMover

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 from torch.profiler import profile
@@ -17,6 +18,15 @@ from pa_trial.settings import ExperimentSettings, RunSettings
 from pa_trial.tensorboard import TensorBoard
 from pa_trial.to_device import DeviceMover
 from pa_trial.trained_parts import TrainedParts
+
+
+class Stage(StrEnum):
+    """What a training is in, as far as processes must be in the same to come together."""
+
+    START = "at the start of the run"
+    TRAINING = "in the training of an epoch"
+    EVALUATION = "in an evaluation"
+    RUN_END = "at the end of the run"
 
 
 @dataclass

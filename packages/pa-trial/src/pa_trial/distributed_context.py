@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, cast
 
-from pa_core import ConfigurationError
+from pa_data.errors import ConfigurationError
 from pa_trial.errors import InternalException, UsageError
 from pa_trial.store_collectives import StoreCollectives
 from pa_trial.store_connection import connect

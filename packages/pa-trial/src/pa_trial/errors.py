@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from pa_core import (
-    ArgumentTypeError,
-    CheckpointError,
-    ConfigurationError,
-    EmptyDatasetError,
-    ExplainedError,
-    StateNotFoundError,
-)
+from pa_checkpoint import CheckpointError, CheckpointNotFoundError
+from pa_data.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError, ExplainedError
 
 
 class InvalidExperimentException(ConfigurationError):
@@ -24,7 +18,7 @@ class InvalidCheckpointException(CheckpointError):
     """A checkpoint is damaged or belongs to another trial. Nothing of it was loaded."""
 
 
-class CheckpointNotFound(StateNotFoundError):
+class CheckpointNotFound(CheckpointNotFoundError):
     """There is no checkpoint of that name."""
 
 

@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Final, cast
 
-from pa_core import ArgumentTypeError, ConfigurationError
+from pa_data.errors import ArgumentTypeError, ConfigurationError
 from pa_trial.boundaries import Boundaries, batches_of
 from pa_trial.progress import TrialProgress
 from pa_trial.settings import ExperimentSettings, require_bool

@@ -1,13 +1,18 @@
-"""Checkpoints that Determined wrote, which have no digests, and part of which is pickled."""
+"""Checkpoints without a manifest, which Determined or an earlier version wrote; Determined pickled a part of them."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, TRIAL_STATE, damaged, read_json, record_of
+from pa_checkpoint import CheckpointInfo
+from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, TRIAL_STATE, damaged, read_json
 from pa_trial.errors import InvalidCheckpointException
 from pa_trial.progress import TrialProgress
 from pa_trial.saved_trial import SavedTrial
@@ -22,9 +27,9 @@ def is_foreign(folder: Path) -> bool:
     Args:
         folder: An existing folder.
     """
-    if (folder / TRIAL_STATE).exists():
-        return False
-    return (folder / STATE).exists() and not _is_ours(folder / METADATA)
+    metadata = folder / METADATA
+    is_of_trial = (folder / STATE).exists() and not (folder / TRIAL_STATE).exists()
+    return is_of_trial and not (metadata.exists() and "pa_trial_version" in read_json(metadata))
 
 
 def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool = False) -> SavedTrial:
@@ -51,17 +56,51 @@ def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool 
     last_validation: object = state.get("last_val")
     progress = TrialProgress(
         batches_trained=batches,
-        initial_batch=batches,
-        last_checkpoint=batches,
         last_validation=last_validation if type(last_validation) is int else None,
     )
     names = [name for name in (STATE, LOAD_DATA, METADATA) if (folder / name).is_file()]
-    digest = hashlib.sha256(" ".join(record_of(folder / name).sha256 for name in names).encode()).hexdigest()
+    digest = hashlib.sha256(" ".join(_sha256_of(folder / name) for name in names).encode()).hexdigest()
     return SavedTrial(uuid=folder.name, path=folder, progress=progress, digest=digest)
 
 
-def _is_ours(path: Path) -> bool:
-    return path.exists() and "pa_trial_version" in read_json(path)
+def is_of_earlier_version(folder: Path) -> bool:
+    """Whether the digests of a checkpoint of pa-trial are in its metadata, as they were before it had a manifest.
+
+    Args:
+        folder: An existing folder.
+    """
+    with suppress(InvalidCheckpointException):
+        return CheckpointInfo.at(folder) is None and "files" in read_json(folder / METADATA)
+    return False
+
+
+def verify_earlier(folder: Path, wanted: Callable[[str], bool]) -> tuple[str, dict[str, Any]]:
+    """Return the digest of such a checkpoint, and what its metadata have of where the training stood.
+
+    Args:
+        folder: The checkpoint.
+        wanted: Whether a file is compared with its digest.
+
+    Raises:
+        InvalidCheckpointException: A file is not as it was written.
+    """
+    document = read_json(folder / METADATA)
+    digest = document.pop("digest", None)
+    if digest != hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest():
+        raise damaged(folder / METADATA, "its digest differs from the one at writing")
+    for name, record in document["files"].items():
+        path = folder / name
+        if wanted(name) and not (path.is_file() and _sha256_of(path) == record["sha256"]):
+            raise damaged(path, "its SHA-256 digest differs from the one at writing" if path.is_file() else "missing")
+    calls = {one["fit"]: one["batches_trained"] for one in document["ancestors"]}
+    calls[document["fit"]] = document["steps_completed"]
+    progress = TrialProgress(document["steps_completed"], last_validation=read_json(folder / TRIAL_STATE)["last_val"])
+    return digest, {**asdict(progress), **document, "calls": calls}
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _unpickled(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pa_core.parts import foreach
+from pa_trial._torch import foreach
 from pa_trial.errors import InvalidExperimentException
 
 _collectives: Any = dist  # torch annotates its collectives only in part

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pa_core import RanksDifferError
-from pa_core.parts import runs_on_gloo
+from pa_distributed import RanksDifferError
 from pa_trial.gradient_buckets import GradientBuckets
 
 _collectives: Any = dist  # torch annotates its collectives only in part
@@ -47,7 +46,7 @@ class GradientExchange:
         self._num_processes = num_processes
         self._reached: list[Tensor] = []
         self._handles = [_watch(parameter, self._reached) for parameter in self._parameters]
-        self._host_group: Any = None if runs_on_gloo() else _collectives.new_group(backend="gloo")
+        self._host_group: Any = None if _collectives.get_backend() == "gloo" else _collectives.new_group(backend="gloo")
         self._batch_idx = 0
         self._position = 0
         self._expected: list[_Expected] = []

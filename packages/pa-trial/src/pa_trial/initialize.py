@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from pa_core import ConfigurationError
-from pa_core.parts import warn_user
+from pa_data.errors import ConfigurationError
 from pa_trial.context import PyTorchTrialContext
 from pa_trial.distributed_context import DistributedContext
 from pa_trial.errors import InvalidHP
 from pa_trial.processes import connect_processes
 from pa_trial.settings import ExperimentSettings, check_run_settings, is_whole
+from pa_trial.user_warnings import warn_user
 
 _log = logging.getLogger("pa_trial")
 

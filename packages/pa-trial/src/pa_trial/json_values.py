@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch import Tensor
 
-from pa_core import ArgumentTypeError
+from pa_data.errors import ArgumentTypeError
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 """What JSON can hold; numbers may also be NaN or infinite."""

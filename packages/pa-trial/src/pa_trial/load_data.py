@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
+
+from pa_trial.progress import TrialProgress
 
 
 def describe_trial(
@@ -30,6 +34,24 @@ def describe_trial(
         "is_trainer": True,
     }
     return document, left_out
+
+
+def describe_checkpoint(progress: TrialProgress) -> dict[str, Any]:
+    """Return what Determined's metadata tell of a checkpoint.
+
+    Args:
+        progress: How far the training has come.
+    """
+    try:
+        own_version = version("pa-trial")
+    except PackageNotFoundError:
+        own_version = "unknown"
+    return {
+        "pa_trial_version": own_version,
+        "framework": f"torch-{torch.__version__}",
+        "format": "pickle",  # as Determined has it, of the file that torch.save writes
+        "steps_completed": progress.batches_trained,
+    }
 
 
 def name_of_class(trial_class: type[Any]) -> str:

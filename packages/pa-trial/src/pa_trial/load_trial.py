@@ -7,62 +7,37 @@ import os
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import torch
+from typing_extensions import TypeVar
 
-from pa_core import ConfigurationError
-from pa_core.parts import warn_user
+from pa_data.errors import ConfigurationError
 from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, damaged, read_json
-from pa_trial.checkpoints import read_saved
+from pa_trial.checkpoint_folder import read_saved
 from pa_trial.errors import InvalidCheckpointException, NoCheckpointError
-from pa_trial.plain_files import read_torch_file
 from pa_trial.trial import PyTorchTrial
-from pa_trial.trial_contents import load_weights_into
+from pa_trial.trial_contents import load_weights
+from pa_trial.user_warnings import warn_user
 
 _CODE = "code"
 """Where Determined copied the working directory to."""
 
-_TrialT = TypeVar("_TrialT", bound=PyTorchTrial[Any])
+_TrialT = TypeVar("_TrialT", bound=PyTorchTrial[Any], default=PyTorchTrial[Any])
 
 
-@overload
 def load_trial_from_checkpoint_path(
     path: str | os.PathLike[str],
-    trial_class: type[_TrialT],
+    trial_class: type[_TrialT] | None = None,
     trial_kwargs: dict[str, Any] | None = None,
     torch_load_kwargs: dict[str, Any] | None = None,
     *,
     hparams: dict[str, Any] | None = None,
     trust_pickle: bool = False,
     **kwargs: Any,
-) -> _TrialT: ...
-
-
-@overload
-def load_trial_from_checkpoint_path(
-    path: str | os.PathLike[str],
-    trial_class: None = None,
-    trial_kwargs: dict[str, Any] | None = None,
-    torch_load_kwargs: dict[str, Any] | None = None,
-    *,
-    hparams: dict[str, Any] | None = None,
-    trust_pickle: bool = False,
-    **kwargs: Any,
-) -> PyTorchTrial[Any]: ...
-
-
-def load_trial_from_checkpoint_path(
-    path: str | os.PathLike[str],
-    trial_class: type[PyTorchTrial[Any]] | None = None,
-    trial_kwargs: dict[str, Any] | None = None,
-    torch_load_kwargs: dict[str, Any] | None = None,
-    *,
-    hparams: dict[str, Any] | None = None,
-    trust_pickle: bool = False,
-    **kwargs: Any,
-) -> PyTorchTrial[Any]:
+) -> _TrialT:
     """Rebuild the trial of a checkpoint, with the weights that its models had.
 
     Its context has the hyperparameters and the experiment configuration of the training and cannot train: models stay
@@ -98,12 +73,11 @@ def load_trial_from_checkpoint_path(
     options = _options_of_load(torch_load_kwargs, kwargs)
     description = _describe_trial(folder)
     saved = read_saved(folder.absolute(), 0, trust_pickle=trust_pickle, for_weights=True)
-    chosen = _import_class(folder, description) if trial_class is None else trial_class
-    stored_hparams = description.get("hparams")
+    chosen: Any = _import_class(folder, description) if trial_class is None else trial_class
     context = chosen.trial_context_class(
         None,
         None,
-        stored_hparams if hparams is None else hparams,
+        description.get("hparams") if hparams is None else hparams,
         slots_per_trial=1,
         num_gpus=torch.cuda.device_count(),
         exp_conf=description.get("experiment_config"),
@@ -112,10 +86,8 @@ def load_trial_from_checkpoint_path(
         managed_training=False,
         debug_enabled=False,
     )
-    make: Any = chosen  # its constructor may take more than the context
-    trial: PyTorchTrial[Any] = make(context, **(trial_kwargs or {}))
-    content = read_torch_file(folder / STATE, trust_pickle=trust_pickle, **options)
-    load_weights_into(context.models, content, saved)
+    trial: _TrialT = chosen(context, **(trial_kwargs or {}))  # its constructor may take more than the context
+    load_weights(context.models, saved, {"trust_pickle": trust_pickle, **options})
     return trial
 
 
@@ -124,9 +96,7 @@ def _options_of_load(torch_load_kwargs: dict[str, Any] | None, kwargs: dict[str,
         return torch_load_kwargs or {}
     if torch_load_kwargs is not None:
         given = f"torch_load_kwargs={torch_load_kwargs!r} and {', '.join(kwargs)}"
-        raise ConfigurationError(
-            f"Arguments of torch.load come in two ways: put all of {given} into torch_load_kwargs."
-        )
+        raise ConfigurationError(f"Arguments of torch.load come in two ways: put {given} into torch_load_kwargs.")
     warn_user(
         f"Passing {', '.join(kwargs)} to load_trial_from_checkpoint_path by name is deprecated: pass "
         f"torch_load_kwargs={kwargs!r}.",
@@ -156,20 +126,17 @@ def _describe_trial(folder: Path) -> dict[str, Any]:
 
 
 def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchTrial[Any]]:
-    spec: object = description.get("trial_cls_spec")
-    module, colon, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
-    if not colon:
-        raise _no_class(folder, f"trial_cls_spec {spec!r}")
+    spec: Any = description.get("trial_cls_spec")
     try:
         with _also_importing_from(folder / _CODE):
-            found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+            module, _, name = spec.partition(":")
+            # Not pkgutil.resolve_name, which knows no module with a hyphen, as scripts have.
+            found: Any = attrgetter(name)(importlib.import_module(module))
     except Exception as error:  # what importing a module does is not limited to some kinds of errors
-        raise _no_class(folder, f"{spec}: {type(error).__name__}: {error}") from error
+        raise _no_class(folder, f"trial_cls_spec {spec!r}: {type(error).__name__}: {error}") from error
     candidate: object = found
     if not (isinstance(candidate, type) and issubclass(candidate, PyTorchTrial)):
-        raise _no_class(folder, f"{spec}, which is not a subclass of PyTorchTrial")
+        raise _no_class(folder, f"trial_cls_spec {spec!r}, which is not a subclass of PyTorchTrial")
     trial_class: type[PyTorchTrial[Any]] = found
     return trial_class
 
@@ -177,15 +144,13 @@ def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchT
 @contextmanager
 def _also_importing_from(code: Path) -> Generator[None]:
     """Find modules in a folder too, if it exists, and if they are not found elsewhere."""
-    path = str(code.absolute())
-    if not code.is_dir():
-        yield
-        return
-    sys.path.append(path)
+    added = [str(code.absolute())] if code.is_dir() else []
+    sys.path.extend(added)
     try:
         yield
     finally:
-        sys.path.remove(path)
+        for path in added:
+            sys.path.remove(path)
 
 
 def _no_class(folder: Path, found: str) -> ConfigurationError:

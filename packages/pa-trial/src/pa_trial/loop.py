@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from pa_core.parts import Stage
 from pa_trial.boundaries import Due
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
 from pa_trial.checkpoints import Checkpoints
-from pa_trial.context_parts import ContextParts
+from pa_trial.context_parts import ContextParts, Stage
 from pa_trial.fit_options import CheckpointPolicy, FitOptions
 from pa_trial.reporting import Reporter
 from pa_trial.stop_requests import StopRequests

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from pa_core.parts import warn_user
+from pa_trial.user_warnings import warn_user
 
 
 def create_scaler(device: torch.device) -> torch.amp.GradScaler:

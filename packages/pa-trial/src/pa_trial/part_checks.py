@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from pa_core import ArgumentTypeError
-from pa_core.parts import is_sharded_module, parameters_of, warn_user
+from pa_data.errors import ArgumentTypeError
+from pa_trial._torch import is_sharded_module
 from pa_trial.errors import InvalidExperimentException
+from pa_trial.user_warnings import warn_user
 
 _SHOWN = 4
 
@@ -121,3 +122,9 @@ def _describe_shapes(tensors: Sequence[Tensor]) -> str:
     shown = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:_SHOWN])
     more = f" and {len(tensors) - _SHOWN} more" if len(tensors) > _SHOWN else ""
     return f"of shape {shown}{more}"
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Iterate over the parameters that an optimizer updates, in the order of its groups."""
+    for group in optimizer.param_groups:
+        yield from group["params"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from numpy._core import multiarray  # what arrays are pickled as a call of has no public name
 
-from pa_core.parts import ensure_plain, find_damage
+from pa_checkpoint.torch_states import ensure_plain, find_damage
 from pa_trial.checkpoint_files import damaged
 from pa_trial.errors import InvalidCheckpointException
 
@@ -19,7 +18,7 @@ _KINDS_OF_NUMBERS = "?bBhHiIlLqQefdgFDGSUVMm"
 
 
 def write_torch_file(path: Path, content: dict[str, Any], *, trust_pickle: bool = False) -> None:
-    """Write a file that ``read_torch_file`` can read, and see that it reaches the disk.
+    """Write a file that ``read_torch_file`` can read.
 
     Args:
         path: Where no file is.
@@ -36,8 +35,6 @@ def write_torch_file(path: Path, content: dict[str, Any], *, trust_pickle: bool 
     try:
         with path.open("xb") as file:
             torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
     except RuntimeError as error:  # what torch makes of a full disk
         raise OSError(f"{path} could not be written: {error}") from error
     if not trust_pickle:
@@ -66,16 +63,14 @@ def read_torch_file(path: Path, *, trust_pickle: bool = False, **options: Any) -
     try:
         with torch.serialization.safe_globals(_types_of_numpy()):
             return torch.load(path, **asked)
-    except pickle.UnpicklingError as error:
-        if not asked["weights_only"]:
-            raise damaged(path, f"{type(error).__name__}: {error}") from error
+    except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
+        if not (isinstance(error, pickle.UnpicklingError) and asked["weights_only"]):
+            raise damaged(path, f"{type(error).__name__}: {_first_line(error)}") from error
         raise InvalidCheckpointException(
             "Loading the objects in this checkpoint could run any code, so nothing was loaded.",
             given=f"{path}: {_first_line(error)}",
             do="If you trust whoever wrote the file, pass trust_pickle=True.",
         ) from error
-    except (EOFError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
-        raise damaged(path, f"{type(error).__name__}: {_first_line(error)}") from error
 
 
 def _require_readable(path: Path) -> None:

@@ -6,10 +6,11 @@ import os
 import socket
 
 import torch
+import torch.distributed as dist
 
-from pa_core import ConfigurationError
-from pa_core.distributed import gather_objects, num_processes, rank
-from pa_core.parts import fork_between_collectives, leave_processes_at_exit, process_state, runs_on_gloo
+from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_distributed import gather_objects, prepare_gloo
+from pa_trial.collectives import num_processes, rank
 from pa_trial.distributed_context import DistributedContext
 
 
@@ -35,10 +36,8 @@ def connect_processes(
         raise ConfigurationError(problem, do="Leave distributed out: init() finds the processes itself.")
     if given is not None and given.size > size:
         return None, given  # what does not need the processes connected works; training tells
-    device = process_state().device
-    if runs_on_gloo():
-        leave_processes_at_exit()
-        fork_between_collectives()
+    device = _connect()
+    prepare_gloo()
     if device.type == "mps":  # which has no float64, as NumPy makes it everywhere
         device = torch.device("cpu")
     of_process = {"cuda": None, "cpu": torch.device("cpu")}.get(device.type, device)
@@ -63,3 +62,24 @@ def _describe_processes(max_wait_seconds: float | None) -> DistributedContext:
         chief_ip=os.environ.get("MASTER_ADDR", hosts[0]),
         max_wait_seconds=max_wait_seconds,
     )
+
+
+def _connect() -> torch.device:
+    """Connect the processes that a launcher has started, and return the device of this one."""
+    launched, connected = int(os.environ.get("WORLD_SIZE", "1")), dist.is_available() and dist.is_initialized()
+    if launched > 1 and not connected and "RANK" not in os.environ:
+        raise UnsupportedConfigurationError(
+            "This process was not told which of several processes it is.",
+            given=f"WORLD_SIZE={launched} without RANK",
+            do="Start the script with torchrun or accelerate launch, or unset WORLD_SIZE.",
+        )
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes", "y", "on"}
+    device = torch.device("cpu")
+    if accelerator is not None and not on_cpu:
+        device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
+        if device.type != "mps":
+            torch.accelerator.set_device_index(device)
+    if launched > 1 and not connected:
+        dist.init_process_group(dist.get_default_backend_for_device(device))
+    return device

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from pa_core import CheckpointError, ExplainedError, OtherProcessError
-from pa_core.distributed import gather_objects, num_processes, rank
+from pa_checkpoint import CheckpointError
+from pa_data.errors import ExplainedError
+from pa_distributed import OtherProcessError, gather_objects
+from pa_trial.collectives import num_processes, rank
 from pa_trial.errors import InvalidHP
 
 _T = TypeVar("_T")
@@ -72,5 +74,4 @@ def from_chief(compute: Callable[[], _T], doing: str) -> _T:
     Raises:
         OtherProcessError: As ``of_each_rank``.
     """
-    returned = of_each_rank(lambda: [compute()] if rank() == 0 else [], doing)
-    return returned[0][0]
+    return of_each_rank(lambda: [compute()] if rank() == 0 else [], doing)[0][0]

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pa_core import ArgumentTypeError
+from pa_data.errors import ArgumentTypeError
 from pa_trial.json_values import to_json
 from pa_trial.metric_values import number_of
 from pa_trial.progress import TrialProgress

@@ -31,7 +31,7 @@ def capture(device: torch.device) -> dict[str, Any]:
         ['cpu_rng_state', 'np_rng_state', 'random_rng_state']
     """
     states = capture_rng_state(device)
-    return {name: _without_arrays(states[own]) for name, own in _NAMES.items() if own in states}
+    return {name: _changed(states[own], np.ndarray, torch.tensor) for name, own in _NAMES.items() if own in states}
 
 
 def check(states: Mapping[str, Any]) -> None:
@@ -59,31 +59,16 @@ def restore(states: Mapping[str, Any], device: torch.device) -> None:
         states: What ``capture`` returned there.
         device: The device of this process.
     """
-    restore_rng_state(_of_engine(states), device)
+    restored = {own: states[name] for name, own in _NAMES.items() if states.get(name) is not None}
+    restore_rng_state({**restored, "numpy": _changed(restored["numpy"], Tensor, Tensor.numpy)}, device)
 
 
-def _of_engine(states: Mapping[str, Any]) -> dict[str, Any]:
-    renamed = {own: states[name] for name, own in _NAMES.items() if name in states}
-    if "numpy" in renamed:
-        renamed["numpy"] = _with_arrays(renamed["numpy"])
-    if renamed.get("device") is None:
-        renamed.pop("device", None)
-    return renamed
-
-
-def _without_arrays(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
-    return _mapped(value, _without_arrays)
-
-
-def _with_arrays(value: Any) -> Any:
-    return value.numpy() if isinstance(value, Tensor) else _mapped(value, _with_arrays)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def _changed(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
+    """Return a nested value with what is of a kind changed."""
+    if isinstance(value, kind):
+        return change(value)
     if isinstance(value, dict):
-        return {name: change(item) for name, item in cast("dict[str, Any]", value).items()}
+        return {name: _changed(item, kind, change) for name, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, tuple):
-        return tuple(change(item) for item in cast("Iterable[Any]", value))
+        return tuple(_changed(item, kind, change) for item in cast("Iterable[Any]", value))
     return value

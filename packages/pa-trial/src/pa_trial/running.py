@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 
-from pa_core.parts import (
-    HangDetector,
-    agree_on_integer,
-    describe_arguments,
-    describe_hyperparameters,
-    describe_models,
-    describe_optimizers,
-    ending_process_unless_all_fail,
-    require_same,
-    showing_errors_once,
-)
+from pa_distributed import HangDetector, fail_fast, gather_objects, require_same, showing_errors_once
+from pa_trial.comparison import describe, describe_models, describe_optimizers
 from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidHP
 from pa_trial.fit_options import FitOptions
@@ -34,14 +25,13 @@ def closing_in_order(watch: HangDetector) -> Generator[ExitStack]:
         watch: Tells the other processes of an exception.
     """
     resources = ExitStack()
-    try:
-        with watch.explaining():
-            yield resources
-            resources.close()
-    except BaseException as exception:
-        with ending_process_unless_all_fail(exception):
-            resources.__exit__(type(exception), exception, exception.__traceback__)
-        raise
+
+    def close(exception: BaseException, _lives_on: bool) -> None:
+        resources.__exit__(type(exception), exception, exception.__traceback__)
+
+    with fail_fast(close), watch.explaining():
+        yield resources
+        resources.close()
 
 
 @contextmanager
@@ -54,12 +44,16 @@ def saving_before_invalid_hp(save: Callable[[], None], resources: ExitStack) -> 
         save: Saves, together with all processes.
         resources: What is open.
     """
+
+    def close(_error: BaseException, lives_on: bool) -> None:
+        if not lives_on:
+            resources.close()
+
     try:
         yield
-    except InvalidHP as error:
-        with ending_process_unless_all_fail(error) as all_found_it:
-            if not all_found_it:
-                resources.close()
+    except InvalidHP:
+        with suppress(InvalidHP), fail_fast(close):
+            raise
         save()
         raise
 
@@ -79,7 +73,7 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ()).item())
 
-    def describe() -> dict[str, str]:
+    def describe_all() -> dict[str, str]:
         asked = {name: _comparable(value) for name, value in vars(options).items() if name not in _PATHS}
         context = {
             "trial": type(trial),
@@ -89,10 +83,11 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
             "metric": parts.run_settings.metric,
             "max_checkpoints": parts.run_settings.max_checkpoints,
         }
-        return describe_arguments({**context, **asked})
+        return {name: describe(value) for name, value in {**context, **asked}.items()}
 
     with showing_errors_once():
-        return agree_on_integer(seed, describe, parts.device)
+        require_same(describe_all)
+        return gather_objects(seed)[0]
 
 
 def _comparable(value: object) -> object:
@@ -118,12 +113,11 @@ def require_same_parts(parts: ContextParts, others: Callable[[], dict[str, str]]
         RanksDifferError: They are not the same on all processes.
     """
 
-    def describe() -> dict[str, str]:
+    def describe_all() -> dict[str, str]:
         models = {f"model {index}": model for index, model in enumerate(parts.trained.models)}
         optimizers = {f"optimizer {index}": one for index, one in enumerate(parts.trained.optimizers)}
         schedulers = [type(one).__qualname__ for one in parts.trained.lr_schedulers]
         texts = describe_models(models) | describe_optimizers(optimizers, models)
-        texts |= describe_hyperparameters(optimizers) | {"lr_schedulers": ", ".join(schedulers)}
-        return texts | others()
+        return texts | {"lr_schedulers": ", ".join(schedulers)} | others()
 
-    require_same(describe, parts.device)
+    require_same(describe_all)

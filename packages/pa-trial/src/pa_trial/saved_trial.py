@@ -1,91 +1,23 @@
-"""What a checkpoint tells of itself, read once into records before anything of it is loaded."""
+"""Where the training of a checkpoint stood, as it is stored and as it is read."""
 
 from __future__ import annotations
 
-import platform
-import time
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-import torch
-
-from pa_core.parts import warn_user
-from pa_trial.checkpoint_files import (
-    METADATA,
-    TRIAL_STATE,
-    FileRecord,
-    damaged,
-    digest_of_document,
-    newest_first,
-    read_json,
-    require_intact,
-)
-from pa_trial.errors import InvalidCheckpointException
+from pa_checkpoint import CheckpointInfo
+from pa_trial.checkpoint_files import TRIAL_STATE, damaged
 from pa_trial.progress import TrialProgress
-from pa_trial.rank_outcomes import from_chief
 
 _FORMAT_VERSION = 1
 """Raised when a checkpoint is laid out in a way that earlier releases would misread."""
 
-_DIGEST = "digest"
-"""The entry of the metadata with the digest of all others."""
 
-
-@dataclass(frozen=True, slots=True)
-class Ancestor:
-    """A call of ``fit`` that the present one continues.
-
-    Attributes:
-        fit: Its name.
-        batches_trained: After how many batches its checkpoint was taken that was continued from.
-    """
-
-    fit: str
-    batches_trained: int
-
-
-@dataclass(frozen=True, slots=True)
-class Metadata:
-    """What tells a checkpoint from others.
-
-    Attributes:
-        fit: The call of ``fit`` that saved it.
-        ancestors: The calls that this one continued, the first one first.
-        batches_trained: After how many batches it was taken.
-        num_processes: The number of processes of the training.
-        saved_at: When, in seconds since 1970.
-        files: What the other files were like.
-    """
-
-    fit: str
-    ancestors: tuple[Ancestor, ...]
-    batches_trained: int
-    num_processes: int
-    files: dict[str, FileRecord]
-    saved_at: float = field(default_factory=time.time)
-
-    def document(self) -> dict[str, Any]:
-        """Return it as it is stored."""
-        document: dict[str, Any] = {
-            "pa_trial_version": _version(),
-            "framework": f"torch-{torch.__version__}",
-            "python": platform.python_version(),
-            "format": "pickle",  # as Determined has it, of the file that torch.save writes
-            "format_version": _FORMAT_VERSION,
-            "steps_completed": self.batches_trained,
-            "num_processes": self.num_processes,
-            "saved_at": self.saved_at,
-            "fit": self.fit,
-            "ancestors": [asdict(one) for one in self.ancestors],
-            "files": {name: asdict(record) for name, record in self.files.items()},
-        }
-        return {**document, _DIGEST: digest_of_document(document)}
-
-
-@dataclass(frozen=True, slots=True)
-class SavedTrial:
+class SavedTrial(NamedTuple):
     """A checkpoint that a training can be continued from.
 
     Attributes:
@@ -95,7 +27,8 @@ class SavedTrial:
         digest: Identifies its content.
         num_processes: The number of processes of the training; None if unknown.
         aggregation_frequency: The frequency of the training; None if unknown.
-        metadata: None for a checkpoint of Determined's.
+        calls: The calls of ``fit`` that have led to it, by name: after how many batches each was continued, or, of the
+            last one, saved.
     """
 
     uuid: str
@@ -104,122 +37,69 @@ class SavedTrial:
     digest: str
     num_processes: int | None = None
     aggregation_frequency: int | None = None
-    metadata: Metadata | None = None
+    calls: Mapping[str, int] = MappingProxyType({})
 
 
-def read_metadata(folder: Path) -> Metadata:
-    """Return what a checkpoint tells of itself; of its other files none is read.
+class Lineage(NamedTuple):
+    """A call of ``fit``, and what it continues.
 
-    Args:
-        folder: The checkpoint.
-
-    Raises:
-        InvalidCheckpointException: It is missing, or not as it was written.
+    Attributes:
+        fit: Its name.
+        before: The ``calls`` of the checkpoint that it continues.
+        begun_from: The name of that checkpoint, which others may continue too.
     """
-    path = folder / METADATA
-    document = read_json(path)
-    digest = document.pop(_DIGEST, None)
-    if digest != digest_of_document(document):
-        raise damaged(path, "its digest differs from the one at writing")
-    if (number := document.get("format_version")) != _FORMAT_VERSION:
-        expected = f"format_version {_FORMAT_VERSION}, the only one that this release of pa-trial reads"
-        raise damaged(path, f"format_version {number}", expected)
-    try:
-        return Metadata(
-            fit=document["fit"],
-            ancestors=tuple(Ancestor(**one) for one in document["ancestors"]),
-            batches_trained=document["steps_completed"],
-            num_processes=document["num_processes"],
-            files={name: FileRecord(**one) for name, one in document["files"].items()},
-            saved_at=document["saved_at"],
-        )
-    except (AttributeError, KeyError, TypeError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from error
+
+    fit: str
+    before: Mapping[str, int] = MappingProxyType({})
+    begun_from: str = ""
+
+    def wrote(self, checkpoint: CheckpointInfo) -> bool:
+        """Whether this call saved a checkpoint, or one that it continues did, before it was continued.
+
+        Checkpoints of other trainings in the same folder are not, even of one that has continued from the same one.
+        """
+        limit = {**self.before, self.fit: sys.maxsize}.get(checkpoint.run, -1)
+        return checkpoint.update <= limit and not checkpoint.path.is_symlink()
 
 
-def trial_state_of(progress: TrialProgress, *, aggregation_frequency: int) -> dict[str, Any]:
-    """Return how far a training has come, as it is stored.
+def trial_state_of(
+    progress: TrialProgress, lineage: Lineage, aggregation_frequency: int, num_processes: int
+) -> dict[str, Any]:
+    """Return where a training stands, as it is stored.
 
     Args:
         progress: How far it has come.
+        lineage: Its call of ``fit``.
         aggregation_frequency: The number of batches of an optimizer step.
+        num_processes: The number of its processes.
     """
     return {
-        "trial_id": 0,
-        "batches_trained": progress.batches_trained,
-        "epochs_trained": progress.epochs_trained,
-        "epoch_length": progress.epoch_length,
-        "last_ckpt": progress.batches_trained,
-        "last_val": progress.last_validation,
-        "best_metric": progress.best_metric,
-        "best_batch": progress.best_batch,
-        "seed": progress.seed,
+        "format_version": _FORMAT_VERSION,
+        **asdict(progress),
         "aggregation_frequency": aggregation_frequency,
+        "num_processes": num_processes,
+        "calls": {**lineage.before, lineage.fit: progress.batches_trained},
     }
 
 
-def read_saved_trial(folder: Path, metadata: Metadata) -> SavedTrial:
+def saved_trial(folder: Path, state: Mapping[str, Any], digest: str) -> SavedTrial:
     """Return where the training of a checkpoint stood.
 
     Args:
         folder: The checkpoint, whose files were found intact.
-        metadata: What it tells of itself.
+        state: What ``trial_state_of`` returned.
+        digest: Identifies its content.
 
     Raises:
         InvalidCheckpointException: An entry is missing, or of another kind.
     """
     path = folder / TRIAL_STATE
-    state = read_json(path)
+    if (number := state.get("format_version")) != _FORMAT_VERSION:
+        expected = f"format_version {_FORMAT_VERSION}, the only one that this release of pa-trial reads"
+        raise damaged(path, f"format_version {number}", expected)
     try:
-        batches = state["batches_trained"]
-        progress = TrialProgress(
-            batches_trained=batches,
-            initial_batch=batches,
-            epoch_length=state["epoch_length"],
-            last_checkpoint=batches,
-            last_validation=state["last_val"],
-            best_metric=state["best_metric"],
-            best_batch=state["best_batch"],
-            seed=state["seed"],
-        )
+        progress = TrialProgress(**{one.name: state[one.name] for one in fields(TrialProgress)})
+        others = (state[name] for name in ("num_processes", "aggregation_frequency", "calls"))
+        return SavedTrial(folder.name, folder, progress, digest, *others)
     except KeyError as error:
         raise damaged(path, f"{error} is missing") from error
-    return SavedTrial(
-        uuid=folder.name,
-        path=folder,
-        progress=progress,
-        digest=digest_of_document(metadata.document()["files"]),
-        num_processes=metadata.num_processes,
-        aggregation_frequency=state.get("aggregation_frequency"),
-        metadata=metadata,
-    )
-
-
-def find_newest(checkpoint_dir: Path) -> str | None:
-    """Return the name of the newest checkpoint in a folder that is intact; every process must call this.
-
-    Damaged checkpoints are skipped with a warning. Determined's checkpoints do not count.
-
-    Args:
-        checkpoint_dir: The folder.
-    """
-    return from_chief(lambda: _newest(checkpoint_dir.absolute()), "looking for the newest checkpoint")
-
-
-def _newest(checkpoint_dir: Path) -> str | None:
-    for folder in newest_first(checkpoint_dir):
-        try:
-            metadata = read_metadata(folder)
-            require_intact(folder, metadata.files, metadata.files)
-        except InvalidCheckpointException as error:
-            warn_user(f"{folder} is skipped: {error.given}.")
-        else:
-            return folder.name
-    return None
-
-
-def _version() -> str:
-    try:
-        return version("pa-trial")
-    except PackageNotFoundError:
-        return "unknown"

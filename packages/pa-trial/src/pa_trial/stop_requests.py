@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-from pa_core.distributed import sum_over_processes
-from pa_core.parts import SignalWatch
+from pa_distributed import SignalWatch
+from pa_trial.collectives import sum_over_processes
 from pa_trial.context_parts import ContextParts
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch.distributed.distributed_c10d import Store
 
-from pa_core import OtherProcessError
+from pa_distributed import OtherProcessError
 
 _BYTES_OF_A_PIECE = 2**20
 """A store of torch closes the connection on which more than 8 MiB wait to be taken."""

@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pa_core import ConfigurationError
-from pa_core.parts import store_of_processes
+from pa_data.errors import ConfigurationError
+from pa_trial._torch import store_of_processes
 from pa_trial.errors import InternalException
 
 _SECONDS_UNTIL_FREE = 5.0

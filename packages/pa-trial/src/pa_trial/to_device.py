@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pa_core.parts import warn_user
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
+from pa_trial.user_warnings import warn_user
 
 _DataT = TypeVar("_DataT")
 _KINDS_OF_NUMBERS = frozenset("fciub")

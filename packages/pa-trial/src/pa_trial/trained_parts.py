@@ -13,15 +13,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.utils.hooks import RemovableHandle
 
-from pa_core.distributed import broadcast_weights, rank
-from pa_core.parts import broadcast_tensors, foreach, is_unscaled, parameters_of, require_same, warn_user
+from pa_checkpoint.torch_states import misfit
+from pa_distributed import require_same
 from pa_trial import part_checks
+from pa_trial._torch import foreach, is_unscaled
 from pa_trial.chief_buffers import ChiefBuffers
+from pa_trial.collectives import broadcast, rank
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
 from pa_trial.gradient_exchange import GradientExchange
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.mixed_precision import AutocastHooks, create_scaler
+from pa_trial.part_checks import parameters_of
 from pa_trial.progress import TrialProgress
+from pa_trial.user_warnings import warn_user
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
@@ -115,8 +119,8 @@ class TrainedParts:
             model = model.to(self._device)
             if self._num_processes > 1:
                 part_checks.require_initialized(model)
-                require_same(partial(part_checks.describe_model, model, len(self.models)), self._device)
-                broadcast_weights(model)
+                require_same(partial(part_checks.describe_model, model, len(self.models)))
+                broadcast((*model.parameters(), *model.buffers()))
         self.models.append(model)
         self._register_autocast(model)
         return model
@@ -250,7 +254,7 @@ class TrainedParts:
                 self._register_autocast(model)
         if self._num_processes > 1:
             parameters = list(dict.fromkeys(parameter for model in self.models for parameter in model.parameters()))
-            broadcast_tensors(parameters)  # the trial may have changed them after they were wrapped
+            broadcast(parameters)  # the trial may have changed them after they were wrapped
             self._exchange = GradientExchange(parameters, self._num_processes)
             self._note_unfinished(self._exchange)
             self._buffers = ChiefBuffers(self.models, is_chief=rank() == 0)
@@ -379,15 +383,11 @@ class TrainedParts:
 
     def unfinished_gradients(self) -> list[dict[str, Tensor]]:
         """Return the gradients of this process that no step has used up, by the names of parameters, model by model."""
-        seen: set[int] = set()
-        unfinished: list[dict[str, Tensor]] = []
+        seen, unfinished = set[int](), list[dict[str, Tensor]]()
         for model in self.models:
-            found: dict[str, Tensor] = {}
-            for name, parameter in model.named_parameters():
-                if parameter.grad is not None and id(parameter) not in seen:
-                    found[name] = parameter.grad.detach()
-                seen.add(id(parameter))
-            unfinished.append(found)
+            own = {name: one for name, one in model.named_parameters() if id(one) not in seen}
+            unfinished.append({name: one.grad.detach() for name, one in own.items() if one.grad is not None})
+            seen |= set(map(id, own.values()))
         return unfinished
 
     def load_unfinished_gradients(self, gradients: list[dict[str, Tensor]]) -> None:
@@ -399,8 +399,18 @@ class TrainedParts:
         Raises:
             InvalidCheckpointException: They do not belong to the wrapped models. Nothing was loaded.
         """
-        for parameter, gradient in _match_gradients(self.models, gradients):
-            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+        pairs = list(zip(self.models, gradients, strict=False))
+        found = [misfit(model, {**model.state_dict(), **of_model}, source="checkpoint") for model, of_model in pairs]
+        if len(gradients) != len(self.models) or any(found):
+            raise InvalidCheckpointException(
+                "The gradients of an unfinished group of batches belong to other models.",
+                given="; ".join(filter(None, found)) or f"{len(gradients)} models, not {len(self.models)}",
+                do="Resume with the trial that saved the checkpoint.",
+            )
+        for model, of_model in pairs:
+            for name, gradient in of_model.items():
+                parameter = model.get_parameter(name)
+                parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
         if self._exchange is not None:
             self._note_unfinished(self._exchange)
 
@@ -473,22 +483,3 @@ def _divide_gradients(optimizer: Optimizer, number: int) -> None:
     gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
     if gradients:
         foreach("div_", gradients, number)
-
-
-def _match_gradients(models: list[nn.Module], gradients: list[dict[str, Tensor]]) -> list[tuple[nn.Parameter, Tensor]]:
-    pairs: list[tuple[nn.Parameter, Tensor]] = []
-    misfits: list[str] = [] if len(models) == len(gradients) else [f"{len(gradients)} models, not {len(models)}"]
-    for model, of_model in zip(models, gradients, strict=False):
-        parameters = dict(model.named_parameters())
-        for name, gradient in of_model.items():
-            parameter = parameters.get(name)
-            if parameter is None or parameter.shape != gradient.shape:
-                misfits.append(f"{name} of shape {tuple(gradient.shape)}")
-            else:
-                pairs.append((parameter, gradient))
-    if misfits:
-        raise InvalidCheckpointException(
-            f"The gradients of an unfinished group of batches belong to other models: {', '.join(misfits)}.",
-            do="Resume with the trial that saved the checkpoint.",
-        )
-    return pairs

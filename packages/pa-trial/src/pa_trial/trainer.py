@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from pa_core import ArgumentTypeError
-from pa_core.parts import HangDetector, Stage, warn_user
+from pa_data.errors import ArgumentTypeError
+from pa_distributed import HangDetector
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls, check_callbacks
 from pa_trial.checkpoints import Checkpoints
 from pa_trial.context import PyTorchTrialContext
-from pa_trial.context_parts import ContextParts
+from pa_trial.context_parts import ContextParts, Stage
 from pa_trial.errors import InternalException
 from pa_trial.fit_options import DEFAULT_REPORTING_PERIOD, FitOptions
 from pa_trial.loop import TrainingLoop
@@ -24,6 +24,7 @@ from pa_trial.trial import PyTorchTrial
 from pa_trial.trial_data import TrialData
 from pa_trial.trial_methods import check_trial
 from pa_trial.units import Epoch, TrainUnit
+from pa_trial.user_warnings import warn_user
 from pa_trial.watched_metric import WatchedMetric, choose_watched_metric
 
 

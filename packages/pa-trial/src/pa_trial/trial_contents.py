@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from pa_core.parts import (
-    COMPILED,
-    SavedModel,
-    capture_model,
-    copy_weights,
-    differences_of_weights,
-    list_differences,
-    load_optimizer_state,
-    misfit_of_optimizer,
-    misfit_of_scheduler,
-    restore_models,
-    warn_user,
-    without_foreign_entries,
-)
+from pa_checkpoint.torch_states import AllOrNothing, SavedModel, misfit
 from pa_trial import rng_states
+from pa_trial._torch import COMPILED
 from pa_trial.callback import PyTorchCallback
+from pa_trial.checkpoint_files import STATE
 from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidCheckpointException
+from pa_trial.plain_files import read_torch_file
 from pa_trial.saved_trial import SavedTrial
+from pa_trial.user_warnings import warn_user
 
 MODELS, OPTIMIZERS, SCHEDULERS = "models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"
 CALLBACKS, SCALER, RNG = "callbacks", "scaler_state_dict", "rng_state"
@@ -47,16 +37,12 @@ def capture_trial(parts: ContextParts, callbacks: Mapping[str, PyTorchCallback])
         parts: The parts of the trial's context.
         callbacks: The chief's, by name.
     """
-    trained = parts.trained
-    content: dict[str, Any] = {
-        MODELS: [model.state_dict() for model in trained.models],
-        OPTIMIZERS: [optimizer.state_dict() for optimizer in trained.optimizers],
-        SCHEDULERS: [scheduler.state_dict() for scheduler in trained.lr_schedulers],
-        CALLBACKS: {name: callback.state_dict() for name, callback in callbacks.items()},
-        BESIDE_WEIGHTS: [_beside_weights(model) for model in trained.models],
-    }
-    if trained.scaler is not None:
-        content[SCALER] = trained.scaler.state_dict()
+    models, scaler = parts.trained.models, parts.trained.scaler
+    content: dict[str, Any] = {name: [one.state_dict() for one in targets] for name, targets in _targets(parts).items()}
+    content[CALLBACKS] = {name: callback.state_dict() for name, callback in callbacks.items()}
+    content[BESIDE_WEIGHTS] = [SavedModel.of(model)._replace(weights={})._asdict() for model in models]
+    if scaler is not None:
+        content[SCALER] = scaler.state_dict()
     return content
 
 
@@ -67,8 +53,7 @@ def capture_process(parts: ContextParts) -> dict[str, Any]:
         parts: The parts of the trial's context.
     """
     content: dict[str, Any] = {RNG: rng_states.capture(parts.device)}
-    gradients = parts.trained.unfinished_gradients()
-    if any(gradients):
+    if any(gradients := parts.trained.unfinished_gradients()):
         content[GRADIENTS] = gradients
     if parts.num_processes > 1 and parts.trained.gradients_in_progress():
         content[BUFFERS] = [dict(model.named_buffers()) for model in parts.trained.models]
@@ -87,24 +72,14 @@ def require_fit(parts: ContextParts, content: Mapping[str, Any], own: Mapping[st
     Raises:
         InvalidCheckpointException: The checkpoint belongs to another trial, or the trial was changed.
     """
-    trained = parts.trained
-    for model, weights in zip(trained.models, _states(content, MODELS, trained.models, saved), strict=True):
-        _require_weights(model, weights, saved)
-    for number, (optimizer, state) in enumerate(
-        zip(trained.optimizers, _states(content, OPTIMIZERS, trained.optimizers, saved), strict=True)
-    ):
-        _require_no_misfit(f"optimizer {number}", optimizer, misfit_of_optimizer(optimizer, state), saved)
-    for number, (wrapped, state) in enumerate(
-        zip(trained.lr_schedulers, _states(content, SCHEDULERS, trained.lr_schedulers, saved), strict=True)
-    ):
-        misfit = misfit_of_scheduler(wrapped.scheduler, state)
-        _require_no_misfit(f"LR scheduler {number}", wrapped.scheduler, misfit, saved)
+    for name, targets in _targets(parts).items():
+        _require_states(name, targets, content, saved)
     _require_same_groups(parts, own, saved)
     if RNG in own:
         try:
             rng_states.check(own[RNG])
         except ValueError as error:
-            raise _unfit(saved, f"rng_state: {error}", "the RNG states of a process") from error
+            raise _refusal(saved, f"rng_state: {error}", "the RNG states of a process") from error
 
 
 def take_over(
@@ -126,19 +101,15 @@ def take_over(
     Raises:
         InvalidCheckpointException: A model does not take its extra state.
     """
-    trained = parts.trained
-    with ExitStack() as undo:
-        _load_models(trained.models, content, undo)
-        for optimizer, state in zip(trained.optimizers, content[OPTIMIZERS], strict=True):
-            undo.callback(optimizer.load_state_dict, optimizer.state_dict())
-            load_optimizer_state(optimizer, copy.deepcopy(state))
-        for wrapped, state in zip(trained.lr_schedulers, content[SCHEDULERS], strict=True):
-            undo.callback(wrapped.load_state_dict, copy.deepcopy(wrapped.state_dict()))
-            wrapped.load_state_dict(copy.deepcopy(without_foreign_entries(wrapped.scheduler, state)))
+    with AllOrNothing() as loading:
+        _load_models(parts.trained.models, {**content, **own}, loading)
+        for name in (OPTIMIZERS, SCHEDULERS):
+            for target, state in zip(_targets(parts)[name], content[name], strict=True):
+                loading.load(target, copy.deepcopy(state), partial(_unfit, saved, name, target))
         _load_scaler(parts, content)
-        _load_process(parts, own)
+        if GRADIENTS in own:
+            parts.trained.load_unfinished_gradients(own[GRADIENTS])
         _load_callbacks(parts, callbacks, content)
-        undo.pop_all()
     # Last, so that what callbacks draw when they load is drawn before, and not missing afterwards.
     if RNG in own:
         rng_states.restore(own[RNG], parts.device)
@@ -146,23 +117,21 @@ def take_over(
         _warn(parts, "The checkpoint has no RNG state, so the current one is kept.")
 
 
-def load_weights_into(models: Sequence[nn.Module], content: Mapping[str, Any], saved: SavedTrial) -> None:
-    """Load the weights of all models, and nothing else.
+def load_weights(models: Sequence[nn.Module], saved: SavedTrial, options: Mapping[str, Any]) -> None:
+    """Load the weights of all models from a checkpoint, and nothing else.
 
     Args:
         models: The models that are wrapped.
-        content: What the checkpoint holds.
-        saved: What it tells of itself.
+        saved: What the checkpoint tells of itself.
+        options: The arguments of ``read_torch_file``.
 
     Raises:
         InvalidCheckpointException: They belong to other models. Nothing was loaded.
     """
-    weights = _states(content, MODELS, models, saved)
-    for model, state in zip(models, weights, strict=True):
-        _require_weights(model, state, saved)
-    with ExitStack() as undo:
-        _load_models(models, {MODELS: weights}, undo)
-        undo.pop_all()
+    content = read_torch_file(saved.path / STATE, **options)
+    _require_states(MODELS, models, content, saved)
+    with AllOrNothing() as loading:
+        _load_models(models, {MODELS: content[MODELS]}, loading)
 
 
 def fitted_weights(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,8 +146,6 @@ def fitted_weights(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, An
         {'weight': 1}
     """
     own = list(model.state_dict())
-    if set(own) == set(weights):
-        return dict(weights)
     plain = {_plain_name(name): value for name, value in weights.items()}
     if len(plain) < len(weights) or set(plain) != {_plain_name(name) for name in own}:
         return dict(weights)
@@ -192,37 +159,26 @@ def _plain_name(name: str) -> str:
     return ".".join(parts)
 
 
-def _beside_weights(model: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in capture_model(model).items() if name != "weights"}
+def _targets(parts: ContextParts) -> dict[str, Sequence[Any]]:
+    """The objects of a trial that have states, in the order in which they were wrapped."""
+    trained = parts.trained
+    schedulers = [wrapped.scheduler for wrapped in trained.lr_schedulers]
+    return {MODELS: trained.models, OPTIMIZERS: trained.optimizers, SCHEDULERS: schedulers}
 
 
-def _states(
-    content: Mapping[str, Any], name: str, targets: Sequence[object], saved: SavedTrial
-) -> list[dict[str, Any]]:
-    """The states of that name, one for each target."""
+def _require_states(name: str, targets: Sequence[Any], content: Mapping[str, Any], saved: SavedTrial) -> None:
+    """Raise an error unless there is one fitting state for each target."""
     found: object = content.get(name)
     if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in cast("list[object]", found)):
-        raise _unfit(saved, f"{name} is not a list of states", "the content of a trial's checkpoint")
+        raise _refusal(saved, f"{name} is not a list of states", "the content of a trial's checkpoint")
     states = cast("list[dict[str, Any]]", found)
     if len(states) != len(targets):
         kinds = ", ".join(type(one).__name__ for one in targets) or "none"
-        raise _unfit(saved, f"{name} of {len(states)} objects", f"of {len(targets)}, as the trial has: {kinds}")
-    return states
-
-
-def _require_weights(model: nn.Module, weights: Mapping[str, Any], saved: SavedTrial) -> None:
-    differences = differences_of_weights(model, fitted_weights(model, weights), "checkpoint")
-    if differences:
-        raise _unfit(
-            saved,
-            f"{type(model).__name__} with {list_differences(differences.values())}",
-            "the names and shapes of the model",
-        )
-
-
-def _require_no_misfit(name: str, target: object, misfit: str | None, saved: SavedTrial) -> None:
-    if misfit is not None:
-        raise _unfit(saved, f"{name}: {misfit}", f"a state of {type(target).__name__}, as the trial has")
+        raise _refusal(saved, f"{name} of {len(states)} objects", f"of {len(targets)}, as the trial has: {kinds}")
+    for target, state in zip(targets, states, strict=True):
+        fitted = fitted_weights(target, state) if name == MODELS else state
+        if (problem := misfit(target, fitted, source="checkpoint")) is not None:
+            raise _unfit(saved, name, target, problem)
 
 
 def _require_same_groups(parts: ContextParts, own: Mapping[str, Any], saved: SavedTrial) -> None:
@@ -236,14 +192,15 @@ def _require_same_groups(parts: ContextParts, own: Mapping[str, Any], saved: Sav
         )
 
 
-def _load_models(models: Sequence[nn.Module], content: Mapping[str, Any], undo: ExitStack) -> None:
+def _load_models(models: Sequence[nn.Module], content: Mapping[str, Any], loading: AllOrNothing) -> None:
     beside: list[dict[str, Any]] = content.get(BESIDE_WEIGHTS, [{}] * len(models))
+    buffers: list[dict[str, Any]] = content.get(BUFFERS, [{}] * len(models))
     saved: dict[str, SavedModel] = {}
-    for number, (model, weights, rest) in enumerate(zip(models, content[MODELS], beside, strict=True)):
-        undo.callback(copy_weights(model))
-        others, trainable = rest.get("other_buffers", {}), rest.get("trainable", {})
-        saved[str(number)] = SavedModel(fitted_weights(model, weights), others, trainable)
-    restore_models({str(number): model for number, model in enumerate(models)}, saved)
+    for number, (model, weights) in enumerate(zip(models, content[MODELS], strict=True)):
+        loading.keep_weights(model)
+        others = {**beside[number].get("other_buffers", {}), **buffers[number]}
+        saved[str(number)] = SavedModel(fitted_weights(model, weights), others, beside[number].get("trainable", {}))
+    loading.load_models({str(number): model for number, model in enumerate(models)}, saved)
 
 
 def _load_scaler(parts: ContextParts, content: Mapping[str, Any]) -> None:
@@ -256,32 +213,13 @@ def _load_scaler(parts: ContextParts, content: Mapping[str, Any]) -> None:
         _warn(parts, "The checkpoint has no state of a gradient scaler: the scaler of the trial starts from scratch.")
 
 
-def _load_process(parts: ContextParts, own: Mapping[str, Any]) -> None:
-    if BUFFERS in own:
-        for model, saved in zip(parts.trained.models, own[BUFFERS], strict=True):
-            _copy_buffers(dict(model.named_buffers()), saved)
-    if GRADIENTS in own:
-        parts.trained.load_unfinished_gradients(own[GRADIENTS])
-
-
-def _copy_buffers(buffers: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, value in saved.items():
-            if name in buffers and buffers[name].shape == value.shape:
-                buffers[name].copy_(value)
-
-
 def _load_callbacks(parts: ContextParts, callbacks: Mapping[str, PyTorchCallback], content: Mapping[str, Any]) -> None:
     states: Mapping[str, Any] = content.get(CALLBACKS, {})
     for name, callback in callbacks.items():
         if name in states:
             callback.load_state_dict(states[name])
-        elif _overrides(type(callback).load_state_dict):
+        elif type(callback).load_state_dict is not PyTorchCallback.load_state_dict:
             _warn(parts, f"The checkpoint has no state of the callback {name!r}, which starts from scratch.")
-
-
-def _overrides(load_state_dict: Callable[..., None]) -> bool:
-    return load_state_dict is not PyTorchCallback.load_state_dict
 
 
 def _warn(parts: ContextParts, message: str) -> None:
@@ -289,7 +227,12 @@ def _warn(parts: ContextParts, message: str) -> None:
         warn_user(message)
 
 
-def _unfit(saved: SavedTrial, found: str, expected: str) -> InvalidCheckpointException:
+def _unfit(saved: SavedTrial, name: str, target: object, found: str) -> InvalidCheckpointException:
+    kind = type(target).__name__
+    return _refusal(saved, f"{name}, of {kind}: {found}", f"a state of {kind}, as the trial has")
+
+
+def _refusal(saved: SavedTrial, found: str, expected: str) -> InvalidCheckpointException:
     return InvalidCheckpointException(
         "The checkpoint does not fit the trial. Nothing was loaded.",
         given=f"{saved.path}: {found}",

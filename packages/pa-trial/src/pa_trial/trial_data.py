@@ -10,10 +10,10 @@ from typing import Any, Protocol, cast
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler
 
-from pa_core import ConfigurationError, UnsupportedConfigurationError, gather_objects
-from pa_core.parts import loader_parts, set_epoch
-from pa_data import RequestedDataLoader
+from pa_data import RequestedDataLoader, loader_parts, set_epoch
+from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_data.rng import extend_key, mix
+from pa_distributed import gather_objects
 from pa_trial.data_loader import DataLoader
 from pa_trial.errors import EmptyLoaderError, UsageError
 

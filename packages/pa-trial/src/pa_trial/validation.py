@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from pa_core import gather_objects
+from pa_distributed import gather_objects
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
 from pa_trial.context_parts import ContextParts

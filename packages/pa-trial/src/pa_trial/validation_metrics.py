@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pa_core import ArgumentTypeError
+from pa_data.errors import ArgumentTypeError
 from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException
 from pa_trial.json_values import to_json
 from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host, to_host, to_result

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from pa_core import ArgumentTypeError
-from pa_core.parts import warn_user
+from pa_data.errors import ArgumentTypeError
 from pa_trial.errors import InvalidExperimentException
 from pa_trial.metric_values import number_of
 from pa_trial.progress import TrialProgress
 from pa_trial.types import Metrics
+from pa_trial.user_warnings import warn_user
 
 
 class WatchedMetric:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
-from pa_core import ArgumentTypeError, ConfigurationError, gather_objects
+from pa_data.errors import ArgumentTypeError, ConfigurationError
+from pa_distributed import gather_objects
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
 from pa_trial.context_parts import ContextParts

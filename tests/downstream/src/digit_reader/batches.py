@@ -54,6 +54,5 @@ class Digits(Dataset[Digit]):
 def collate(digits: list[Digit]) -> DigitBatch:
     """Make a batch of digits."""
     return DigitBatch(
-        pixels=torch.stack([digit.pixels for digit in digits]),
-        labels=torch.tensor([digit.label for digit in digits]),
+        pixels=torch.stack([digit.pixels for digit in digits]), labels=torch.tensor([digit.label for digit in digits])
     )

@@ -18,7 +18,7 @@ from pa_core.callbacks.best_metric import (
     watched_value,
 )
 from pa_core.checkpoint import read_checkpoint
-from pa_core.distributed.rank_messages import raise_on_all
+from pa_core.distributed.collectives import raise_on_all
 from pa_core.errors import CheckpointError, ConfigurationError
 
 

@@ -13,11 +13,17 @@ from typing_extensions import override
 
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.callbacks.signal_watch import SignalWatch
 from pa_core.callbacks.uploads import Uploads, check_upload_arguments, warn_that_it_continues
-from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError
+from pa_core.errors import (
+    CheckpointError,
+    ConfigurationError,
+    NonFiniteLossError,
+    TrainingPreempted,
+    as_configuration_error,
+)
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
+from pa_distributed import SignalWatch
 
 
 class SaveTrainingStateCallback(TrainerCallback):
@@ -111,7 +117,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.upload_to: str | None = upload_to
         self.upload_errors: Literal["warn", "raise"] = upload_errors
         self._signals = tuple(stop_on_signals)
-        SignalWatch(self._signals, lambda: None)  # refuses what is no signal
+        with as_configuration_error():
+            SignalWatch(self._signals, lambda: None)  # refuses what is no signal
         self._folder: Path = self.save_dir
         self._last_sequence = 0
         self._last_save = 0.0
@@ -132,7 +139,8 @@ class SaveTrainingStateCallback(TrainerCallback):
             if continued is not None:
                 self._tidy_up(continued)
         self._last_save = time.monotonic()
-        trainer.enter_run_context(SignalWatch(self._signals, trainer.request_preemption))
+        with as_configuration_error():
+            trainer.enter_run_context(SignalWatch(self._signals, trainer.request_preemption, ends_by=TrainingPreempted))
         if self.upload_to is not None:
             # Left before the signals are: none ends the process while it waits for the last state to be sent.
             uploads = Uploads(self.upload_to, self.max_checkpoints, self.upload_errors, trainer.print)

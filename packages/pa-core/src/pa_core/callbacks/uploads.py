@@ -11,11 +11,12 @@ from typing import Literal, Self
 
 from pa_checkpoint import CheckpointError, CheckpointNotFoundError, RemoteFolder
 from pa_core import distributed
-from pa_core.distributed.rank_messages import do_while_others_wait, raise_on_all, wait_together
+from pa_core.distributed.collectives import raise_on_all
 from pa_core.errors import ConfigurationError, TrainingPreempted
 from pa_core.storage import StateFolder
 from pa_core.storage.urls import url_of
 from pa_core.user_warnings import warn_user
+from pa_distributed import do_while_others_wait
 
 _SECONDS_WITHOUT_A_WORD = 2.0
 
@@ -163,7 +164,7 @@ class Uploads:
             return
         self.retry()
         self._wait()
-        wait_together()
+        do_while_others_wait(None)
         if exception is None and self._errors == "raise":
             raise_on_all(next(iter(self._take_problems()), None))
         self._warn_of_problems()

@@ -25,8 +25,6 @@ from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.default_step import require_count
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
-from pa_core.distributed.failures import showing_errors_once
-from pa_core.distributed.hang_detector import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.loop import Loop, Steps
@@ -49,6 +47,7 @@ from pa_core.types import (
     TensorsT,
 )
 from pa_data.orders import Order
+from pa_distributed import showing_errors_once
 
 _T = TypeVar("_T")
 
@@ -196,7 +195,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         watch_metric: str | None = None,
         mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
         cpu: bool | None = None,
-        max_wait_seconds: float | None = DEFAULT_MAX_WAIT_SECONDS,
+        max_wait_seconds: float | None = 600.0,
         create_optimizer_fn: Callable[[ModelT_co], Optimizer] | Mapping[str, Callable[[Any], Optimizer]] | None = None,
         order: Order | None = None,
         max_updates_per_batch: int | None = None,

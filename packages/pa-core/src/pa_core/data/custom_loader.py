@@ -14,7 +14,7 @@ from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 from pa_core.model_tensors import supports_state_dict
 from pa_core.types import SizedIterable
-from pa_data import KeyedDataLoader
+from pa_data import KeyedDataLoader, loader_parts
 
 
 def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLoader[Any]:
@@ -110,41 +110,6 @@ def is_keyed(loader: object) -> TypeIs[KeyedDataLoader[Any]]:
 def is_dataloader(loader: object) -> TypeIs[DataLoader[Any]]:
     """Whether this is any ``torch.utils.data.DataLoader``."""
     return isinstance(loader, DataLoader)
-
-
-def loader_parts(loader: object) -> dict[str, Any]:
-    """Return a loader and what it draws its batches from, each once, by the path that leads there.
-
-    Args:
-        loader: Any iterable.
-
-    Example:
-        >>> from torch.utils.data import DataLoader
-        >>> list(loader_parts(DataLoader(range(8), batch_size=4)))
-        ['loader', 'loader.sampler', 'loader.batch_sampler', 'loader.dataset']
-    """
-    found: dict[str, Any] = {}
-    waiting: list[tuple[str, object]] = [("loader", loader)]
-    while waiting:
-        path, part = waiting.pop(0)
-        if part is None or any(part is other for other in found.values()):
-            continue
-        found[path] = part
-        waiting += [(f"{path}.{name}", getattr(part, name, None)) for name in ("sampler", "batch_sampler", "dataset")]
-    return found
-
-
-def set_epoch(loader: object, epoch: int) -> None:
-    """Tell a loader, its samplers and its dataset which epoch begins, where they have a ``set_epoch`` for it.
-
-    Args:
-        loader: A custom data loader.
-        epoch: The number of the epoch, from 0.
-    """
-    for part in loader_parts(loader).values():
-        method = getattr(part, "set_epoch", None)
-        if callable(method):
-            method(epoch)
 
 
 def length_of_dataset(loader: object) -> int | None:

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, cast
 from torch.utils.data import DataLoader, IterableDataset
 
 from pa_core.data.batch_count import require_same_lengths
-from pa_core.data.custom_loader import describe_loader, length_of_dataset, loader_parts
+from pa_core.data.custom_loader import describe_loader, length_of_dataset
 from pa_core.distributed import gather_objects
 from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
+from pa_data import loader_parts
 
 _LIBRARIES_THAT_DIVIDE = {"datasets", "torchdata", "webdataset"}
 

@@ -5,7 +5,6 @@ Everything here works without a trainer, and on one process without a process gr
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +17,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
+import pa_distributed
 from pa_core import _accelerate
 from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.model_tensors import buffers_of_module, is_sharded, parameters_of_module, reshard
 from pa_core.types import TensorsT
+from pa_distributed import prepare_gloo
 
 _R = TypeVar("_R")
 
@@ -51,34 +52,13 @@ def _is_alone() -> bool:
         return True
     _accelerate.process_state()
     if num_processes() > 1:
-        if runs_on_gloo():
-            leave_processes_at_exit()
+        prepare_gloo()
         return False
     raise UnsupportedConfigurationError(
         "This process is not connected with the others that were launched.",
         given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
         do="Make the trainer, or call this, before PartialState() or Accelerator() of accelerate.",
     )
-
-
-def leave_processes_at_exit() -> None:
-    """Make this process leave the others in order when it ends; for gloo.
-
-    Threads of gloo that are still alive then abort some processes after their work is done, with an exit status that
-    tells the launcher of a failure. Other backends are left alone: leaving may wait for what runs on the device.
-    """
-    atexit.unregister(_leave_processes)
-    atexit.register(_leave_processes)
-
-
-def runs_on_gloo() -> bool:
-    """Whether there are several processes, which communicate by threads of gloo."""
-    return num_processes() > 1 and dist.get_backend() == "gloo"
-
-
-def _leave_processes() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def sum_over_processes(values: Tensor) -> Tensor:
@@ -354,8 +334,15 @@ def gather_objects(value: _R) -> list[_R]:
         >>> gather_objects({"samples": 12})
         [{'samples': 12}]
     """
-    if _is_alone():
-        return [value]
-    gathered: list[Any] = [None] * num_processes()
-    _collectives.all_gather_object(gathered, value)
-    return gathered
+    return [value] if _is_alone() else pa_distributed.gather_objects(value)
+
+
+def raise_on_all(problem: Exception | None) -> None:
+    """Raise what one process has met on all of them; every process must call this.
+
+    Args:
+        problem: What this process has met.
+    """
+    for error in gather_objects(problem):
+        if error is not None:
+            raise error

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import functools
-import os
-import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from contextvars import ContextVar
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple, overload
 
 from pa_core import _accelerate
-from pa_core.distributed.collectives import (
-    gather,
-    gather_objects,
-    leave_processes_at_exit,
-    num_processes,
-    runs_on_gloo,
-)
-from pa_core.errors import ConfigurationError, OtherProcessError, StopTrainingError, UnsupportedConfigurationError
+from pa_core.distributed.collectives import gather, num_processes
+from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
+from pa_distributed import apart, is_apart, prepare_gloo, rank_zero_first, rank_zero_only
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _Arguments = TypeVarTuple("_Arguments")
-
-_is_apart: ContextVar[bool] = ContextVar("_is_apart", default=False)
-"""Whether this process is where the others are not, so that nobody may wait for anybody."""
 
 
 def prepare_process(accelerator: _accelerate.AcceleratorLike) -> None:
@@ -41,9 +29,7 @@ def prepare_process(accelerator: _accelerate.AcceleratorLike) -> None:
     if num_processes() == 1:
         return
     _accelerate.replace_gather(accelerator, gather)
-    if runs_on_gloo():
-        leave_processes_at_exit()
-        fork_between_collectives()
+    prepare_gloo()
 
 
 def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -60,7 +46,7 @@ def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
         >>> download()
         'downloaded once, and there for all that follows'
     """
-    return _waited_for_by_others(lambda state: state.is_main_process, function)
+    return _after_connecting(rank_zero_only(no_failure=(StopTrainingError,))(function))
 
 
 def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -73,7 +59,7 @@ def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
         >>> unpack()
         'unpacked once on each machine'
     """
-    return _waited_for_by_others(lambda state: state.is_local_main_process, function)
+    return _after_connecting(rank_zero_only(local=True, no_failure=(StopTrainingError,))(function))
 
 
 class BlockOrDecorator(AbstractContextManager[None], Protocol):
@@ -113,7 +99,7 @@ def local_process_zero_first(
         >>> load()
         'downloaded once, then loaded by all'
     """
-    block = _first_then_others(lambda state: state.is_local_main_process)
+    block = _first_after_connecting(local=True)
     return block if function is None else block(function)
 
 
@@ -127,7 +113,7 @@ def world_process_zero_first() -> BlockOrDecorator:
         ...     print("written to a shared disk, then read by all")
         written to a shared disk, then read by all
     """
-    return _first_then_others(lambda state: state.is_main_process)
+    return _first_after_connecting(local=False)
 
 
 def run_if(applies: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -165,7 +151,7 @@ def require_all_processes(caller: str) -> None:
     Raises:
         ConfigurationError: This process runs a function for the others, or before them.
     """
-    if num_processes() > 1 and _is_apart.get():
+    if num_processes() > 1 and is_apart():
         raise ConfigurationError(
             f"This process would wait for others that are not going to come: {caller} in a function or block that the "
             "other processes do not run now. Call it before or after."
@@ -173,55 +159,19 @@ def require_all_processes(caller: str) -> None:
 
 
 @contextmanager
-def _first_then_others(is_first_of: Callable[[_accelerate.ProcessState], bool]) -> Generator[None]:
-    state = _accelerate.process_state()
-    is_first = is_first_of(state)
-    waits = not _is_apart.get()
-    if waits and not is_first:
-        state.wait_for_everyone()
-    try:
-        with apart():
-            yield
-    finally:
-        # Also when the block raised: the others must not wait for a process that has given up.
-        if waits and is_first:
-            state.wait_for_everyone()
-
-
-def _waited_for_by_others(
-    runs_on: Callable[[_accelerate.ProcessState], bool], function: Callable[_P, _R]
-) -> Callable[_P, _R | None]:
-    """Make a function run on some processes; all leave it together, and fail if it failed on one."""
-
-    @functools.wraps(function)
-    def on_some(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
-        state = _accelerate.process_state()  # connects the processes
-        waits = num_processes() > 1 and not _is_apart.get()
-        try:
-            result = run_if(runs_on(state), function)(*args, **kwargs)
-        except BaseException as error:
-            if waits:
-                with suppress(Exception):  # the others may have ended, and this error tells more
-                    gather_objects(not isinstance(error, StopTrainingError))
-            raise
-        if waits and any(gather_objects(False)):
-            raise OtherProcessError(
-                "A function that this process waited for has failed on the first process, of the run or of a machine. "
-                "See the traceback of that process."
-            )
-        return result
-
-    return on_some
-
-
-@contextmanager
-def apart() -> Generator[None]:
-    """Within the context, this process is where the others are not, and nobody may wait for anybody."""
-    token = _is_apart.set(True)
-    try:
+def _first_after_connecting(*, local: bool) -> Generator[None]:
+    _accelerate.process_state()
+    with rank_zero_first(local=local):
         yield
-    finally:
-        _is_apart.reset(token)
+
+
+def _after_connecting(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    @functools.wraps(function)
+    def connected(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        _accelerate.process_state()
+        return function(*args, **kwargs)
+
+    return connected
 
 
 @overload
@@ -263,59 +213,3 @@ def notebook_launcher(
             do="Restart the kernel, and make the trainer inside the function.",
         )
     _accelerate.launch_in_notebook(function, args, num_processes=num_processes, **kwargs)
-
-
-_SECONDS_TO_WAIT = 1.0
-"""How long a fork waits at most for threads that a busy machine keeps from running."""
-
-_THREADS = Path("/proc/self/task")
-_GLOO = "pt_gloo_runloop"
-_TELLING = ("State:", "voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
-_SECONDS_BETWEEN_LOOKS = 0.0005
-
-
-@functools.cache
-def fork_between_collectives() -> None:
-    """Have every later fork of this process wait until the threads of gloo have nothing left to do.
-
-    Loaders fork that start their workers in the middle of a run. After each collective on tensors that Python knows, a
-    thread of gloo takes Python's lock to give them back, and holds the list of Python's threads locked for a moment.
-    CPython 3.11 copies that lock with the fork, locked as it is, and then waits for it in the child for ever: the
-    worker never comes to life, and the run stands still. On two busy cores it took a minute or two of training with
-    forks in each epoch.
-
-    Elsewhere than on Linux, where nothing tells what a thread does, forks stay as they are.
-    """
-    if _THREADS.is_dir():
-        os.register_at_fork(before=_wait_for_gloo)
-
-
-def _wait_for_gloo() -> None:
-    """Wait until no thread of gloo has done anything while it could have had Python's lock.
-
-    That one sleeps tells nothing: it may be waiting for the lock, to continue with the next tensor once it has it.
-    """
-    give_up = time.monotonic() + _SECONDS_TO_WAIT
-    before: dict[str, str] = {}
-    now = _gloo_threads()
-    while (
-        now and (now != before or not all("(sleeping)" in one for one in now.values())) and time.monotonic() < give_up
-    ):
-        time.sleep(_SECONDS_BETWEEN_LOOKS)  # gives Python's lock to whoever waits for it
-        before, now = now, _gloo_threads()
-
-
-def _gloo_threads() -> dict[str, str]:
-    """What each thread of gloo is doing, and how often it has been switched to."""
-    return {
-        thread.name: "".join(line for line in _read(thread / "status").splitlines() if line.startswith(_TELLING))
-        for thread in _THREADS.iterdir()
-        if _read(thread / "comm").startswith(_GLOO)
-    }
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:  # the thread has ended
-        return ""

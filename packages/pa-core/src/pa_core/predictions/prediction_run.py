@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,10 +20,7 @@ from pa_core.data.custom_loader import is_dataloader
 from pa_core.data.data_arguments import GivenData
 from pa_core.data.loaders import Loaders
 from pa_core.default_step import name_step
-from pa_core.distributed import processes
 from pa_core.distributed.collectives import gather_objects, num_processes, rank, sum_over_processes
-from pa_core.distributed.comparison import require_same
-from pa_core.distributed.rank_messages import coming_together, do_while_others_wait
 from pa_core.errors import ConfigurationError
 from pa_core.predictions.types import PieceWriter
 from pa_core.rank_checks import digest_of_weights
@@ -31,6 +28,7 @@ from pa_core.run_config import check_count
 from pa_data import KeyedDataLoader, count_samples, move_to_device
 from pa_data.orders import EpochOrder, Order
 from pa_data.rng import mix, restored_rng_states, seed_rng
+from pa_distributed import RankMessages, apart, do_while_others_wait, require_same
 
 _BATCHES = -3  # extends the seed for what is drawn in predict_batch; datasets draw by the index of the sample
 _FIXED = ("sampler", "batch_sampler", "shuffle", "drop_last", "algorithm", "split", "seed", "rank", "num_processes")
@@ -132,14 +130,14 @@ class PredictionRun:
         # In the last step, a process for which no batch is left repeats the last one, which nobody is given twice.
         predicted = self._predicted([min(start + rank(), num_batches - 1) for start in starts])
         with self.running(self):
-            require_same(self._identity, self.trainer.device)
+            require_same(self._identity)
             self._call_event(TrainerCallback.on_prediction_run_start, num_batches=len(starts))
             for start in starts:
                 if self._first_stops(False):
                     break
                 gathered = _gather_on_first(next(predicted)[1])
                 try:
-                    with processes.apart():
+                    with apart():
                         yield from gathered[: num_batches - start]
                 except GeneratorExit:
                     if start < starts[-1]:
@@ -159,11 +157,11 @@ class PredictionRun:
         """
         with self.running(self), closing(writer):
             identity = self._identity()
-            require_same(lambda: identity, self.trainer.device)
+            require_same(identity)
             open_writer = partial(writer.open, identity, partial(self.trainer.print, flush=True))
             do_while_others_wait(open_writer if rank() == 0 else None)
             do_while_others_wait(None if rank() == 0 else open_writer)
-            with coming_together():
+            with _coming_together():
                 pieces = gather_objects(writer.missing)[0][rank() :: num_processes()]
                 numbers = [start // self.batch_size for piece in pieces for start in piece[:: self.batch_size]]
                 # The others of a sharded model need this process in each forward pass: it repeats the first batch.
@@ -226,3 +224,21 @@ def _gather_on_first(predictions: object) -> list[Any]:
     gathered: list[Any] = [None] * num_processes() if rank() == 0 else []
     _collectives.gather_object(predictions, gathered or None)
     return gathered
+
+
+@contextmanager
+def _coming_together() -> Generator[None]:
+    """At the end of the context, wait until all processes have come there, unless an error ends it on one of them.
+
+    Raises:
+        OtherProcessError: Another process has failed, or is gone.
+    """
+    if num_processes() == 1:
+        yield
+        return
+    messages = RankMessages()
+    try:
+        yield
+        messages.wait_for_all()
+    finally:
+        messages.leave()

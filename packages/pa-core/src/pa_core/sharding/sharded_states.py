@@ -1,18 +1,16 @@
-"""States of sharded models and their optimizers: brought together, one tensor at a time, and split again."""
+"""States of sharded models and their optimizers, brought together one tensor at a time."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from pa_checkpoint import StoredTensor
-from pa_core.model_tensors import is_sharded, parameters_of, whole_tensor
+from pa_core.model_tensors import is_sharded, whole_tensor
 
 
 @contextmanager
@@ -62,77 +60,3 @@ def _gathered(value: Any, made: dict[int, Tensor], *, keep: bool) -> Any:
         whole = whole_tensor(value.detach())
         made[id(value)] = whole.to("cpu") if keep else torch.empty(0, dtype=value.dtype)
     return made[id(value)]
-
-
-def load_whole_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load a state dict of whole tensors into a sharded model; nothing is exchanged.
-
-    Args:
-        model: The model without wrappers.
-        weights: With keys and shapes of the model; what they lack stays as it is.
-    """
-    own = model.state_dict()
-    split = {name: value for name, value in own.items() if name in weights and is_sharded(value)}
-    # what else the state has may be refused, and comes first
-    model.load_state_dict({name: value for name, value in weights.items() if name not in split}, strict=False)
-    for name, value in split.items():
-        StoredTensor.of(weights[name]).read_into(value)
-
-
-def split_like(whole: Tensor, tensor: Tensor) -> Tensor:
-    """Return what each process has of a whole tensor, split as another one of the same shape; nothing is exchanged.
-
-    Args:
-        whole: On every process, with the same values.
-        tensor: Split over the processes, or a plain one.
-    """
-    return StoredTensor.of(whole).like(tensor)
-
-
-def split_like_parameters(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """Return the state of an optimizer with those tensors split that it keeps for parameters which are split.
-
-    They may have been saved in other pieces, or whole. What belongs to a plain parameter is whole.
-
-    Args:
-        state: What the ``state_dict`` of an optimizer of the same parameters returned, perhaps with stored tensors.
-        optimizer: The optimizer that takes it over.
-    """
-    entries, numbers = state.get("state"), _numbers(state.get("param_groups"))
-    parameters = list(parameters_of(optimizer))
-    if not isinstance(entries, Mapping) or len(numbers) != len(parameters):  # a form of its own
-        is_split = any(map(is_sharded, parameters))
-        own_form: dict[str, Any] = StoredTensor.resolve(dict(state), optimizer.state_dict() if is_split else None)
-        return own_form
-    by_number = dict(zip(numbers, parameters, strict=True))
-    split = {
-        number: _split_entries(by_number.get(number), of_parameter)
-        for number, of_parameter in cast("Mapping[object, object]", entries).items()
-    }
-    return {**{name: StoredTensor.resolve(value) for name, value in state.items() if name != "state"}, "state": split}
-
-
-def _numbers(groups: Any) -> list[object]:
-    """The numbers by which a state calls the parameters, group by group."""
-    try:
-        return [number for group in groups for number in group["params"]]
-    except (KeyError, TypeError):  # a form of its own
-        return []
-
-
-def _split_entries(parameter: Tensor | None, entries: object) -> Any:
-    if parameter is None or not isinstance(entries, Mapping):
-        return StoredTensor.resolve(entries)
-    return {
-        name: StoredTensor.of(value).like(parameter)
-        if _is_split_with(value, parameter)
-        else StoredTensor.resolve(value)
-        for name, value in cast("Mapping[str, object]", entries).items()
-    }
-
-
-def _is_split_with(value: object, parameter: Tensor) -> TypeGuard[Tensor | StoredTensor]:
-    """Whether an optimizer keeps a value in pieces, as it does the parameter. A number of steps is whole."""
-    if not is_sharded(parameter) or not isinstance(value, Tensor | StoredTensor):
-        return False
-    return value.shape == parameter.shape or (len(value.shape) > 1 and len(value.shape) == parameter.dim())

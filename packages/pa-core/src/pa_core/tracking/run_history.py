@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Generator, Iterable, KeysView, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from typing_extensions import override
@@ -224,7 +225,8 @@ class RunHistory(ABC):
         self.clock.load_state_dict(state_dict["clock"])
 
 
-class MetricRecord(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MetricRecord:
     """One value of a metric and the moment at which it was recorded.
 
     Attributes:
@@ -379,7 +381,7 @@ class InMemoryRunHistory(RunHistory):
         The columns are the attributes of ``MetricRecord``.
         """
         records = self.records()
-        return {name: [getattr(record, name) for record in records] for name in MetricRecord._fields}
+        return {entry.name: [getattr(record, entry.name) for record in records] for entry in fields(MetricRecord)}
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import IterableDataset
 
+from pa_checkpoint.torch_states import does_not_fit, refusals_explained
 from pa_core import _accelerate
 from pa_core._torch import has_ended, has_iterator
 from pa_core.data import move_to_device
@@ -22,14 +23,13 @@ from pa_core.data.custom_loader import (
     innermost,
     is_dataloader,
     is_keyed,
-    loader_parts,
 )
-from pa_core.errors import CheckpointError
-from pa_core.load_with_rollback import does_not_fit, refusals_explained
+from pa_core.errors import CheckpointError, StopTrainingError
 from pa_core.model_tensors import supports_state_dict
 from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
+from pa_data import loader_parts
 from pa_data.rng import capture_rng_state, numpy_random, restore_rng_state
 
 
@@ -199,7 +199,7 @@ class CustomLoaderState:
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         where = f"a training state with a state of the loader {describe_loader(self.loader)}"
-        with refusals_explained(partial(does_not_fit, self._stateful, where, "")):
+        with refusals_explained(partial(does_not_fit, self._stateful, where, ""), passing=(StopTrainingError,)):
             cast("SupportsStateDict", self._stateful).load_state_dict(saved["state"])
         self._loaded = saved["state"]
 
@@ -410,7 +410,7 @@ def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
     for name, _, restore in _generators(loader):
         if name in states:
             where = f"a training state with the generator {name} of {describe_loader(loader)}"
-            with refusals_explained(partial(does_not_fit, loader, where, "")):
+            with refusals_explained(partial(does_not_fit, loader, where, ""), passing=(StopTrainingError,)):
                 restore(states[name])
 
 

@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from pa_checkpoint import CheckpointError, CheckpointInfo, CheckpointNotFoundError, Folder, RemoteFolder, Skipped
 from pa_core import _accelerate, distributed
-from pa_core.distributed.rank_messages import do_while_others_wait
 from pa_core.storage.urls import url_of
 from pa_core.user_warnings import warn_user
+from pa_distributed import do_while_others_wait
 
 
 @runtime_checkable

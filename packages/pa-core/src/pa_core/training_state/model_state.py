@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_checkpoint import StoredTensor
+from pa_checkpoint.torch_states import SavedModel, does_not_fit, misfit
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
-from pa_core.incompatible_state import misfit_of_optimizer
-from pa_core.load_with_rollback import does_not_fit, load_optimizer_or_undo, load_or_undo
-from pa_core.model_tensors import differences_of_weights, is_sharded, list_differences, parameters_of
-from pa_core.sharding.sharded_states import split_like_parameters
+from pa_core.model_tensors import first_names, names_by_group, parameters_of
 from pa_core.types import StatefulScheduler
 
 
 class SavedOptimizer(NamedTuple):
-    """What ``capture_optimizer`` returned, read from a training state.
+    """What is saved of an optimizer.
 
     Attributes:
         state: What its ``state_dict`` returned.
@@ -33,22 +28,6 @@ class SavedOptimizer(NamedTuple):
     state: dict[str, Any]
     parameters: list[list[str | None]]
     parameters_beside_the_model: list[Tensor | StoredTensor]
-
-
-def capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the state of an optimizer, the names of its parameters, and those parameters that no model holds.
-
-    Args:
-        optimizer: The optimizer.
-        parameters: The parameters of all models, by name.
-    """
-    names = _names(parameters)
-    others = [parameter.detach() for parameter in parameters_of(optimizer) if id(parameter) not in names]
-    return {
-        "state": optimizer.state_dict(),
-        "parameters": _group_names(optimizer, parameters),
-        "parameters_beside_the_model": others,
-    }
 
 
 def require_same_optimizers(
@@ -74,7 +53,7 @@ def require_same_optimizers(
             do="Create the optimizers as the saved run did, under the same names, or begin a new run.",
         )
     for name, optimizer in optimizers.items():
-        _require_same_parameters(_group_names(optimizer, parameters), saved[name].parameters, parameters)
+        _require_same_parameters(names_by_group(optimizer, parameters), saved[name].parameters, parameters)
         _require_fitting_state(name, optimizer, parameters, saved[name])
 
 
@@ -82,42 +61,27 @@ def _require_fitting_state(
     name: str, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], saved: SavedOptimizer
 ) -> None:
     groups: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
-    groups += _added_groups(saved, parameters, len(groups))
-    misfit = misfit_of_optimizer(optimizer, saved.state, groups)
-    known = _names(parameters)
+    groups += added_groups(optimizer, parameters, saved)
+    found = misfit(optimizer, saved.state, groups=groups)
+    known = first_names(parameters)
     others = [tuple(one.shape) for one in parameters_of(optimizer) if id(one) not in known]
-    if misfit is None and [tuple(one.shape) for one in saved.parameters_beside_the_model] != others:
-        misfit = f"its parameters outside of the model have other shapes than {', '.join(map(str, others)) or 'none'}"
-    if misfit is not None:
+    if found is None and [tuple(one.shape) for one in saved.parameters_beside_the_model] != others:
+        found = f"its parameters outside of the model have other shapes than {', '.join(map(str, others)) or 'none'}"
+    if found is not None:
         do = "Use another state, or create the optimizer as the saved run did."
-        raise does_not_fit(optimizer, f"optimizers.{name}.state", do, misfit)
+        raise does_not_fit(optimizer, f"optimizers.{name}.state", do, found)
 
 
-def _added_groups(saved: SavedOptimizer, parameters: Mapping[str, Tensor], number: int) -> list[list[Tensor]]:
-    """The groups that the saved run has added to those with which the optimizer was made, of layers it unfroze."""
-    return [[parameters[name] for name in names if name is not None] for names in saved.parameters[number:]]
-
-
-def restore_optimizer(
-    optimizer: Optimizer,
-    parameters: Mapping[str, nn.Parameter],
-    saved: SavedOptimizer,
-    undo: ExitStack,
-    explain: Callable[[str], CheckpointError],
-) -> None:
-    """Restore an optimizer to what was saved of it, and note how that is undone.
-
-    Groups that were added during the run, for layers that were unfrozen, are added again.
+def added_groups(optimizer: Optimizer, parameters: Mapping[str, Tensor], saved: SavedOptimizer) -> list[list[Tensor]]:
+    """Return the groups that the saved run has added to those with which the optimizer was made, of layers it unfroze.
 
     Args:
         optimizer: The optimizer, as the script made it.
         parameters: The parameters of all models, by name.
         saved: What was saved.
-        undo: As for ``load_optimizer_or_undo``.
-        explain: As for ``load_optimizer_or_undo``.
     """
-    added = _added_groups(saved, parameters, len(optimizer.param_groups))
-    load_optimizer_or_undo(optimizer, split_like_parameters(saved.state, optimizer), undo, explain, added)
+    added = saved.parameters[len(optimizer.param_groups) :]
+    return [[parameters[name] for name in names if name is not None] for names in added]
 
 
 def restore_parameters_beside_the_model(
@@ -130,7 +94,7 @@ def restore_parameters_beside_the_model(
         parameters: The parameters of all models, by name.
         saved: What was saved.
     """
-    known = _names(parameters)
+    known = first_names(parameters)
     others = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
     for parameter, one in zip(others, saved.parameters_beside_the_model, strict=True):
         StoredTensor.of(one).read_into(parameter)
@@ -218,16 +182,6 @@ def _list(names: Sequence[str | None]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown or "no parameters"
 
 
-def _names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
-    """The first name of each parameter; tied weights have several."""
-    return {id(parameter): name for name, parameter in reversed(list(parameters.items()))}
-
-
-def _group_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str | None]]:
-    names = _names(parameters)
-    return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
-
-
 def _is_setting(value: object) -> bool:
     is_number = isinstance(value, bool | int | float | str | None)
     are_numbers = isinstance(value, tuple) and all(_is_setting(item) for item in cast("tuple[object, ...]", value))
@@ -236,44 +190,6 @@ def _is_setting(value: object) -> bool:
 
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) else value
-
-
-class SavedModel(NamedTuple):
-    """What ``capture_model`` returned, read from a training state.
-
-    Attributes:
-        weights: The state dict.
-        other_buffers: The buffers that a state dict leaves out, by name.
-        trainable: Whether each parameter is trained, by name.
-    """
-
-    weights: dict[str, Any]
-    other_buffers: Mapping[str, Tensor | StoredTensor]
-    trainable: dict[str, bool]
-
-
-def capture_model(model: nn.Module) -> dict[str, Any]:
-    """Return the weights, the buffers that a state dict leaves out, and which parameters are trained.
-
-    Args:
-        model: The model without wrappers, whose keys are the plain ones.
-
-    Example:
-        >>> import torch
-        >>> sorted(capture_model(torch.nn.Linear(1, 1)))
-        ['other_buffers', 'trainable', 'weights']
-    """
-    weights = model.state_dict()
-    return {
-        "weights": dict(weights),
-        "other_buffers": {name: buffer for name, buffer in model.named_buffers() if name not in weights},
-        "trainable": {name: parameter.requires_grad for name, parameter in model.named_parameters()},
-    }
-
-
-def model_differs(model: nn.Module, saved: SavedModel) -> bool:
-    """Whether some weights of a model are not in what was saved, or the other way round."""
-    return bool(differences_of_weights(model, saved.weights, "state"))
 
 
 def require_same_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> None:
@@ -289,70 +205,9 @@ def require_same_models(models: Mapping[str, nn.Module], saved: Mapping[str, Sav
     if models.keys() != saved.keys():
         raise _other_model(f"the models {', '.join(models)}", f"the models {', '.join(saved)}")
     for name, model in models.items():
-        misfits = differences_of_weights(model, saved[name].weights, "state")
-        if misfits:
+        if found := misfit(model, saved[name].weights):
             kind = type(model).__name__ if len(models) == 1 else f"{name}, of type {type(model).__name__}"
-            raise _other_model(f"{kind}: {list_differences(misfits.values())}", "the model of the run that was saved")
-
-
-def restore_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> None:
-    """Restore modules to what was saved of each; weights that do not match, and models without a state, stay.
-
-    What modules keep as extra states is loaded first: it alone may raise an error, and nothing is changed then.
-
-    Args:
-        models: The models without wrappers, by name.
-        saved: What was saved, by name.
-
-    Raises:
-        CheckpointError: A module does not take its extra state.
-    """
-    restored = [
-        (model, saved[name], differences_of_weights(model, saved[name].weights, "state"))
-        for name, model in models.items()
-        if name in saved
-    ]
-    weights = [{name: value for name, value in one.weights.items() if name not in other} for _, one, other in restored]
-    with ExitStack() as undo:
-        for (model, _, _), matching in zip(restored, weights, strict=True):
-            if extra := [name for name in matching if name.endswith(_EXTRA_STATE)]:
-                own = model.state_dict()
-                load_or_undo(
-                    partial(model.load_state_dict, strict=False),
-                    {name: StoredTensor.resolve(matching[name]) for name in extra},
-                    {name: copy.deepcopy(own[name]) for name in extra},
-                    undo,
-                    partial(does_not_fit, model, f"a training state with {', '.join(extra)}", ""),
-                )
-        undo.pop_all()
-    for (model, one, misfits), matching in zip(restored, weights, strict=True):
-        model.load_state_dict(_read(matching, model), strict=not misfits)
-        _restore_rest(model, one)
-
-
-def _read(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Read weights that stay on disk, or that this process has only pieces of, into the memory of the model itself.
-
-    Its ``load_state_dict`` then gets them as those that it has already, in any form in which it keeps them.
-    """
-    own, read = model.state_dict(), dict(weights)
-    for name, value in weights.items():
-        if name.endswith(_EXTRA_STATE):
-            read[name] = StoredTensor.resolve(value)
-        elif isinstance(value, StoredTensor) or is_sharded(own[name]):
-            StoredTensor.of(value).read_into(own[name])
-            read[name] = own[name]
-    return read
-
-
-def _restore_rest(model: nn.Module, saved: SavedModel) -> None:
-    """Restore what a state dict leaves out."""
-    buffers = dict(model.named_buffers())
-    for name, buffer in saved.other_buffers.items():
-        if name in buffers and buffers[name].shape == buffer.shape:
-            StoredTensor.of(buffer).read_into(buffers[name])
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(saved.trainable.get(name, parameter.requires_grad))
+            raise _other_model(f"{kind}: {found}", "the model of the run that was saved")
 
 
 def _other_model(given: str, expected: str) -> CheckpointError:
@@ -362,30 +217,3 @@ def _other_model(given: str, expected: str) -> CheckpointError:
         expected=expected,
         do='Make the model as that run did. Or carry over what fits: resume_allow=("model",).',
     )
-
-
-_EXTRA_STATE = "_extra_state"  # the last part of the name that torch gives it
-
-
-def named_parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Return the parameters of all models by name, including parameters that have several names.
-
-    Args:
-        models: The models without wrappers. Of a single one the names are its own; of several, each begins with the
-            name of its model.
-
-    Example:
-        >>> generator, discriminator = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
-        >>> list(named_parameters({"model": generator}))
-        ['weight']
-        >>> list(named_parameters({"generator": generator, "discriminator": discriminator}))
-        ['generator.weight', 'discriminator.weight']
-    """
-    if len(models) == 1:
-        (model,) = models.values()
-        return dict(model.named_parameters(remove_duplicate=False))
-    return {
-        f"{name}.{inner}": parameter
-        for name, model in models.items()
-        for inner, parameter in model.named_parameters(remove_duplicate=False)
-    }

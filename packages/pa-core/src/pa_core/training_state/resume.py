@@ -11,7 +11,7 @@ import torch
 
 from pa_checkpoint import RemoteFolder
 from pa_core import distributed
-from pa_core.data.custom_loader import innermost, is_keyed, length_of, set_epoch
+from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state import initial_hyperparameters
 from pa_core.training_state.custom_loader_state import RunLoaders
@@ -26,7 +26,7 @@ from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.saved_runs import continues_run, describe_neighbours, find_saved_run
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
-from pa_data import BatchSplit, Split
+from pa_data import BatchSplit, Split, set_epoch
 from pa_data.orders import has_plain_order
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,25 +14,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_checkpoint import StoredTensor
+from pa_checkpoint.torch_states import AllOrNothing, SavedModel, does_not_fit, misfit, refusals_explained
 from pa_core import distributed
-from pa_core.errors import CheckpointError
-from pa_core.incompatible_state import misfit_of_scheduler, without_foreign_entries
-from pa_core.load_with_rollback import does_not_fit, load_or_undo, refusals_explained
-from pa_core.model_tensors import differences_of_weights, is_sharded_module, list_differences, supports_state_dict
+from pa_core.errors import CheckpointError, StopTrainingError
+from pa_core.model_tensors import (
+    first_names,
+    is_sharded_module,
+    named_parameters,
+    names_by_group,
+    parameters_of,
+    supports_state_dict,
+)
 from pa_core.progress import Phase, Position, Progress
 from pa_core.storage import State
 from pa_core.training_state.model_state import (
-    SavedModel,
     SavedOptimizer,
+    added_groups,
     apply_hyperparameters,
-    capture_model,
-    capture_optimizer,
-    model_differs,
-    named_parameters,
     require_same_models,
     require_same_optimizers,
-    restore_models,
-    restore_optimizer,
     restore_parameters_beside_the_model,
 )
 from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
@@ -184,14 +183,14 @@ def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
     models = run.named_models()
     for model in models.values():
         distributed.broadcast_buffers(model)
-    captured = {name: capture_model(model) for name, model in models.items()}
+    captured = {name: SavedModel.of(model)._asdict() for name, model in models.items()}
     extension = state.extension
     parameters = named_parameters(models)  # the state dicts have split again what fully_shard had put together
     if isinstance(run.loss_func, nn.Module):
-        captured[_LOSS_FUNC] = capture_model(run.loss_func)
+        captured[_LOSS_FUNC] = SavedModel.of(run.loss_func)._asdict()
     return {
         "models": captured,
-        "optimizers": {name: capture_optimizer(one, parameters) for name, one in run.named_optimizers().items()},
+        "optimizers": {name: _capture_optimizer(one, parameters) for name, one in run.named_optimizers().items()},
         "schedulers": {name: one.state_dict() for name, one in run.named_schedulers().items()},
         "scalers": {} if state.scaler is None else {"scaler": state.scaler.state_dict()},
         "history": run.run_history.state_dict(),
@@ -216,6 +215,16 @@ def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
                 "loaders": dict(state.loaders),
             }
         ),
+    }
+
+
+def _capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    names = first_names(parameters)
+    others = [parameter.detach() for parameter in parameters_of(optimizer) if id(parameter) not in names]
+    return {
+        "state": optimizer.state_dict(),
+        "parameters": names_by_group(optimizer, parameters),
+        "parameters_beside_the_model": others,
     }
 
 
@@ -345,11 +354,10 @@ class SavedRun:
             CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
         """
         before = self._hyperparameters
-        with ExitStack() as undo:
-            self._restore_objects(objects, undo)
-            self._load(run.run_history, self._history, "the run history", undo)
-            self._restore_training(run, scaler, allowed, undo)
-            undo.pop_all()
+        with AllOrNothing() as loading:
+            self._restore_objects(objects, loading)
+            loading.load(run.run_history, self._history, self._explain(run.run_history, "the run history"))
+            self._restore_training(run, scaler, allowed, loading)
         schedulers, differences = run.named_schedulers(), list[Difference]()
         for name, optimizer in run.named_optimizers().items():
             if name in before:
@@ -366,12 +374,11 @@ class SavedRun:
         Raises:
             CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
         """
-        with ExitStack() as undo:
-            self._restore_training(run, scaler, allowed, undo)
-            undo.pop_all()
+        with AllOrNothing() as loading:
+            self._restore_training(run, scaler, allowed, loading)
 
     def _restore_training(
-        self, run: ResumableRun, scaler: SupportsStateDict | None, allowed: Collection[str], undo: ExitStack
+        self, run: ResumableRun, scaler: SupportsStateDict | None, allowed: Collection[str], loading: AllOrNothing
     ) -> None:
         """Check everything, then restore: first objects that may raise an error, and last the weights, which cannot."""
         models, saved = run.named_models(), dict(self._models)
@@ -390,14 +397,13 @@ class SavedRun:
             require_same_optimizers(optimizers, parameters, self._optimizers)
         schedulers = {} if "scheduler" in allowed else self._fitting_schedulers(run)
         if scaler is not None and "scaler" in self._scalers:
-            self._load(scaler, self._scalers["scaler"], "the gradient scaler", undo)
+            loading.load(scaler, self._scalers["scaler"], self._explain(scaler, "the gradient scaler"))
         for name, optimizer in optimizers.items():
-            explain = self._explain(optimizer, f"the optimizer {name}")
-            restore_optimizer(optimizer, parameters, self._optimizers[name], undo, explain)
+            of_it, explain = self._optimizers[name], self._explain(optimizer, f"the optimizer {name}")
+            loading.load_optimizer(optimizer, of_it.state, explain, added_groups(optimizer, parameters, of_it))
         for name, scheduler in schedulers.items():  # now the optimizer has the groups that it was saved with
-            state = without_foreign_entries(scheduler, self._schedulers[name])
-            self._load(scheduler, state, f"the scheduler {name}", undo)
-        restore_models({**models, **loss_func}, {**saved, **saved_loss_func})
+            loading.load(scheduler, self._schedulers[name], self._explain(scheduler, f"the scheduler {name}"))
+        loading.load_models({**models, **loss_func}, {**saved, **saved_loss_func})
         for name, optimizer in optimizers.items():
             restore_parameters_beside_the_model(optimizer, parameters, self._optimizers[name])
 
@@ -405,19 +411,10 @@ class SavedRun:
         """The schedulers of the run of which there is a state, by name; an error if one cannot take it over."""
         schedulers = {name: one for name, one in run.named_schedulers().items() if name in self._schedulers}
         for name, scheduler in schedulers.items():
-            if misfit := misfit_of_scheduler(scheduler, self._schedulers[name]):
+            if found := misfit(scheduler, self._schedulers[name]):
                 do = 'Use another state, or begin a new schedule: resume_allow=("scheduler",).'
-                raise does_not_fit(scheduler, f"{self.path}, with schedulers.{name}", do, misfit)
+                raise does_not_fit(scheduler, f"{self.path}, with schedulers.{name}", do, found)
         return schedulers
-
-    def _load(self, target: SupportsStateDict, state: Any, what: str, undo: ExitStack) -> None:
-        """Load the state of an object; its tensors are split like the object's."""
-        own, explain = target.state_dict(), self._explain(target, what)
-        state = StoredTensor.resolve(state, own)
-        # A module would load what fits before it raises an error of what does not.
-        if isinstance(target, nn.Module) and (differences := differences_of_weights(target, state, "state")):
-            raise explain(list_differences(differences.values()))
-        load_or_undo(target.load_state_dict, state, own, undo, explain)
 
     def _explain(self, target: object, what: str) -> Callable[[str], CheckpointError]:
         return partial(does_not_fit, target, f"{self.path}, with a state of {what}", "")
@@ -428,7 +425,7 @@ class SavedRun:
         for callback in _stateful(run.callback_handler.callbacks):
             name = _name(callback)
             if name in saved:
-                with refusals_explained(self._explain(callback, f"the callback {name}")):
+                with refusals_explained(self._explain(callback, f"the callback {name}"), passing=(StopTrainingError,)):
                     own = callback.state_dict() if is_sharded_run else None
                     callback.load_state_dict(StoredTensor.resolve(saved.pop(name), own))
             else:
@@ -480,7 +477,7 @@ class SavedRun:
     def _is_split_as_before(self) -> bool:
         return len(self._ranks) == distributed.num_processes()
 
-    def _restore_objects(self, objects: Sequence[SupportsStateDict], undo: ExitStack) -> None:
+    def _restore_objects(self, objects: Sequence[SupportsStateDict], loading: AllOrNothing) -> None:
         given, expected = [_name(one) for one in objects], [one["class"] for one in self._objects]
         if given != expected:
             raise CheckpointError(
@@ -490,7 +487,7 @@ class SavedRun:
                 do="Call register_for_checkpointing with the same kinds of objects in the same order.",
             )
         for one, saved in zip(objects, self._objects, strict=True):
-            self._load(one, saved["state"], "a registered object", undo)
+            loading.load(one, saved["state"], self._explain(one, "a registered object"))
 
 
 def _record(kind: type[_RecordT], values: Mapping[str, Any]) -> _RecordT:
@@ -503,7 +500,7 @@ def _scheduler_of(optimizer: str) -> str:
 
 
 def _differ(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> bool:
-    return models.keys() != saved.keys() or any(model_differs(model, saved[name]) for name, model in models.items())
+    return models.keys() != saved.keys() or any(misfit(model, saved[name].weights) for name, model in models.items())
 
 
 def _compare_groups(

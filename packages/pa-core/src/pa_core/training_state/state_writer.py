@@ -19,12 +19,13 @@ from torch.optim import Optimizer
 from pa_checkpoint import CheckpointError, Folder, FolderLock, RemoteFolder, Writer
 from pa_core import distributed
 from pa_core._torch import version_of
-from pa_core.distributed.rank_messages import RankMessages, raise_on_all
+from pa_core.distributed.collectives import raise_on_all
 from pa_core.errors import OtherProcessError
 from pa_core.extra_models import items_of
 from pa_core.model_tensors import buffers_of_module, is_sharded, missing_methods, parameters_of_module
 from pa_core.progress import Phase, Position
 from pa_core.user_warnings import warn_user
+from pa_distributed import RankMessages
 
 
 def own_attributes(owner: object) -> dict[str, object]:

@@ -1,0 +1,120 @@
+"""What may go into a file that torch.load(weights_only=True) is to read."""
+
+from __future__ import annotations
+
+import collections
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from pa_checkpoint._errors import CheckpointError
+
+__all__ = ["ensure_plain"]
+
+# By exact type: a subclass would need its class unpickled.
+_SINGLE_VALUES = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray}) | {
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+}
+_TENSORS = frozenset({Tensor, nn.Parameter})
+_CONTAINERS = frozenset({list, tuple, set, dict, collections.OrderedDict, collections.Counter})
+_MAX_DEPTH = 100  # pickle goes down recursively, and Python's stack ends somewhere below a thousand
+
+
+def ensure_plain(obj: object, where: str) -> None:
+    """Raise an error for anything that could be saved but not loaded again without running code from the file.
+
+    Accepted are tensors and parameters, None, booleans, numbers, strings, bytes, torch's sizes, dtypes and
+    devices, dictionaries (also ``OrderedDict`` and ``Counter``), lists, tuples and sets of all these, and
+    types that were allowed with ``torch.serialization.add_safe_globals``.
+
+    Args:
+        obj: What is to be saved with ``torch.save``.
+        where: What the caller calls it, as the first part of the path in a message.
+
+    Raises:
+        CheckpointError: Something in ``obj`` would be rejected by ``torch.load(..., weights_only=True)``, or could not
+            be saved. The first such entry is named.
+
+    Example:
+        >>> ensure_plain({"metrics": [0.5, torch.ones(2)]}, "checkpoint_kwargs")
+        >>> ensure_plain({"metrics": [0.5, len]}, "checkpoint_kwargs")
+        Traceback (most recent call last):
+        ...
+        pa_checkpoint.CheckpointError: This entry could be saved, but not safely loaded again.
+          given:    checkpoint_kwargs['metrics'][1]: builtin_function_or_method <built-in function len>
+          ...
+    """
+    _PlainWalk().check(obj, where, depth=0)
+
+
+class _PlainWalk:
+    """One walk through an object and everything in it, looking at each container once."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._allowed_by_user: list[object] = list(
+            torch.serialization.get_safe_globals()  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # torch leaves the callables in it untyped
+        )
+
+    def check(self, value: object, where: str, depth: int) -> None:
+        """Raise an error for ``value`` or the first thing in it that is not plain."""
+        if _is_single(value) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        kind = type(value)
+        if depth == _MAX_DEPTH:
+            raise _refusal(where, f"something nested {depth} levels deep", "Store it less deeply nested.")
+        if kind in _CONTAINERS and issubclass(kind, dict):
+            self._check_mapping(cast("Mapping[object, object]", value), where, depth + 1)
+        elif kind in _CONTAINERS:
+            self._check_sequence(cast("Iterable[object]", value), where, depth + 1)
+        elif kind not in _TENSORS:
+            if kind not in self._allowed_by_user:
+                raise _refusal(where, f"{kind.__qualname__} {reprlib.repr(value)}", _advice(kind))
+            return
+        for name, attribute in getattr(value, "__dict__", {}).items():
+            self.check(attribute, f"{where}.{name}", depth + 1)
+
+    def _check_mapping(self, mapping: Mapping[object, object], where: str, depth: int) -> None:
+        for key, item in mapping.items():
+            if not _is_single(key):
+                self.check(key, f"{where}, a key of it", depth)
+            if not _is_single(item):
+                self.check(item, f"{where}[{key!r}]", depth)
+
+    def _check_sequence(self, items: Iterable[object], where: str, depth: int) -> None:
+        for index, item in enumerate(items):
+            if not _is_single(item):
+                self.check(item, f"{where}[{index}]", depth)
+
+
+def _is_single(value: object) -> bool:
+    # empty bytes are pickled as a call of bytes(), which is refused when loaded
+    return type(value) in _SINGLE_VALUES and (type(value) is not bytes or value != b"")
+
+
+def _refusal(where: str, found: str, advice: str) -> CheckpointError:
+    return CheckpointError(
+        "This entry could be saved, but not safely loaded again.",
+        given=f"{where}: {found}",
+        expected="tensors, numbers, strings, and dictionaries, lists, tuples and sets of them",
+        do=advice,
+    )
+
+
+def _advice(kind: type) -> str:
+    if kind.__module__ == "numpy":  # which training states can hold
+        return "Store .item() of a numpy number, and torch.from_numpy(...) of an array."
+    if issubclass(kind, Tensor):
+        return (
+            f"Store a plain tensor made of the {kind.__qualname__}, such as .full_tensor() or .to_local() of a DTensor."
+        )
+    if issubclass(kind, dict | list | tuple | set | frozenset | str | int | float):
+        return f"Convert the {kind.__qualname__} to one of these types."
+    return "Store what it can be made of again: its state_dict(), its arguments or its name."

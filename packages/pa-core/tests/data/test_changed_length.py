@@ -1,0 +1,117 @@
+"""A dataset that becomes longer or shorter while a run goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
+
+from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core.data import KeyedDataLoader
+from tests.support.pa_core.custom_loops.loops import make_line
+
+EVERYWHERE = pytest.mark.runs_on("one_process", "two_ranks")
+
+
+class Changing(Dataset[tuple[Tensor, Tensor]]):
+    """Samples whose number can be changed."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((2,), float(index)), torch.zeros(1)
+
+
+class Changes(TrainerCallback):
+    """Changes the number of samples after the first epoch."""
+
+    def __init__(self, dataset: Changing, length: int) -> None:
+        self.dataset = dataset
+        self.length = length
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.dataset.length = self.length
+
+
+def trainer_that_changes(dataset: Changing, length: int) -> Trainer:
+    """A trainer of a line whose callback changes a dataset."""
+    model = nn.Linear(2, 1)
+    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-4), [Changes(dataset, length)])
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("length", [16, 32])
+def test_training_samples_that_come_or_go_end_the_run(length: int) -> None:
+    """New samples would never be seen, and lost ones would be asked for: the error names both lengths."""
+    dataset = Changing(24)
+    trainer = trainer_that_changes(dataset, length)
+    with pytest.raises(ConfigurationError, match=rf"{length} samples of Changing, and 24 when it was made"):
+        trainer.train(dataset, 2, per_device_batch_size=4, train_dataloader_kwargs={"num_workers": 0})
+    assert trainer.num_epochs_completed == 1
+
+
+@EVERYWHERE
+def test_the_next_run_takes_the_new_length() -> None:
+    """Between two runs a dataset may change."""
+    dataset = Changing(24)
+    trainer = trainer_that_changes(dataset, 16)
+    trainer.train(dataset, 1, per_device_batch_size=4, train_dataloader_kwargs={"num_workers": 0})
+    trainer.train(dataset, 2, per_device_batch_size=4, train_dataloader_kwargs={"num_workers": 0})
+    assert trainer.run_history.clock.samples == 32
+
+
+@EVERYWHERE
+def test_evaluation_samples_that_go_end_the_run() -> None:
+    """The mean would be that of other samples than in the epoch before."""
+    evaluated = Changing(24)
+    trainer = trainer_that_changes(evaluated, 16)
+    with pytest.raises(ConfigurationError, match="16 samples"):
+        trainer.train(Changing(8), 2, evaluated, train_dataloader_kwargs={"num_workers": 0})
+
+
+@EVERYWHERE
+def test_a_loop_of_ones_own_ends_as_well() -> None:
+    """Also where the loop itself changes its dataset."""
+    dataset = Changing(24)
+    run = make_line(data=dataset, lr=1e-4, num_epochs=2, train_dataloader_kwargs={"num_workers": 0})
+
+    def loop() -> None:
+        with run:
+            for inputs, _ in run.batches():
+                run.backward(run.model(inputs.double()).square().mean())
+                run.step()
+                dataset.length = 32
+
+    with pytest.raises(ConfigurationError, match="32 samples"):
+        loop()
+
+
+@EVERYWHERE
+@pytest.mark.filterwarnings("ignore:A custom loader or sampler")
+def test_a_dataloader_may_have_another_length_in_each_epoch() -> None:
+    """A custom data loader follows its dataset, as it does without a trainer."""
+    dataset = Changing(24)
+    trainer = trainer_that_changes(dataset, 16)
+    trainer.train(DataLoader(dataset, batch_size=4), 2)
+    assert trainer.run_history.clock.samples == 40
+
+
+def test_a_loader_by_itself_tells_as_well() -> None:
+    """It is told when the loader is iterated over, with workers or without."""
+    dataset = Changing(8)
+    loader = KeyedDataLoader(dataset, batch_size=4)
+    assert len(list(loader)) == 2
+    dataset.length = 9
+    with pytest.raises(ConfigurationError, match="9 samples of Changing"):
+        iter(loader)

@@ -1,0 +1,507 @@
+"""Processes: ways to start them, which of them does what, and what they tell each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    ConfigurationError,
+    OtherProcessError,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+    UnsupportedConfigurationError,
+    gather_objects,
+    local_process_zero_first,
+    local_process_zero_only,
+    notebook_launcher,
+    world_process_zero_only,
+)
+from pa_core.testing import make_classification
+from tests.launching import Launch, forked_python, run_command
+
+on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
+
+TRAIN = """
+import json, sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pa_core import Trainer, notebook_launcher
+from pa_core.testing import TinyClassifier, make_classification
+
+def main(batch_size):
+    torch.manual_seed(0)
+    model = TinyClassifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, torch.nn.CrossEntropyLoss(), optimizer, callbacks=[])
+    trainer.train(make_classification(60), num_epochs=3, per_device_batch_size=batch_size)
+    weights = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
+    noted = {"runs on": trainer.describe_run(), "weights": weights.tolist()}
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    Path(f"rank_{rank}.json").write_text(json.dumps(noted))
+"""
+WITHOUT_NOTEBOOK = "main(16)"
+IN_NOTEBOOK = "notebook_launcher(main, ({batch_size},), num_processes={processes}, use_port='{port}')"
+
+WITH_OWN_ACCELERATOR = """
+import torch
+from accelerate import Accelerator
+from pa_core import Trainer
+
+class WithOwnAccelerator(Trainer):
+    def _create_accelerator(self):
+        return Accelerator()
+
+print(WithOwnAccelerator(torch.nn.Linear(1, 1), None, None).describe_run())
+"""
+AFTER_AN_ACCELERATOR = """
+import torch
+from accelerate import Accelerator
+from pa_core import Trainer
+
+Accelerator()
+Trainer(torch.nn.Linear(1, 1), None, None)
+print("trains by itself")
+"""
+WITHOUT_VARIABLES = {"ACCELERATE_USE_CPU": None, "OMP_NUM_THREADS": None}
+
+BEFORE_ANY_TRAINER = """
+import os, sys
+import torch
+from pa_core import gather_objects
+from pa_core.distributed import gather, sum_over_processes
+
+mine = os.environ["RANK"]
+number = torch.tensor([int(mine)])
+if sys.argv[1] == "gather_objects":
+    print(gather_objects(mine))
+else:
+    print({"gather": gather, "sum_over_processes": sum_over_processes}[sys.argv[1]](number).tolist())
+"""
+
+
+def idle_trainer() -> Trainer[nn.Linear]:
+    """A trainer that nobody trains with."""
+    return Trainer(nn.Linear(1, 1), None, None)
+
+
+@pytest.fixture
+def trainer() -> Trainer[nn.Linear]:
+    """One such trainer for a test."""
+    return idle_trainer()
+
+
+def rank() -> int:
+    """Which process this is."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def all_ranks() -> range:
+    """The numbers of all processes."""
+    return range(dist.get_world_size() if dist.is_initialized() else 1)
+
+
+def test_launchers_train_the_same_model(tmp_path: Path, free_port: int) -> None:
+    """`accelerate launch` starts one process, `notebook_launcher` as many as asked; all train the same weights."""
+    accelerate = [str(Path(sysconfig.get_path("scripts"), "accelerate")), "launch"]
+    notebook_of_one = IN_NOTEBOOK.format(batch_size=16, processes=1, port=free_port)
+    notebook_of_two = IN_NOTEBOOK.format(batch_size=8, processes=2, port=free_port)
+    one = noted_by_ranks(tmp_path / "accelerate", WITHOUT_NOTEBOOK, launcher=accelerate)
+    in_notebook = noted_by_ranks(tmp_path / "notebook_of_one", notebook_of_one)
+    two_in_notebook = noted_by_ranks(tmp_path / "notebook_of_two", notebook_of_two)
+
+    runs_on = [noted["runs on"] for noted in (*one, *in_notebook, *two_in_notebook)]
+    alone, connected = (f"{processes}, device cpu, precision fp32" for processes in ("1 process", "2 processes (gloo)"))
+    assert runs_on == [alone, alone, connected, connected]
+    expected = torch.tensor(one[0]["weights"])
+    for noted in (*in_notebook, *two_in_notebook):
+        torch.testing.assert_close(torch.tensor(noted["weights"]), expected)
+
+
+def noted_by_ranks(folder: Path, start: str, launcher: list[str] | None = None) -> list[dict[str, Any]]:
+    """What each rank has noted at the end of a training that was started in a folder of its own."""
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(TRAIN + start)
+    command = [*(launcher or forked_python()), str(script)]
+    launched = run_command(command, folder=folder, env={"HF_HOME": str(folder)})
+    assert launched.status == 0
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank_*.json"))]
+
+
+def test_a_notebook_passes_its_precision_on() -> None:
+    """`mixed_precision` of `notebook_launcher` is what the layers compute in, also with one process."""
+    dtypes: set[torch.dtype] = set()
+
+    def main() -> None:
+        model = nn.Linear(4, 3)
+        model.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+        trainer = Trainer(nn.Sequential(model), nn.CrossEntropyLoss(), None)
+        trainer.evaluate(make_classification(8))
+
+    notebook_launcher(main, num_processes=1, mixed_precision="bf16")
+    assert dtypes == {torch.bfloat16}
+    assert "ACCELERATE_MIXED_PRECISION" not in os.environ
+
+
+def test_processes_of_a_notebook_that_has_made_a_trainer(trainer: Trainer[nn.Linear]) -> None:
+    """They are refused, with what to do instead of where accelerate's check is; one process is none of them."""
+    with pytest.raises(UnsupportedConfigurationError, match="num_processes=2, after a Trainer") as caught:
+        notebook_launcher(idle_trainer, num_processes=2)
+    assert caught.value.do == "Restart the kernel, and make the trainer inside the function."
+    notebook_launcher(trainer.describe_run, num_processes=1)
+
+
+def test_processes_with_an_own_accelerator_are_connected(launch: Launch) -> None:
+    """Where there is no accelerator, `_create_accelerator` need not say that its processes are on CPUs."""
+    launched = launch(WITH_OWN_ACCELERATOR, ranks=2, env=WITHOUT_VARIABLES)
+    assert launched.status == 0
+    assert launched.output.count("2 processes (gloo), device cpu") == 2
+
+
+def test_processes_that_would_not_be_connected(launch: Launch) -> None:
+    """Two launched processes, each of which accelerate takes for the only one, end with an error that says so."""
+    launched = launch(AFTER_AN_ACCELERATOR, ranks=2, env=WITHOUT_VARIABLES)
+    assert launched.status != 0
+    assert "UnsupportedConfigurationError" in launched.output
+    assert "WORLD_SIZE=2, while accelerate runs 1 process" in launched.output
+    assert "trains by itself" not in launched.output
+
+
+def test_a_leftover_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WORLD_SIZE without a launcher that has set it is an error, and not a wait for processes that never come."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UnsupportedConfigurationError, match="WORLD_SIZE=2 without RANK"):
+        idle_trainer()
+
+
+@pytest.mark.parametrize("of_all", ["gather_objects", "gather", "sum_over_processes"])
+def test_what_is_gathered_before_any_trainer_is_of_all_processes(of_all: str, launch: Launch) -> None:
+    """In a script that has made no trainer yet, the processes are connected, instead of each being told of itself."""
+    launched = launch(BEFORE_ANY_TRAINER, of_all, ranks=2)
+    assert launched.status == 0
+    assert launched.output.count({"gather_objects": "['0', '1']", "gather": "[0, 1]"}.get(of_all, "[1]")) == 2
+
+
+def test_gathering_when_it_is_too_late_to_connect(trainer: Trainer[nn.Linear], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where accelerate has taken one of two launched processes for the only one, it is an error that says so."""
+    assert trainer.num_processes == 1
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UnsupportedConfigurationError, match="not connected with the others that were launched"):
+        gather_objects("mine")
+
+
+@on_one_and_two_ranks
+def test_decorators_for_process_zero() -> None:
+    """A decorated function runs on process zero only and returns None on all others, before any trainer is made."""
+
+    @world_process_zero_only
+    def greet_world(name: str, *, greeting: str) -> str:
+        return f"{greeting} {name}"
+
+    @local_process_zero_only
+    def greet_machine(name: str, *, greeting: str) -> str:
+        return f"{greeting} {name}"
+
+    expected = ["hello world" if one == 0 else None for one in all_ranks()]
+    assert gather_objects(greet_world("world", greeting="hello")) == expected
+    assert gather_objects(greet_machine("world", greeting="hello")) == expected
+
+
+def prepare(folder: Path) -> None:
+    """Take so long that another process would get ahead, if it could."""
+    time.sleep(0.1)
+    (folder / "prepared").touch()
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize("only_on_zero", [world_process_zero_only, local_process_zero_only])
+def test_the_others_wait_until_process_zero_has_run(only_on_zero: Any, shared_tmp_path: Path) -> None:
+    """What a function that runs on process zero only has prepared is there when any process goes on."""
+    only_on_zero(prepare)(shared_tmp_path)
+    assert (shared_tmp_path / "prepared").exists()
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("only_on_zero", [world_process_zero_only, local_process_zero_only])
+def test_what_fails_on_process_zero_fails_on_the_others(only_on_zero: Any) -> None:
+    """No process waits for ever, or goes on without what the function was to do."""
+
+    def fail() -> None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError if rank() == 0 else OtherProcessError):
+        only_on_zero(fail)()
+    assert gather_objects("went on") == ["went on", "went on"]
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_stop_on_process_zero_is_no_failure_on_the_others() -> None:
+    """The loop tells the others of it: a callback that only looks on process zero may end a run."""
+
+    class Stop(TrainerCallback):
+        @override
+        @world_process_zero_only
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            raise StopTrainingError
+
+    model = nn.Linear(4, 3)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[Stop])
+    trainer.train(make_classification(16), 1)
+    assert trainer.num_updates_completed == 0
+
+
+def look_and_prepare(folder: Path) -> bool:
+    """Whether another process was here before."""
+    found = (folder / "prepared").exists()
+    prepare(folder)
+    return found
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize("name", ["local_process_zero_first", "main_process_first", "local_main_process_first"])
+@pytest.mark.parametrize("form", ["a block", "a decorator", "a decorator without a call"])
+def test_process_zero_goes_first(name: str, form: str, trainer: Trainer[nn.Linear], shared_tmp_path: Path) -> None:
+    """What process zero prepares is there when the others enter the block or the function."""
+    first: Any = getattr(trainer, name, local_process_zero_first)
+    if form == "a block":
+        with first():
+            found = look_and_prepare(shared_tmp_path)
+    else:
+        decorator = first() if form == "a decorator" else local_process_zero_first
+        found = decorator(look_and_prepare)(shared_tmp_path)
+    assert gather_objects(found) == [one != 0 for one in all_ranks()]
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("is_decorator", [False, True])
+def test_process_zero_fails_first(is_decorator: bool) -> None:
+    """When process zero raises, the others do not wait for it for ever."""
+
+    def fail_on_zero() -> None:
+        if rank() == 0:
+            raise ConnectionError
+
+    with contextlib.suppress(ConnectionError):
+        if is_decorator:
+            local_process_zero_first(fail_on_zero)()
+        else:
+            with local_process_zero_first():
+                fail_on_zero()
+    assert gather_objects("went on") == ["went on", "went on"]
+
+
+@on_one_and_two_ranks
+def test_a_trainer_knows_its_process(trainer: Trainer[nn.Linear]) -> None:
+    """Which process this is, of how many, on its machine and on all."""
+    assert (trainer.process_index, trainer.local_process_index) == (rank(), rank())
+    assert trainer.num_processes == len(all_ranks())
+    assert (trainer.is_main_process, trainer.is_local_main_process) == (rank() == 0, rank() == 0)
+
+
+@on_one_and_two_ranks
+def test_functions_that_some_processes_run(trainer: Trainer[nn.Linear]) -> None:
+    """The others return None and wait for nobody: a process may call such a function alone."""
+
+    def greet(name: str, *, greeting: str) -> str:
+        """Say hello."""
+        return f"{greeting} {name}"
+
+    last = trainer.num_processes - 1
+    decorated = {
+        trainer.on_main_process(greet): 0,
+        trainer.on_local_main_process(greet): 0,
+        trainer.on_process(process_index=last)(greet): last,
+    }
+    for function, runs_on in decorated.items():
+        assert (function.__name__, function.__doc__) == ("greet", "Say hello.")
+        expected = ["hello world" if one == runs_on else None for one in all_ranks()]
+        assert gather_objects(function("world", greeting="hello")) == expected
+        if rank() == runs_on:
+            assert function("again", greeting="hello") == "hello again"
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_function_on_some_processes_waits_for_nobody(trainer: Trainer[nn.Linear]) -> None:
+    """What it calls may be decorated; where it would wait for the others, it is an error instead of a hang."""
+
+    @world_process_zero_only
+    def outer() -> str:
+        return "not waited for"
+
+    @trainer.on_main_process
+    def wait() -> str | None:
+        with trainer.main_process_first(), trainer.local_main_process_first():
+            said = outer()
+        with pytest.raises(ConfigurationError, match=r"(?s)wait for others.*wait_for_everyone\(\)"):
+            trainer.wait_for_everyone()
+        return said
+
+    assert gather_objects(wait()) == ["not waited for", None]
+    trainer.wait_for_everyone()
+
+
+def test_a_rank_that_there_is_not(trainer: Trainer[nn.Linear]) -> None:
+    """The only process runs what is meant for another one, so that a script runs everywhere."""
+    assert trainer.on_process(process_index=3)(lambda: "runs")() == "runs"
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("index", [2, -1])
+def test_a_rank_that_none_of_several_has(index: int, trainer: Trainer[nn.Linear]) -> None:
+    """A function that no process would ever run is an error."""
+    with pytest.raises(ConfigurationError, match=rf"process_index={index}\) would run on none of 2 processes"):
+        trainer.on_process(process_index=index)
+
+
+@on_one_and_two_ranks
+def test_waiting_for_everyone(trainer: Trainer[nn.Linear], shared_tmp_path: Path) -> None:
+    """Nobody goes on before all have come."""
+    if trainer.is_main_process:
+        prepare(shared_tmp_path)
+    trainer.wait_for_everyone()
+    assert (shared_tmp_path / "prepared").exists()
+
+
+@on_one_and_two_ranks
+def test_the_device_is_named_as_its_tensors_name_it(trainer: Trainer[nn.Linear]) -> None:
+    """A tensor that was moved to `trainer.device` is on it, on every rank."""
+    assert torch.ones(1).to(trainer.device).device == trainer.device
+    assert f"device {trainer.device}," in trainer.describe_run()
+
+
+@on_one_and_two_ranks
+def test_print(trainer: Trainer[nn.Linear], capsys: pytest.CaptureFixture[str]) -> None:
+    """`trainer.print` prints once on a machine, in the manner of `print`."""
+    trainer.print("loss", 0.5, sep=": ", end=".\n")
+    assert gather_objects(capsys.readouterr().out) == ["loss: 0.5.\n" if one == 0 else "" for one in all_ranks()]
+
+
+def rows(of_rank: int, count: int) -> Tensor:
+    """Some rows of two columns, different ones on each rank."""
+    return torch.arange(2 * count).view(count, 2) + 100 * of_rank
+
+
+class TestGather:
+    """`trainer.gather`, on one rank and on two."""
+
+    pytestmark = on_one_and_two_ranks
+
+    @given(counts=st.tuples(st.integers(0, 5), st.integers(0, 5)))
+    def test_different_numbers_of_rows(self, counts: tuple[int, int]) -> None:
+        """All rows come together in the order of the ranks, however many each rank has, even none."""
+        expected = torch.cat([rows(one, counts[one]) for one in all_ranks()])
+        assert torch.equal(idle_trainer().gather(rows(rank(), counts[rank()])), expected)
+
+    @given(counts=st.tuples(st.integers(0, 5), st.integers(0, 5)), padding_value=st.sampled_from([-1, 0, 101]))
+    def test_padding(self, counts: tuple[int, int], padding_value: int) -> None:
+        """A padding value leaves no padding behind, also none that a script has made."""
+        pieces = [nn.functional.pad(rows(one, counts[one]).flatten(), (0, 1), value=padding_value) for one in (0, 1)]
+        expected = torch.cat([pieces[one] for one in all_ranks()])
+        gathered = idle_trainer().gather(pieces[rank()], padding_value=padding_value)
+        assert torch.equal(gathered, expected[expected != padding_value])
+
+    @pytest.mark.parametrize("placeholder", [torch.full((7,), -1.0), torch.full((1, 7), -1.0), torch.zeros(0)])
+    def test_nothing_but_padding(self, trainer: Trainer[nn.Linear], placeholder: Tensor) -> None:
+        """A process without predictions passes a placeholder of any shape, of which nothing is in the result."""
+        assert len(trainer.gather(placeholder, padding_value=-1)) == 0
+        predictions = torch.arange(14.0).view(2, 7)
+        gathered = trainer.gather(placeholder if rank() == 0 else predictions, padding_value=-1)
+        assert torch.equal(gathered, predictions if trainer.num_processes > 1 else torch.zeros_like(placeholder)[:0])
+
+    @given(shapes=st.tuples(*[st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 2))] * 2))
+    def test_padding_of_other_dimensions(self, shapes: tuple[tuple[int, int, int], ...]) -> None:
+        """With a padding value the other dimensions may differ too: rows are filled up, none is padding alone."""
+        pieces = [torch.arange(math.prod(shape)).view(shape) + 100 * one for one, shape in enumerate(shapes)]
+        pieces = [pieces[one] for one in all_ranks()]
+        longest = [max(piece.size(dim) for piece in pieces) for dim in (1, 2)]
+        filled = [
+            nn.functional.pad(piece, (0, longest[1] - piece.size(2), 0, longest[0] - piece.size(1)), value=-1)
+            for piece in pieces
+        ]
+        gathered = idle_trainer().gather(pieces[rank()], padding_value=-1)
+        expected = torch.cat(filled)
+        assert torch.equal(gathered, expected[(expected != -1).flatten(1).any(1)])
+
+    @pytest.mark.runs_on("two_ranks")
+    @pytest.mark.parametrize(
+        ("shapes", "advice"), [([(2, 3), (2, 4)], "padding_value"), ([(2,), (0, 4)], "dimensions")]
+    )
+    def test_shapes_that_do_not_fit(self, trainer: Trainer[nn.Linear], shapes: Any, advice: str) -> None:
+        """Where a collective would hang, or mix rows up, all ranks get an error with the shapes of each."""
+        with pytest.raises(ConfigurationError, match=rf"on rank 0, .* on rank 1(.|\n)*{advice}"):
+            trainer.gather(torch.zeros(shapes[rank()]))
+
+    def test_containers(self, trainer: Trainer[nn.Linear]) -> None:
+        """Nested containers come back as they were, with the gathered tensors in their places."""
+
+        class Boxes(NamedTuple):
+            corners: Tensor
+            scores: list[Tensor]
+
+        def predicted(of_rank: int) -> dict[str, Any]:
+            some = rows(of_rank, 1 + of_rank)
+            return {"boxes": Boxes(some, [some + 1, some + 2]), "pair": (some + 3, {"deep": some + 4})}
+
+        gathered = trainer.gather(predicted(rank()))
+        boxes = gathered["boxes"]
+        parts = [boxes.corners, *boxes.scores, gathered["pair"][0], gathered["pair"][1]["deep"]]
+        assert isinstance(boxes, Boxes)
+        for offset, part in enumerate(parts):
+            assert torch.equal(part, torch.cat([rows(one, 1 + one) for one in all_ranks()]) + offset)
+
+    def test_numbers(self, trainer: Trainer[nn.Linear]) -> None:
+        """A tensor without dimensions is one row of the result."""
+        gathered = trainer.gather(torch.tensor(0.5 + rank()))
+        assert torch.equal(gathered, torch.tensor([0.5 + one for one in all_ranks()]))
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64])
+    def test_dtypes(self, trainer: Trainer[nn.Linear], dtype: torch.dtype) -> None:
+        """Tensors keep their type."""
+        gathered = trainer.gather(torch.ones(1 + rank(), dtype=dtype))
+        assert torch.equal(gathered, torch.ones(sum(1 + one for one in all_ranks()), dtype=dtype))
+
+    def test_other_objects(self, trainer: Trainer[nn.Linear]) -> None:
+        """What holds no tensors is refused on every rank, with the name of the function that takes it."""
+        with pytest.raises(TypeError, match=r"(?s)str.*gather_objects"):
+            trainer.gather({"name": "digit"})
+
+
+LEAVES = """
+import atexit
+import torch.distributed as dist
+from torch import nn
+from pa_core import Trainer
+
+atexit.register(lambda: print(f"left: {not dist.is_initialized()}", flush=True))  # runs behind what is registered later
+for _ in range(2):
+    trainer = Trainer(nn.Linear(1, 1), nn.MSELoss(), None, callbacks=[])
+assert trainer.run_config is None and dist.get_world_size() == 2
+dist.barrier()  # a process that ends while another one still connects to it takes that one along
+"""
+
+
+def test_a_process_leaves_the_others_in_order_when_it_ends(launch: Launch) -> None:
+    """Threads of a process group that is not left can abort a process whose work is done."""
+    launched = launch(LEAVES, ranks=2)
+    assert launched.status == 0
+    assert launched.output.count("left: True") == 2

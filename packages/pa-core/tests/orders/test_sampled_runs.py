@@ -1,0 +1,132 @@
+"""Runs whose samples are drawn by weight, by class, from a mixture, or by a curriculum."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from typing_extensions import override
+
+from pa_core import AnyTrainer, Run, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.data import KeyedDataLoader
+from pa_core.orders import ClassBalanced, Curriculum, Mixture, Order, Weighted
+from tests.support.callbacks import KillAt, KilledError
+
+pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
+
+NUMBERS = torch.arange(60.0)[:, None]
+DATA = TensorDataset(NUMBERS, NUMBERS * 0)
+
+
+def mixture(**options: Any) -> Mixture[Any]:
+    """Ten of the numbers from one dataset, fifty from another."""
+    ours, others = TensorDataset(NUMBERS[:10], NUMBERS[:10] * 0), TensorDataset(NUMBERS[10:], NUMBERS[10:] * 0)
+    return Mixture({"ours": ours, "others": others}, weights={"ours": 0.25, "others": 0.75}, **options)
+
+
+DATASETS: dict[str, tuple[Dataset[Any], Order | None]] = {
+    "weighted": (DATA, Weighted(torch.arange(60))),
+    "class balanced": (DATA, ClassBalanced(torch.arange(60) // 25)),
+    "mixture": (mixture(), None),
+    "curriculum": (DATA, Curriculum(lambda epoch: range(12 * epoch, 60))),
+}
+
+
+class Ids(TrainerCallback):
+    """Notes the samples of each update, over all processes."""
+
+    def __init__(self) -> None:
+        self.of_updates: list[list[int]] = []
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        self.of_updates.append([int(number) for number in trainer.gather(batch[0])])
+
+
+def train(data: Dataset[Any], *callbacks: TrainerCallback, **options: Any) -> tuple[list[list[int]], Trainer]:
+    """Train a line for three epochs, six samples an update, and return the samples of each update and the trainer."""
+    torch.manual_seed(0)
+    model, ids = nn.Linear(1, 1), Ids()
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-5), callbacks=[ids, *callbacks])
+    trainer.train(data, 3, per_device_batch_size=6 // trainer.num_processes, **options)
+    return ids.of_updates, trainer
+
+
+def of_one_process(data: Dataset[Any], order: Order | None, seed: int | None) -> list[list[int]]:
+    """The samples of each update of three epochs, as the loader of one process has them."""
+    assert seed is not None
+    loader: KeyedDataLoader[Any] = KeyedDataLoader(data, 6, shuffle=order is None, order=order, seed=seed)
+    updates: list[list[int]] = []
+    for epoch in range(3):
+        loader.start_epoch(epoch)
+        updates += [[int(number) for number in numbers] for numbers, _ in loader]
+    return updates
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_run_goes_on_at_its_sample(name: str, shared_tmp_path: Path) -> None:
+    """The updates are those of one process, also where the run was killed within its second epoch."""
+    data, order = DATASETS[name]
+    with pytest.raises(KilledError):
+        train(data, SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=11), KillAt(12), order=order)
+    resumed, trainer = train(data, order=order, resume_from=shared_tmp_path)
+    whole = of_one_process(data, order, trainer.run_config.seed)
+    assert resumed == whole[11:]
+    assert train(data, order=order)[0] == whole
+
+
+def test_the_history_has_the_share_of_each_dataset() -> None:
+    """It is recorded for each epoch and, where a run ends within one, for the part that was trained on."""
+    updates, trainer = train(mixture(num_samples=60), max_num_train_steps=14)
+    for name, first, last in (("ours", 0, 10), ("others", 10, 60)):
+        samples = [torch.tensor(part).flatten() for part in (updates[:10], updates[10:])]
+        shares = [float(((part >= first) & (part < last)).double().mean()) for part in samples]
+        assert shares[0] == {"ours": 0.25, "others": 0.75}[name]
+        assert trainer.run_history.get_metric_values(f"train_share_{name}_epoch") == pytest.approx(shares)
+    assert len(updates) == 14
+    model = nn.Linear(1, 1)
+    run = Run(model, SGD(model.parameters(), lr=1e-5), mixture(num_samples=60), num_epochs=1, per_device_batch_size=2)
+    with run:
+        for inputs, targets in run.batches():
+            run.backward((model(inputs) - targets).square().mean())
+            run.step()
+    assert run.run_history.get_metric_values("train_share_ours_epoch") == [0.25]
+
+
+def test_a_mixture_is_evaluated_sample_by_sample() -> None:
+    """An evaluation visits each sample of each dataset once, whatever the shares in training are."""
+    evaluated: list[int] = []
+
+    class Evaluated(TrainerCallback):
+        @override
+        def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            evaluated.extend(int(number) for number in trainer.gather(batch[0]))
+
+    train(mixture(num_samples=6), Evaluated(), eval_dataset=mixture())
+    assert evaluated == 3 * list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("data", "holder"),
+    [
+        (Subset(mixture(), range(6)), "a Subset"),
+        (ConcatDataset([DATA, Subset(mixture(), range(6))]), "a Subset"),
+        (ConcatDataset([DATA, mixture()]), "a ConcatDataset"),
+        (DataLoader(mixture(), 6), "a DataLoader"),
+    ],
+)
+def test_shares_that_are_lost_are_warned_of(data: Any, holder: str) -> None:
+    """Within another dataset, or in a loader with an order of its own, a mixture loses its shares."""
+    model = nn.Linear(1, 1)
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-5), callbacks=[])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")  # on several processes, a loader is warned of for another reason too
+        trainer.train(data, 1)
+    text = f"The order of a Mixture, mixture-v1, has no effect in {holder}"
+    assert [one.filename for one in warned if str(one.message).startswith(text)] == [__file__]

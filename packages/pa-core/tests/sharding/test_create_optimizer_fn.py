@@ -1,0 +1,213 @@
+"""Optimizers that functions make of sharded models, in loops of one's own, and with what was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import (
+    ArgumentTypeError,
+    CheckpointError,
+    ConfigurationError,
+    Run,
+    SaveTrainingStateCallback,
+    Trainer,
+    TrainerCallback,
+)
+from pa_core.model_tensors import is_sharded
+from tests.support.pa_core.sharding.meta_models import MakesItsWeights, on_meta
+from tests.support.pa_core.sharding.plugins import accelerator_with, sharding
+from tests.support.sharded_models import sentences, tiny_transformer, whole_weights
+
+pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
+
+DATA = TensorDataset(*sentences(20))
+
+
+class ShardingTrainer(Trainer[Any]):
+    """A trainer that does, as the page has one."""
+
+    @override
+    def _create_accelerator(self) -> Any:
+        return accelerator_with()
+
+
+class Sharding(Run[Any, Any]):
+    """A loop of one's own that shards its models on several processes."""
+
+    @override
+    def _create_accelerator(self) -> Any:
+        return accelerator_with()
+
+
+def adamw(model: nn.Module) -> Optimizer:
+    """An optimizer of what is placed and, on several processes, sharded."""
+    assert all(is_sharded(parameter) == dist.is_initialized() for parameter in model.parameters())
+    return AdamW(model.parameters(), lr=0.01)
+
+
+def trained(models: Mapping[str, nn.Module], run: Run[Any, Any]) -> dict[str, dict[str, Tensor]]:
+    """The weights after an epoch in which each model learns to classify, alone."""
+    torch.manual_seed(1)
+    with run:
+        for update in run.updates():
+            for words, classes in update:
+                if set(run.optimizers) == {"optimizer"}:
+                    losses = [nn.functional.cross_entropy(model(words), classes) for model in models.values()]
+                    update.backward(torch.stack(losses).sum())
+                else:
+                    for name, model in models.items():
+                        update.backward(nn.functional.cross_entropy(model(words), classes), model=name)
+            for name in run.optimizers:
+                update.step(name)
+    return {name: whole_weights(model) for name, model in models.items()}
+
+
+def two_models() -> dict[str, nn.Module]:
+    """Two classifiers."""
+    return {"small": tiny_transformer(seed=1), "other": tiny_transformer(seed=2)}
+
+
+def of_both(models: nn.Module) -> Optimizer:
+    """One optimizer of all models."""
+    return AdamW(models.parameters(), lr=0.01)
+
+
+ARGUMENTS: dict[str, Any] = {"num_epochs": 1, "per_device_batch_size": 2}
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_functions_in_a_loop_of_ones_own(is_named: bool) -> None:
+    """One for all models, or one for each by name, with schedulers: as with optimizers that were made before."""
+    models, expected = two_models(), two_models()
+    given: Any = {"small": adamw, "other": adamw} if is_named else of_both
+    before: Any = {name: of_both(one) for name, one in expected.items()} if is_named else None
+    schedule = partial(ExponentialLR, gamma=0.9)
+    arguments: dict[str, Any] = {**ARGUMENTS, "create_scheduler_fn": {"small": schedule} if is_named else schedule}
+    run = Sharding(models, None, DATA, create_optimizer_fn=given, **arguments)
+    assert not run.optimizers
+    made = trained(models, run)
+    assert run.optimizer is next(iter(run.optimizers.values()))
+    by_hand = trained(expected, Sharding(expected, before or of_both(nn.ModuleDict(expected)), DATA, **arguments))
+    torch.testing.assert_close(made, by_hand, rtol=0, atol=1e-12)
+    assert not torch.equal(made["small"]["head.weight"], whole_weights(two_models()["small"])["head.weight"])
+
+
+def test_a_model_on_the_meta_device_in_a_loop_of_ones_own() -> None:
+    """The function is called when the weights are there."""
+    model = on_meta(MakesItsWeights)
+    run = Sharding(model, None, DATA, create_optimizer_fn=adamw, **ARGUMENTS)
+    trained({"model": model}, run)
+    assert not any(parameter.is_meta for parameter in model.parameters())
+    assert {*map(id, run.optimizer.param_groups[0]["params"])} == {*map(id, model.parameters())}
+    assert len(run.optimizer.state) == len(list(model.parameters()))
+
+
+def test_a_run_resumes_with_an_optimizer_that_is_made(shared_tmp_path: Path) -> None:
+    """Of a loop of one's own as of a trainer, the state of the optimizer is restored, and nothing differs."""
+
+    def run(num_steps: int, **options: Any) -> dict[str, Tensor]:
+        model = tiny_transformer()
+        arguments: dict[str, Any] = {**ARGUMENTS, "max_num_train_steps": num_steps, **options}
+        return trained({"model": model}, Sharding(model, None, DATA, create_optimizer_fn=adamw, **arguments))["model"]
+
+    whole = run(4)
+    states = SaveTrainingStateCallback(shared_tmp_path / "run")
+    run(2, callbacks=[states])
+    resumed = run(4, resume_from=shared_tmp_path / "run")
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+    def train(num_steps: int, path: Path | None = None) -> dict[str, Tensor]:
+        model = tiny_transformer()
+        trainer = sharding(model, None, adamw)
+        if path is not None:
+            trainer.callback_handler.add_callback(SaveTrainingStateCallback(path))
+        torch.manual_seed(1)
+        trainer.train(DATA, 1, per_device_batch_size=2, max_num_train_steps=num_steps,
+                      resume_from=path if num_steps == 4 else None)  # fmt: skip
+        return whole_weights(model)
+
+    whole = train(4)
+    train(2, shared_tmp_path / "trainer")
+    torch.testing.assert_close(train(4, shared_tmp_path / "trainer"), whole, rtol=0, atol=0)
+
+
+class Loads(TrainerCallback):
+    """Loads a checkpoint when the first training run has begun."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @override
+    def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
+        trainer.load_checkpoint(self.path)
+        self.loaded = next(iter(trainer.optimizer.state.values()))["step"].item()
+
+
+def test_a_checkpoint_before_the_first_run(shared_tmp_path: Path) -> None:
+    """The optimizer in it has nobody to take it over yet: the error tells where there is, and the weights load."""
+    path = shared_tmp_path / "checkpoint.pt"
+    first = sharding(tiny_transformer(seed=4), None, adamw)
+    first.train(DATA, 1, per_device_batch_size=2, max_num_train_steps=3)
+    first.save_checkpoint(path, save_per_node=False)
+    model = tiny_transformer()
+    makers: list[Callable[[nn.Module], Trainer[Any] | Run[Any, Any]]] = [
+        lambda model: sharding(model, None, adamw),
+        lambda model: Sharding(model, None, DATA, create_optimizer_fn=adamw, **ARGUMENTS),
+    ]
+    for make in makers:
+        maker = make(model)
+        before = whole_weights(model)
+        with pytest.raises(CheckpointError, match="on_training_run_start"):
+            maker.load_checkpoint(path)
+        torch.testing.assert_close(whole_weights(model), before, rtol=0, atol=0)
+    trainer = sharding(model, None, adamw)
+    trainer.load_checkpoint(path, load_optimizer=False)
+    torch.testing.assert_close(whole_weights(model), whole_weights(first.get_model()), rtol=0, atol=0)
+    loads = Loads(path)
+    trainer = sharding(tiny_transformer(), None, adamw)
+    trainer.callback_handler.add_callback(loads)
+    trainer.train(DATA, 1, per_device_batch_size=2, max_num_train_steps=1)
+    assert loads.loaded == 3
+    with Sharding(model, None, DATA, create_optimizer_fn=adamw, **ARGUMENTS) as run:
+        run.load_checkpoint(path)
+        assert next(iter(run.optimizer.state.values()))["step"].item() == 3
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "function", "message"),
+    [
+        (SGD([nn.Parameter(torch.ones(1))], lr=0.1), adamw, "optimizer=None, or leave create_optimizer_fn out"),
+        (None, AdamW, r"lambda model: torch.optim.AdamW\(model.parameters\(\)"),
+        (None, {"nobody": adamw}, "'nobody'"),
+        (None, None, "no optimizer to train with"),
+    ],
+)
+def test_what_cannot_be_meant(optimizer: Any, function: Any, message: str) -> None:
+    """Both, a class, a name that no model has, and nothing at all are refused when the run is made."""
+    with pytest.raises((ConfigurationError, ArgumentTypeError), match=message):
+        Sharding(tiny_transformer(), optimizer, DATA, create_optimizer_fn=function, **ARGUMENTS)
+
+
+def of_another_model(_model: nn.Module) -> Optimizer:
+    """What trains nothing of the model."""
+    return SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+
+
+@pytest.mark.parametrize(("function", "message"), [(nn.Sequential, "optimizer"), (of_another_model, "parameters")])
+def test_what_a_function_must_not_return(function: Any, message: str) -> None:
+    """No optimizer, or one of another model, ends the block when it is entered."""
+    run = Sharding(tiny_transformer(), None, DATA, create_optimizer_fn=function, **ARGUMENTS)
+    with pytest.raises((ConfigurationError, ArgumentTypeError), match=message), run:
+        pass

@@ -1,0 +1,296 @@
+"""Streams: iterable datasets without a length, whose epochs end when they do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
+from typing_extensions import override
+
+from pa_core import ConfigurationError, ProgressBarCallback, SaveTrainingStateCallback, Trainer
+from pa_core.callbacks import PrintProgressCallback
+from pa_core.data.loaders import default_num_workers
+from pa_core.distributed import num_processes, rank
+from pa_core.errors import EmptyDatasetError
+from pa_core.orders import Sequential
+from tests.small_runs import NoteBatches, linear, make_trainer, samples
+from tests.support.callbacks import KillAt, KilledError
+from tests.support.pa_core.custom_loops.loops import make_line
+
+Sample = tuple[Tensor, ...]
+NO_WORKERS: dict[str, Any] = {"num_workers": 0}
+
+
+class Stream(IterableDataset[Sample]):
+    """Yields the first samples of a small dataset; counts what was asked of it."""
+
+    def __init__(self, length: int | None) -> None:
+        self.length = length
+        self.data = samples(20 if length is None else length)
+        self.num_read = 0
+
+    @override
+    def __iter__(self) -> Iterator[Sample]:
+        for number in count() if self.length is None else range(self.length):
+            self.num_read += 1
+            yield self.data[number % len(self.data)]
+
+
+class StreamWithState(IterableDataset[Sample]):
+    """Knows its position."""
+
+    def __init__(self, length: int) -> None:
+        self.data = samples(length)
+        self.position = 0
+        self.num_read = 0
+
+    @override
+    def __iter__(self) -> Iterator[Sample]:
+        while self.position < len(self.data):
+            self.position += 1
+            self.num_read += 1
+            yield self.data[self.position - 1]
+        self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go there."""
+        self.position = state_dict["position"]
+
+
+class Share(IterableDataset[Sample]):
+    """What one process reads, and nobody else."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+        self.rank, self.num_replicas = rank(), num_processes()
+
+    @override
+    def __iter__(self) -> Iterator[Sample]:
+        return (self.data[number] for number in range(len(self.data)))
+
+
+def train(trainer: Trainer, data: Any, updates: int | None, **options: Any) -> Trainer:
+    """Train on batches of 8 without workers."""
+    torch.manual_seed(1)
+    settings: dict[str, Any] = {"per_device_batch_size": 8, "train_dataloader_kwargs": NO_WORKERS}
+    trainer.train(data, 1, max_num_train_steps=updates, **{**settings, **options})
+    return trainer
+
+
+def weights(trainer: Trainer) -> Tensor:
+    """The weights of the small model."""
+    weight: Tensor = trainer.model.state_dict()["weight"]
+    return weight
+
+
+@pytest.mark.parametrize(("accumulation_steps", "updates"), [(1, 3), (2, 2), (3, 1), (4, 1)])
+def test_a_stream_trains_as_the_same_samples_in_a_list_do(accumulation_steps: int, updates: int) -> None:
+    """Three epochs of 20 samples: the last batch and the last group are smaller, and each sample weighs the same."""
+    options: dict[str, Any] = {"gradient_accumulation_steps": accumulation_steps}
+    listed = make_trainer(lr=1e-2)
+    listed.train(samples(20), 3, per_device_batch_size=8, order=Sequential(), **options)
+
+    streamed = train(make_trainer(lr=1e-2), Stream(20), 3 * updates, **options)
+
+    torch.testing.assert_close(weights(streamed), weights(listed), rtol=1e-12, atol=0)
+    assert (streamed.num_updates_completed, streamed.num_epochs_completed) == (3 * updates, 3)
+    losses = (trainer.run_history.get_metric_values("train_loss_epoch") for trainer in (streamed, listed))
+    assert next(losses) == pytest.approx(next(losses), rel=1e-12)
+
+
+def test_a_stream_without_an_end_is_trained_on_for_a_number_of_updates(capsys: pytest.CaptureFixture[str]) -> None:
+    """The displays count its batches without a total; the config has one epoch of all updates."""
+    trainer = train(make_trainer(Trainer, PrintProgressCallback()), Stream(None), 7, eval_dataset=Stream(17))
+    train(make_trainer(Trainer, ProgressBarCallback()), Stream(None), 7, eval_dataset=Stream(17))
+
+    printed = capsys.readouterr().out
+    assert (trainer.num_updates_completed, trainer.num_epochs_completed) == (7, 1)
+    config = trainer.run_config
+    assert (config.num_epochs, config.num_update_steps_per_epoch, config.max_num_train_steps) == (1, 7, 7)
+    assert "Training starts: 7 updates of a stream, 8 samples per update" in printed
+    assert "Epoch 1: 7 batches, " in printed
+    assert "Epoch 1 eval: 3 batches, " in printed
+
+
+def test_a_stream_is_evaluated_to_its_end() -> None:
+    """Each of its samples counts once, also in the smaller last batch."""
+    note, trainer = NoteBatches(), make_trainer()
+    trainer.callback_handler.add_callback(note)
+    data = samples(19)
+
+    trainer.evaluate(Stream(19), per_device_batch_size=8)
+
+    assert note.evaluated == list(range(19))
+    expected = nn.functional.mse_loss(linear()(data.tensors[0]), data.tensors[1]).item()
+    assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_run_on_a_stream_needs_a_number_of_updates() -> None:
+    """Without one, nothing would end the run; the error asks for it before anything is read."""
+    stream = Stream(20)
+    with pytest.raises(ConfigurationError, match="Pass max_num_train_steps") as caught:
+        train(make_trainer(), stream, None)
+
+    assert "Stream" in str(caught.value)
+    assert stream.num_read == 0
+
+
+def test_a_stream_that_is_used_up_ends_the_run_with_an_error() -> None:
+    """What yields nothing the second time would be gone through again and again in vain."""
+
+    class Once(IterableDataset[Sample]):
+        """Hands out the same iterator each time."""
+
+        def __init__(self) -> None:
+            self.left = iter(Stream(16))
+
+        @override
+        def __iter__(self) -> Iterator[Sample]:
+            return self.left
+
+    trainer = make_trainer()
+    with pytest.raises(EmptyDatasetError, match="is used up after the first time"):
+        train(trainer, Once(), 5)
+
+    assert trainer.num_updates_completed == 2
+
+
+@pytest.mark.parametrize("event", ["on_train_step_start", "on_eval_epoch_start"])
+@pytest.mark.parametrize("kind", [Stream, StreamWithState])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_a_run_on_a_stream_resumes_after_any_update(
+    tmp_path: Path, kind: type[Any], event: str, accumulation_steps: int
+) -> None:
+    """It trains on the rest of the stream and goes over it again; with a state, it reads nothing twice."""
+    options: dict[str, Any] = {"gradient_accumulation_steps": accumulation_steps, "eval_dataset": samples(8)}
+    note = NoteBatches()
+    whole = train(make_trainer(Trainer, note), kind(44), 8, **options)
+    per_epoch = math.ceil(6 / accumulation_steps)
+    for update in range(1, 8) if event == "on_train_step_start" else range(per_epoch, 8, per_epoch):
+        folder = tmp_path / str(update)
+        saving = SaveTrainingStateCallback(folder, save_every_n_steps=1)
+        before, after, stream = NoteBatches(), NoteBatches(), kind(44)
+        with pytest.raises(KilledError):
+            train(make_trainer(Trainer, before, saving, KillAt(update, event)), kind(44), 8, **options)
+        resumed = train(make_trainer(Trainer, after), stream, 8, resume_from=folder, **options)
+
+        assert before.trained + after.trained == note.trained
+        torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
+        assert resumed.num_epochs_completed == whole.num_epochs_completed
+        if kind is StreamWithState:
+            assert stream.num_read == sum(map(len, after.trained))
+
+
+def test_a_run_on_a_stream_is_made_longer(tmp_path: Path) -> None:
+    """The samples of the stream that are left come first; then it begins again."""
+    note = NoteBatches()
+    train(make_trainer(Trainer, note), Stream(44), 9)
+    trained: list[list[int]] = []
+    for updates in (2, 5, 6, 9):
+        part = NoteBatches()
+        trainer = make_trainer(Trainer, part, SaveTrainingStateCallback(tmp_path))
+        train(trainer, Stream(44), updates, resume_from=tmp_path, resume_missing="start")
+        trained += part.trained
+
+    assert trained == note.trained
+
+
+def test_a_loop_of_ones_own_goes_over_a_stream() -> None:
+    """`Run` makes the same updates as the trainer."""
+    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "train_dataloader_kwargs": NO_WORKERS}
+    trained = train(make_trainer(lr=1e-2), Stream(20), 5, **settings)
+    torch.manual_seed(1)
+    run = make_line(
+        data=Stream(20), lr=1e-2, num_epochs=None, max_num_train_steps=5, per_device_batch_size=8, **settings
+    )
+    with run:
+        for inputs, targets in run.batches():
+            run.backward(nn.functional.mse_loss(run.model(inputs), targets))
+            run.step()
+
+    assert (run.num_updates_completed, run.num_epochs_completed) == (5, 3)
+    torch.testing.assert_close(run.model.weight.detach(), weights(trained), rtol=0, atol=0)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("accumulation_steps", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(18, 7), (0, 9)])
+def test_streams_of_processes_need_not_be_equally_long(sizes: tuple[int, int], accumulation_steps: int) -> None:
+    """An update is the mean over all samples that any process still has; the epoch ends when none has any."""
+    sizes = sizes if num_processes() == 2 else (sum(sizes), 0)
+    data, starts = samples(sum(sizes)), (0, sizes[0])
+    share = TensorDataset(*(tensor[starts[rank()] :][: sizes[rank()]] for tensor in data.tensors))
+    at_once = 4 * accumulation_steps
+    updates = math.ceil(max(sizes) / at_once)
+
+    trainer = train(
+        make_trainer(lr=1e-2),
+        Share(share),
+        2 * updates,
+        per_device_batch_size=4,
+        gradient_accumulation_steps=accumulation_steps,
+    )
+
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for first in [*range(0, max(sizes), at_once)] * 2:
+        indices = [
+            start + number
+            for start, size in zip(starts, sizes, strict=True)
+            for number in range(first, min(first + at_once, size))
+        ]
+        inputs, targets = data[indices]
+        optimizer.zero_grad()
+        loss: Any = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(trainer), model.state_dict()["weight"], rtol=1e-12, atol=0)
+    assert (trainer.num_updates_completed, trainer.num_epochs_completed) == (2 * updates, 2)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_the_share_of_another_process_is_refused() -> None:
+    """A stream that is split for three processes would lose samples on one or two."""
+    stream = Share(samples(8))
+    stream.num_replicas = 3
+    with pytest.raises(ConfigurationError, match="split for a different set of processes"):
+        train(make_trainer(), stream, 2)
+
+
+class DividedStream(Stream):
+    """Each worker yields a share of its own."""
+
+    @override
+    def __iter__(self) -> Iterator[Sample]:
+        worker = get_worker_info()
+        number, of = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return (self.data[index] for index in range(number, len(self.data), of))
+
+
+@pytest.mark.parametrize(("kind", "warns"), [(Stream, True), (DividedStream, False)])
+def test_workers_that_all_read_the_whole_stream_are_warned_of(
+    kind: type[Stream], warns: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A stream that asks for its worker is left alone; one that does not would yield each sample twice."""
+    trainer = train(make_trainer(), kind(8), 1, train_dataloader_kwargs={"num_workers": 2})
+
+    texts = [str(warning.message) for warning in recwarn if "get_worker_info" in str(warning.message)]
+    assert trainer.num_updates_completed == 1
+    assert len(texts) == warns
+    assert all("Each of the 2 workers iterates over Stream" in text for text in texts)
+
+
+def test_a_stream_with_a_state_gets_no_worker_by_default() -> None:
+    """A worker would keep its position to itself, and a resumed run would read all of it again."""
+    assert default_num_workers(StreamWithState(8), local_processes=1) == 0

@@ -1,0 +1,538 @@
+"""Modules beside the model: trained with it by one loss, saved with it, or only placed beside it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import (
+    ArgumentTypeError,
+    CheckpointError,
+    ConfigurationError,
+    SaveTrainingStateCallback,
+    StopTrainingError,
+    Trainer,
+    TrainerPlaceholderValues,
+    UnsupportedConfigurationError,
+    gather_objects,
+)
+from pa_core.distributed import num_processes, rank
+from tests.launching import Launch
+from tests.support.callbacks import CallAt, KillAt, KilledError
+from tests.support.loops import updates_of
+from tests.support.pa_core.towers import TwoTowers, contrast, decay, pairs, tower, two_towers, weights_of
+
+everywhere = pytest.mark.runs_on("one_process", "two_ranks")
+on_two_ranks = pytest.mark.runs_on("two_ranks")
+
+
+def assert_alike(modules: Sequence[nn.Module], by_hand: Sequence[nn.Module]) -> None:
+    """Both have the same weights."""
+    for one, other in zip(modules, by_hand, strict=True):
+        torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=1e-12)
+
+
+@everywhere
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_run_is_that_of_a_loop_by_hand(clip: float | None) -> None:
+    """Weights, learning rates and the norm that is clipped, whatever the split, and with processes without a sample."""
+    data, trainer = pairs(21), two_towers()
+    model, captions = copy.deepcopy(trainer.model), copy.deepcopy(trainer.modules["captions"])
+    trainer.train(
+        data,
+        2,
+        per_device_batch_size=4 // num_processes(),
+        gradient_accumulation_steps=2,
+        gradient_clip_norm=clip,
+        create_scheduler_fn=decay,
+    )
+    optimizers: list[Optimizer] = [SGD(model.parameters(), lr=0.1, momentum=0.9), Adam(captions.parameters(), lr=0.01)]
+    schedulers = [decay(optimizers[0]), StepLR(optimizers[1], step_size=1)]
+    norm = torch.zeros(())
+    for first, second in updates_of(data, trainer.run_config.seed, epochs=2, samples=8):
+        torch.autograd.backward(contrast(model(first), captions(second)))
+        if clip is not None:
+            norm = nn.utils.clip_grad_norm_([*model.parameters(), *captions.parameters()], clip)
+        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+    assert trainer.num_updates_completed == 6
+    assert_alike([trainer.get_model(), trainer.modules["captions"]], [model, captions])
+    assert gather_objects(weights_of(trainer)) == [weights_of(trainer)] * num_processes()
+    rates = [optimizer.param_groups[0]["lr"] for optimizer in trainer.named_optimizers().values()]
+    assert rates == pytest.approx([optimizer.param_groups[0]["lr"] for optimizer in optimizers])
+    if clip is not None:
+        torch.testing.assert_close(trainer.gradient_norm, norm, rtol=0, atol=1e-12)
+
+
+@everywhere
+def test_the_optimizer_of_the_trainer_may_train_a_module_too() -> None:
+    """Given without an optimizer, it is trained by the one that has its parameters, and its gradients are exchanged."""
+    torch.manual_seed(0)
+    model, captions = tower(3), tower(5)
+    copies = copy.deepcopy(model), copy.deepcopy(captions)
+    trainer = TwoTowers(model, None, SGD([*model.parameters(), *captions.parameters()], lr=0.1), callbacks=[])
+    trainer.add_module("captions", captions)
+    data = pairs(8)
+    trainer.train(data, 2, per_device_batch_size=4 // num_processes())
+    optimizer = SGD([*copies[0].parameters(), *copies[1].parameters()], lr=0.1)
+    for first, second in updates_of(data, trainer.run_config.seed, epochs=2, samples=4):
+        torch.autograd.backward(contrast(copies[0](first), copies[1](second)))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_alike([model, captions], copies)
+    assert list(trainer.named_models()) == ["model", "captions"]
+    assert list(trainer.named_optimizers()) == ["optimizer"]
+
+
+@on_two_ranks
+def test_modules_that_were_made_differently_begin_as_that_of_rank_zero() -> None:
+    """As the model does."""
+    torch.manual_seed(rank())
+    model, captions = tower(3), tower(5)
+    trainer = TwoTowers(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.add_module("captions", captions, SGD(captions.parameters(), lr=0.1))
+    trainer.train(pairs(5), 1, per_device_batch_size=2)
+    assert gather_objects(weights_of(trainer)) == [weights_of(trainer)] * 2
+
+
+class Twice(TwoTowers):
+    """Calls the module in several ways, and in some steps not at all."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        images = self.model(batch[0])
+        captions: Any = self.modules["captions"]
+        loss = images.square().mean()
+        if self.num_updates_completed % 2 == 0:
+            loss = loss + captions(batch[1]).mean() + captions[0](batch[1]).square().mean() + captions(batch[0]).mean()
+        return {"loss": loss, "model_outputs": images, "batch_size": len(images)}
+
+
+@on_two_ranks
+def test_a_module_may_be_called_often_or_not_at_all() -> None:
+    """The processes stay equal: also where a part of it is called by itself, or no part in a whole update."""
+    trainer = two_towers(kind=Twice)
+    trainer.train(pairs(13), 2, per_device_batch_size=2)
+    assert trainer.num_updates_completed == 8
+    assert gather_objects(weights_of(trainer)) == [weights_of(trainer)] * 2
+
+
+class Normalised(TwoTowers):
+    """Notes the statistics of a layer of the module at the end of each epoch."""
+
+    @override
+    def eval_epoch_start(self) -> None:
+        super().eval_epoch_start()
+        captions: Any = self.modules["captions"]
+        layer = captions[1]
+        self.run_history.update_metric("mean", layer.running_mean.sum().item())
+        self.run_history.update_metric("is_training", layer.training)
+
+
+@everywhere
+def test_modes_and_buffers_are_those_of_a_model() -> None:
+    """In evaluation the module is in eval mode with the statistics of rank zero; training goes on in training mode."""
+    torch.manual_seed(0)
+    model = tower(3)
+    captions = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).double()
+    trainer = Normalised(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.add_module("captions", captions, SGD(captions.parameters(), lr=0.1))
+    trainer.train(pairs(16), 2, pairs(8), per_device_batch_size=4)
+    means = list(trainer.run_history.get_metric_values("mean"))
+    assert gather_objects(means) == [means] * num_processes()
+    assert means[0] != means[1]
+    assert list(trainer.run_history.get_metric_values("is_training")) == [False, False]
+    assert captions.training
+
+
+@everywhere
+def test_a_teacher() -> None:
+    """What nobody trains is put into eval mode, gets no gradient of its own, and is in nothing that is saved."""
+
+    class Distilled(Trainer[nn.Sequential]):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            with torch.no_grad():
+                taught = self.modules["teacher"](batch[0])
+            outputs = self.model(batch[0])
+            return {"loss": (outputs - taught).square().mean(), "model_outputs": outputs, "batch_size": len(outputs)}
+
+    torch.manual_seed(0)
+    model, teacher = tower(3), tower(8, drops=0.5)
+    before = copy.deepcopy(teacher.state_dict())
+    trainer = Distilled(model, None, SGD(model.parameters(), lr=0.5), callbacks=[])
+    trainer.add_module("teacher", teacher.requires_grad_(False))
+    trainer.train(pairs(32), 20, per_device_batch_size=4)
+    losses = list(trainer.run_history.get_metric_values("train_loss_epoch"))
+    assert losses[-1] < losses[0] / 2
+    assert not teacher.training
+    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+    assert list(trainer.named_models()) == ["model"]
+
+
+def test_a_module_is_placed_in_the_precision_of_the_run() -> None:
+    """What a step calls computes in it; when the run is over, the module is the user's own again."""
+    dtypes: list[torch.dtype] = []
+
+    class Notes(Trainer[nn.Module]):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            loss = self.model(self.modules["first"](batch[0])).square().mean()
+            return {"loss": loss, "model_outputs": None, "batch_size": len(batch[0])}
+
+    first, model = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 1)
+    first[0].register_forward_hook(lambda _module, _inputs, output: dtypes.append(output.dtype))
+    trainer = Notes(model, None, SGD(model.parameters(), lr=0.1), callbacks=[], mixed_precision="bf16")
+    trainer.add_module("first", first, SGD(first.parameters(), lr=0.1))
+    trainer.train(TensorDataset(torch.ones(4, 4), torch.ones(4, 1)), 1)
+    first(torch.ones(1, 4))
+    assert dtypes == [torch.bfloat16, torch.float32]
+    assert "forward" not in vars(first)
+    assert all(parameter.grad is None for parameter in first.parameters())
+
+
+def test_an_update_that_overflows_in_the_module_is_made_in_neither() -> None:
+    """With a scaler of fp16, gradients of both are unscaled before they are clipped, and an overflow skips both."""
+    factors = [float("inf"), 1.0]
+
+    class InFp16(Trainer[nn.Module]):
+        @override
+        def _create_accelerator(self) -> Any:
+            accelerator: Any = Accelerator(cpu=True, mixed_precision="fp16")
+            accelerator.scaler = GradScaler("cpu", init_scale=1024.0)
+            return accelerator
+
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            loss = self.model(batch[0]).sum() + self.modules["other"](batch[0]).sum() * factors.pop(0)
+            return {"loss": loss, "model_outputs": None, "batch_size": len(batch[0])}
+
+    model, other = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+    before = [module.weight.tolist() for module in (model, other)]
+    trainer = InFp16(model, None, SGD(model.parameters(), lr=1.0), callbacks=[])
+    trainer.add_module("other", other, SGD(other.parameters(), lr=1.0))
+    data = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    trainer.train(data, 1, per_device_batch_size=8, gradient_clip_norm=100.0)
+    assert trainer.num_updates_completed == 0
+    assert [module.weight.tolist() for module in (model, other)] == before
+    trainer.train(data, 1, per_device_batch_size=8, gradient_clip_norm=4.0)
+    assert trainer.gradient_norm is not None
+    assert trainer.gradient_norm.item() == pytest.approx(16.0)  # four gradients of 8
+    for module, weights in zip((model, other), before, strict=True):
+        assert module.weight.tolist() == [pytest.approx([weight - 2.0 for weight in weights[0]], abs=1e-5)]
+
+
+@everywhere
+def test_a_scheduler_is_stepped_when_the_trainers_is() -> None:
+    """After each epoch with a metric, where `train()` is asked for it, also if the trainer itself has no scheduler."""
+    torch.manual_seed(0)
+    model, captions = tower(3), tower(5)
+    trainer = TwoTowers(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    plateau = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=1e9)
+    trainer.add_module("captions", captions, SGD(captions.parameters(), lr=1.0), plateau)
+    trainer.train(pairs(8), 3, per_device_batch_size=2, watch_metric="train_loss_epoch")
+    assert trainer.named_optimizers()["captions"].param_groups[0]["lr"] == 0.5**3
+    assert trainer.scheduler is None
+
+
+def test_a_scheduler_gets_the_length_of_the_run() -> None:
+    """Placeholders are filled in, and a schedule that ends too early is refused before anything is trained."""
+    torch.manual_seed(0)
+
+    def trainer_with(total_steps: Any) -> TwoTowers:
+        model, captions = tower(3), tower(5)
+        trainer = TwoTowers(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+        schedule = partial(OneCycleLR, max_lr=1.0, total_steps=total_steps)
+        trainer.add_module("captions", captions, SGD(captions.parameters(), lr=0.1), schedule)
+        return trainer
+
+    updates = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
+    trainer = trainer_with(updates + 1)
+    trainer.train(pairs(8), 3, per_device_batch_size=2)
+    assert trainer.named_optimizers()["captions"].param_groups[0]["lr"] < 1e-3
+    short = trainer_with(5)
+    with pytest.raises(ConfigurationError, match="schedule is shorter than the run"):
+        short.train(pairs(8), 3, per_device_batch_size=2)
+    assert short.num_updates_completed == 0
+
+
+# Refused
+
+Add = Callable[[TwoTowers], None]
+
+
+def of(module: nn.Module) -> SGD:
+    """An optimizer of a module."""
+    return SGD(module.parameters(), lr=0.1)
+
+
+def shared(trainer: TwoTowers) -> None:
+    """A module with a layer of another one."""
+    captions: Any = trainer.modules["captions"]
+    module = nn.Sequential(captions[0])
+    trainer.add_module("more", module, of(module))
+
+
+def in_two_optimizers(trainer: TwoTowers) -> None:
+    """A module whose parameters the trainer's optimizer has too."""
+    module = tower(2)
+    trainer.optimizer.add_param_group({"params": module.parameters()})
+    trainer.add_module("more", module, of(module))
+
+
+REFUSED: dict[str, tuple[type[Exception], str, Add]] = {
+    "a name twice": (
+        ConfigurationError,
+        "There is a module of this name already",
+        lambda trainer: trainer.add_module("captions", tower(2)),
+    ),
+    "a reserved name": (ConfigurationError, "none of loss_func, model", lambda one: one.add_module("model", tower(2))),
+    "no name": (ConfigurationError, "letters, digits", lambda trainer: trainer.add_module("my module", tower(2))),
+    "a part of the model": (
+        ConfigurationError,
+        "it is trained already",
+        lambda trainer: trainer.add_module("head", trainer.model[3], of(trainer.model[3])),
+    ),
+    "a part of another module": (ConfigurationError, "one module that holds both", shared),
+    "a foreign optimizer": (
+        ConfigurationError,
+        "SGD of 4 other parameters",
+        lambda trainer: trainer.add_module("more", tower(2), of(tower(2))),
+    ),
+    "two optimizers": (ConfigurationError, "Two optimizers would train", in_two_optimizers),
+    "no optimizer": (
+        ConfigurationError,
+        "Pass its optimizer, or call requires_grad_",
+        lambda trainer: trainer.add_module("more", tower(2)),
+    ),
+    "a scheduler alone": (
+        ConfigurationError,
+        "Pass the optimizer of the module too",
+        lambda trainer: trainer.add_module("more", tower(2).eval(), None, decay),
+    ),
+    "a scheduler for its factory": (
+        TypeError,
+        "an instance of StepLR",
+        lambda trainer: trainer.add_module("more", tower(2), None, decay(trainer.optimizer)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
+    ),
+    "a class": (
+        ArgumentTypeError,
+        "module=nn.Linear",
+        lambda trainer: trainer.add_module("more", nn.Linear),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
+    ),
+    "the class of an optimizer": (
+        ArgumentTypeError,
+        "The optimizer is a class",
+        lambda trainer: trainer.add_module("more", tower(2), SGD),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_added(case: str) -> None:
+    """Each is an error that names what is wrong, and the trainer trains as before."""
+    kind, message, add = REFUSED[case]
+    trainer = two_towers()
+    with pytest.raises(kind, match=message):
+        add(trainer)
+    assert list(trainer.modules) == ["captions"]
+
+
+def test_nothing_is_added_while_a_run_is_under_way() -> None:
+    """A callback or a step is told where to do it."""
+    adds = CallAt("on_train_epoch_start", lambda trainer: trainer.add_module("late", tower(2).eval()))
+    with pytest.raises(ConfigurationError, match=r"add_module\('late', \.\.\.\) in a callback"):
+        two_towers(adds).train(pairs(4), 1)
+
+
+def test_what_a_script_changed_since_is_looked_at_when_a_run_starts() -> None:
+    """An optimizer that was replaced by one that has the parameters of a module too, for example."""
+    trainer = two_towers()
+    trainer.optimizer = SGD([*trainer.model.parameters(), *trainer.modules["captions"].parameters()], lr=0.1)
+    with pytest.raises(ConfigurationError, match="Two optimizers would train the module 'captions'"):
+        trainer.train(pairs(4), 1)
+
+
+@on_two_ranks
+def test_a_module_that_was_added_may_be_an_attribute_as_well() -> None:
+    """It is not taken for one whose gradients nobody exchanges; another one still is."""
+    trainer: Any = two_towers()
+    trainer.captions, trainer.optimizer_of_captions = (
+        trainer.modules["captions"],
+        trainer.named_optimizers()["captions"],
+    )
+    trainer.train(pairs(8), 1, per_device_batch_size=2)
+    assert trainer.num_updates_completed == 2
+    trainer.critic = nn.Linear(1, 1)
+    with pytest.raises(UnsupportedConfigurationError, match=r"trainer\.add_module\('critic', \.\.\.\)"):
+        trainer.train(pairs(8), 1, per_device_batch_size=2)
+
+
+@on_two_ranks
+def test_a_step_that_trains_the_module_by_itself() -> None:
+    """Its gradients would not be averaged: an error says so before the trainer's first update."""
+
+    class Adversarial(TwoTowers):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            torch.autograd.backward(self.modules["captions"](batch[1]).square().mean())
+            optimizer = self.named_optimizers()["captions"]
+            optimizer.step()
+            optimizer.zero_grad()
+            return super().calculate_train_batch_loss(batch)
+
+    trainer = two_towers(kind=Adversarial)
+    with pytest.raises(UnsupportedConfigurationError, match=r"'captions' has drifted apart(.|\n)*use Run"):
+        trainer.train(pairs(16), 1, per_device_batch_size=2)
+    assert trainer.num_updates_completed == 0
+
+
+@on_two_ranks
+def test_a_stop_on_one_process_stops_both() -> None:
+    """The other one does not wait for the gradients of a module that the first has not called."""
+
+    class StopsAlone(TwoTowers):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            if self.num_updates_completed == 2 and not self.is_main_process:
+                raise StopTrainingError("enough")
+            return super().calculate_train_batch_loss(batch)
+
+    trainer = two_towers(kind=StopsAlone)
+    trainer.train(pairs(16), 1, per_device_batch_size=2)
+    assert gather_objects(trainer.num_updates_completed) == [2, 2]
+    assert gather_objects(weights_of(trainer)) == [weights_of(trainer)] * 2
+
+
+# Saved
+
+
+@everywhere
+def test_a_checkpoint_has_the_module_by_its_name(shared_tmp_path: Path) -> None:
+    """Its weights, its optimizer and its scheduler come back with those of the model."""
+    path, saved = shared_tmp_path / "both.pt", two_towers()
+    saved.train(pairs(8), 2, per_device_batch_size=2)
+    saved.save_checkpoint(path)
+    loaded = two_towers()
+    content = loaded.load_checkpoint(path, load_scheduler=False)
+    assert sorted(content["modules"]["captions"]) == [
+        "model_state_dict",
+        "optimizer_state_dict",
+        "scheduler_state_dict",
+    ]
+    assert weights_of(loaded) == weights_of(saved)
+    steps = [
+        [state["step"] for state in trainer.named_optimizers()["captions"].state.values()]
+        for trainer in (saved, loaded)
+    ]
+    assert steps[0] == steps[1] != []
+
+
+def test_a_checkpoint_without_the_module(tmp_path: Path) -> None:
+    """Nothing of it is loaded where the trainer has a module that it lacks; a trainer without one loads its model."""
+    with_module, without = tmp_path / "both.pt", tmp_path / "model.pt"
+    trainer = two_towers()
+    trainer.train(pairs(8), 1)
+    trainer.save_checkpoint(with_module)
+    model = tower(3)
+    alone = Trainer(model, None, SGD(model.parameters(), lr=0.1, momentum=0.9), callbacks=[])
+    alone.load_checkpoint(with_module)
+    for one, other in zip(model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    alone.save_checkpoint(without)
+    fresh = two_towers()
+    before = weights_of(fresh)
+    with pytest.raises(CheckpointError, match=r"lacks modules(.|\n)*without 'captions'"):
+        fresh.load_checkpoint(without)
+    assert weights_of(fresh) == before
+
+
+@everywhere
+@pytest.mark.parametrize("update", [2, 4])
+def test_a_resumed_run_goes_on_bit_for_bit(update: int, shared_tmp_path: Path) -> None:
+    """In mid-epoch and in another one, with both optimizers and schedulers, in objects that were made anew."""
+
+    def train(trainer: TwoTowers, **arguments: Any) -> TwoTowers:
+        torch.manual_seed(3)
+        trainer.train(
+            pairs(21), 3, per_device_batch_size=2, gradient_accumulation_steps=2, create_scheduler_fn=decay, **arguments
+        )
+        return trainer
+
+    whole = train(two_towers(drops=0.2))
+    save = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=update)
+    with pytest.raises(KilledError):
+        train(two_towers(save, KillAt(update + 1), drops=0.2))
+    resumed = train(two_towers(drops=0.2), resume_from=shared_tmp_path)
+    assert weights_of(resumed) == weights_of(whole)
+    assert [one.state_dict() for one in resumed.named_schedulers().values()] == [
+        one.state_dict() for one in whole.named_schedulers().values()
+    ]
+    assert resumed.run_history.get_metric_values("train_loss_epoch") == whole.run_history.get_metric_values(
+        "train_loss_epoch"
+    )
+
+
+def test_a_state_without_the_module_is_refused(tmp_path: Path) -> None:
+    """A run with another module than the one that was saved does not go on from it, with its name."""
+    model = tower(3)
+    alone = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1, momentum=0.9), callbacks=[])
+    things = torch.randn(8, 4).double()
+    alone.train(TensorDataset(things, things[:, :2]), 1)
+    alone.save_training_state(tmp_path / "state")
+    with pytest.raises(CheckpointError, match=r"would not continue(.|\n)*captions: Adam"):
+        two_towers().train(pairs(8), 2, resume_from=tmp_path / "state")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from pa_core import SaveTrainingStateCallback, TrainerCallback, gather_objects
+from tests.support.pa_core.towers import decay, pairs, two_towers, weights_of
+
+class Kill(TrainerCallback):
+    def on_optimizer_step_end(self, trainer, update, **kwargs):
+        if update == 7 and trainer.process_index == trainer.num_processes - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def train(*callbacks, **arguments):
+    trainer = two_towers(*callbacks, drops=0.2)
+    torch.manual_seed(3)
+    trainer.train(pairs(21), 3, per_device_batch_size=2, create_scheduler_fn=decay, **arguments)
+    return trainer
+
+save = SaveTrainingStateCallback("states", save_every_n_steps=2)
+if sys.argv[1] == "killed":
+    train(save, Kill())
+resumed, whole = train(save, resume_from="states"), train()
+ended = [(weights_of(trainer), trainer.num_updates_completed) for trainer in (resumed, whole)]
+whole.print("equal on each process:", gather_objects(ended[0] == ended[1]))
+"""
+
+
+def test_a_killed_run_goes_on_bit_for_bit(launch: Launch) -> None:
+    """One of two processes is killed between two saves; what is started again ends as if nothing had been."""
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert launch(KILLED, "killed", ranks=2, env=path).status != 0
+    assert any((launch.folder / "states").iterdir())
+    launched = launch(KILLED, "resumed", ranks=2, env=path)
+    assert launched.status == 0, launched.output
+    assert "equal on each process: [True, True]" in launched.output

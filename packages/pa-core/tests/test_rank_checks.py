@@ -1,0 +1,178 @@
+"""What processes may have each by itself: scripts that differ in it run as before."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from typing_extensions import override
+
+from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.rank_checks import describe_callbacks, describe_models, describe_value
+from pa_core.run_arguments import RunArguments
+from pa_core.testing import make_regression
+from pa_core.types import SizedIterable
+from tests.support.pa_core.ranks_that_differ.cases import Case, Door, seeded_case
+
+
+class Knows(TrainerCallback):
+    """A callback that is told its rank."""
+
+    def __init__(self, rank: int, *, verbose: bool) -> None:
+        self.rank = rank
+        self.verbose = verbose
+
+
+class Shares(Trainer):
+    """Loaders of each process by itself, over a share of the samples."""
+
+    @override
+    def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Any = None) -> SizedIterable[Any]:
+        return list(DataLoader(self.train_dataset, batch_size))
+
+    @override
+    def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Any = None) -> SizedIterable[Any]:
+        assert self.eval_dataset is not None
+        return list(DataLoader(self.eval_dataset, batch_size))
+
+
+class InPython(Dataset[tuple[Tensor, Tensor]]):
+    """A dataset that workers may load."""
+
+    def __len__(self) -> int:
+        return 24
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((4,), float(index)), torch.zeros(1)
+
+
+def own_seed(case: Case) -> None:
+    """Weights and random numbers of its own."""
+    torch.manual_seed(1)
+    nn.init.normal_(next(case.model.parameters()))
+
+
+def own_temporary_folder(case: Case) -> None:
+    """A new folder for temporary files, in which there is no state yet."""
+    case.arguments.update(resume_from=Path(tempfile.mkdtemp()) / "states", resume_missing="start")
+
+
+def own_workers(case: Case) -> None:
+    """As many workers as its machine has room for."""
+    case.data = InPython()
+    case.arguments["train_dataloader_kwargs"] = {"num_workers": dist.get_rank(), "timeout": 30 * dist.get_rank()}
+
+
+def own_share(case: Case) -> None:
+    """Datasets of its own share, with more to evaluate on the first process."""
+    case.trainer_class = Shares
+    rank = dist.get_rank()
+    case.data, case.eval_data = make_regression(24 + rank), make_regression(16 - 8 * rank)
+    case.arguments["per_device_batch_size"] = 5
+
+
+def own_lambda(case: Case) -> None:
+    """A schedule by a function that is made anew, and a partial of it."""
+    case.arguments["create_scheduler_fn"] = partial(LambdaLR, lr_lambda=lambda epoch: 0.9**epoch)
+
+
+class Steps:
+    """A schedule that can do nothing but step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        """Halve the learning rate."""
+        self.optimizer.param_groups[0]["lr"] /= 2
+
+
+def plain_schedule(case: Case) -> None:
+    """A schedule without a state, whose type is not one that the trainer asks for."""
+    case.arguments["create_scheduler_fn"] = Steps
+
+
+def distributed_sampler(case: Case) -> None:
+    """A DataLoader with the share of this process."""
+    data = make_regression(24)
+    case.data = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    del case.arguments["per_device_batch_size"]
+
+
+def told_its_rank(case: Case) -> None:
+    """A callback that is told its rank."""
+    case.callbacks.append(Knows(dist.get_rank(), verbose=dist.get_rank() == 0))
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("door", ["train", "Run"])
+@pytest.mark.parametrize(
+    "change",
+    [own_seed, own_temporary_folder, own_workers, own_lambda, plain_schedule, distributed_sampler, told_its_rank],
+)
+def test_what_may_differ_is_not_compared(change: Callable[[Case], None], door: Door) -> None:
+    """A run whose processes differ in this trains as before."""
+    case = seeded_case(door)
+    change(case)
+    case.run()
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_loaders_of_each_process_have_datasets_of_their_own() -> None:
+    """Where they have as many batches to train on, datasets may have other lengths, and evaluations too."""
+    case = seeded_case("train")
+    own_share(case)
+    case.run()
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_metric_of_one_process_differs_only_in_what_it_decides() -> None:
+    """Recorded values may differ between processes, as the history is that of each."""
+
+    class Records(TrainerCallback):
+        @override
+        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("figure", dist.get_rank())
+
+    case = seeded_case("train")
+    case.callbacks.append(Records())
+    case.run()
+
+
+def test_descriptions_hold_no_addresses() -> None:
+    """Two objects of a kind have the same text, functions without names too."""
+
+    def texts() -> list[object]:
+        model = nn.Sequential(nn.Linear(2, 1), nn.LazyLinear(3))
+        return [
+            describe_value({"function": lambda: None, "object": object(), "nested": [torch.ones(2), {1}]}),
+            describe_value(partial(LambdaLR, lr_lambda=lambda epoch: epoch)),
+            describe_callbacks([Knows(0, verbose=True), SaveTrainingStateCallback(tempfile.mkdtemp())]),
+            describe_models({"model": model}),
+            RunArguments(
+                call="train()", per_device_batch_size=1, resume_from=Path(tempfile.mkdtemp()) / "states"
+            ).describe(),
+        ]
+
+    first, second = texts(), texts()
+    assert first == second
+    assert "0x" not in str(first)
+
+
+def test_numbers_of_any_type_are_numbers() -> None:
+    """An integer of NumPy is the integer."""
+    numpy = pytest.importorskip("numpy")
+    assert describe_value(numpy.int64(3)) == describe_value(3) == "3"
+    assert describe_value(numpy.float64(0.5)) == describe_value(0.5) == "0.5"
+    assert describe_value(True) == "True"

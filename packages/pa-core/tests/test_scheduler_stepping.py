@@ -1,0 +1,267 @@
+"""When schedulers are stepped, and with what: after updates or epochs, with epochs or a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    ConfigurationError,
+    MetricNotFoundError,
+    SaveTrainingStateCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerPlaceholderValues,
+    TrainerWithTimmScheduler,
+    gather_objects,
+)
+from tests.support.callbacks import KillAt, KilledError
+from tests.support.pa_core.custom_loops.loops import make_line, step_through
+from tests.support.pa_core.own_schedulers import Bare, OfEpochs, OfTwoMetrics, Timm
+
+PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0)
+
+
+class RateOfEachEpoch(TrainerCallback):
+    """Notes the rates that the updates of each epoch were made with."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        if kwargs["step"] == 1:
+            self.rates.append(trainer.optimizer.param_groups[0]["lr"])
+        assert trainer.optimizer.param_groups[0]["lr"] == self.rates[-1]
+
+
+class RecordsMetric(TrainerCallback):
+    """Records a metric at the end of each evaluation."""
+
+    def __init__(self, values: Iterator[Any]) -> None:
+        self.values = values
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("quality", next(self.values))
+
+
+def samples() -> TensorDataset:
+    """Points on a line: two batches of four."""
+    inputs = torch.linspace(-1, 1, 8)[:, None]
+    return TensorDataset(inputs, inputs * 2)
+
+
+def make_trainer(*callbacks: TrainerCallback, trainer_class: Any = Trainer) -> Any:
+    """A trainer of one weight, with a rate that changes little."""
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    return trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-3), callbacks=callbacks)
+
+
+def train(trainer: Any, num_epochs: int = 4, **options: Any) -> None:
+    """Train with two updates in each epoch, and evaluate."""
+    trainer.train(samples(), num_epochs, **{"eval_dataset": samples(), "per_device_batch_size": 4, **options})
+
+
+def test_a_schedule_of_epochs() -> None:
+    """``step_scheduler="epoch"``: the rate changes after each epoch, and stays within it."""
+    rates = RateOfEachEpoch()
+    train(make_trainer(rates), create_scheduler_fn=partial(ExponentialLR, gamma=0.5), step_scheduler="epoch")
+    assert rates.rates == [1e-3, 5e-4, 2.5e-4, 1.25e-4]
+
+
+def test_a_scheduler_that_follows_a_metric() -> None:
+    """With ``watch_metric``, ``ReduceLROnPlateau`` gets the latest value after each epoch."""
+    rates = RateOfEachEpoch()
+    trainer = make_trainer(RecordsMetric(iter([3.0, 4.0, 1.0, 2.0])), rates)
+    train(trainer, create_scheduler_fn=PLATEAU, watch_metric="quality")
+    assert rates.rates == [1e-3, 1e-3, 5e-4, 5e-4]
+    assert trainer.scheduler.best == 1.0
+    assert trainer.optimizer.param_groups[0]["lr"] == 2.5e-4
+
+
+def test_a_metric_of_the_trainer_itself() -> None:
+    """The losses of an epoch are there when the scheduler is stepped; without an evaluation that of training."""
+    for metric, dataset in (("eval_loss_epoch", samples()), ("train_loss_epoch", None)):
+        trainer = make_trainer()
+        train(trainer, eval_dataset=dataset, create_scheduler_fn=PLATEAU, watch_metric=metric)
+        assert trainer.scheduler.best == trainer.run_history.get_latest_metric(metric)
+        assert trainer.scheduler.last_epoch == 4
+
+
+class OfMetric(OfEpochs):
+    """One that wants nothing but a metric, by position."""
+
+    @override
+    def step(self, quality: float, /) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # another interface
+        self.told.append(quality)
+
+
+def test_schedulers_with_another_interface() -> None:
+    """A scheduler gets the number of completed epochs, or a metric, where its ``step`` asks for it."""
+    for create, options, expected in (
+        (OfEpochs, {"step_scheduler": "epoch"}, [(1, None), (2, None)]),
+        (OfEpochs, {"watch_metric": "quality"}, [(1, 3.0), (2, 4.0)]),
+        (OfMetric, {"watch_metric": "quality"}, [3.0, 4.0]),
+    ):
+        trainer = make_trainer(RecordsMetric(iter([3.0, 4.0])))
+        train(trainer, 2, create_scheduler_fn=create, **options)
+        assert trainer.scheduler.told == expected
+
+
+class StepsByItself(Trainer):
+    """Steps a scheduler that follows a metric in a hook of its own."""
+
+    @override
+    def scheduler_step(self) -> None:
+        pass
+
+    @override
+    def training_run_epoch_end(self) -> None:
+        scheduler: Any = self.scheduler
+        scheduler.step(self.run_history.get_latest_metric("eval_loss_epoch"))
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a metric after updates": (PLATEAU, {}, r"step\(\) needs metrics(.|\n)*watch_metric"),
+    "a metric without an evaluation": (PLATEAU, {"eval_dataset": None}, r'watch_metric="train_loss_epoch"'),
+    "an epoch after updates": (OfEpochs, {}, r'step\(\) needs epoch(.|\n)*step_scheduler="epoch"'),
+    "a metric after epochs": (PLATEAU, {"step_scheduler": "epoch"}, r"step\(\) needs metrics(.|\n)*watch_metric"),
+    "two metrics": (OfTwoMetrics, {"watch_metric": "quality"}, r"needs loss, quality(.|\n)*Override scheduler_step"),
+    "no metric": (partial(StepLR, step_size=1), {"watch_metric": "quality"}, r'takes no metric(.|\n)*"epoch"'),
+    "no step": (Bare, {}, r"has no step\(\)(.|\n)*StatefulSchedulerBase"),
+    "timm": (Timm, {"step_scheduler": "epoch"}, r"TrainerWithTimmScheduler"),
+    "timm after updates": (Timm, {}, r"TrainerWithTimmScheduler"),
+    "no scheduler": (None, {"step_scheduler": "epoch"}, r"no scheduler to step"),
+    "no evaluation": (PLATEAU, {"watch_metric": "eval_loss_epoch", "eval_dataset": None}, r"Pass eval_dataset"),
+    "no such time": (PLATEAU, {"step_scheduler": "step"}, r'"update" or "epoch"'),
+    "too short": (partial(OneCycleLR, max_lr=1, total_steps=3), {"step_scheduler": "epoch"}, "OneCycleLR of 3"),
+}
+
+
+def test_the_length_of_an_evaluation_that_is_not_there_is_named() -> None:
+    """A schedule that counts evaluation batches needs some: with 0 it would fail, or be wrong."""
+    create = partial(StepLR, step_size=TrainerPlaceholderValues.EVAL_DATALOADER_LEN)
+    message = r"EVAL_DATALOADER_LEN has no value in this run(.|\n)*eval_dataset"
+    with pytest.raises(ConfigurationError, match=message):
+        train(make_trainer(), 1, create_scheduler_fn=create, eval_dataset=None)
+    with pytest.raises(ConfigurationError, match=message), make_line(create_scheduler_fn=create) as run:
+        step_through(run)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_before_anything_is_trained(case: str) -> None:
+    """The error names what is needed and what to pass; neither weights nor history have changed."""
+    create, options, advice = REFUSED[case]
+    trainer = make_trainer()
+    weight = trainer.model.weight.clone()
+    trainer.run_history.update_metric("earlier", 1.0)
+
+    with pytest.raises(ConfigurationError, match=advice):
+        train(trainer, create_scheduler_fn=create, **options)
+
+    assert torch.equal(trainer.model.weight, weight)
+    assert case == "too short" or trainer.run_history.get_latest_metric("earlier") == 1.0
+
+
+@pytest.mark.parametrize("options", [{"step_scheduler": "epoch"}, {"watch_metric": "eval_loss_epoch"}])
+def test_schedulers_of_timm_are_stepped_as_they_are(options: dict[str, Any]) -> None:
+    """Their trainer tells them of updates and epochs already, and takes no other wish."""
+    trainer = make_trainer(trainer_class=TrainerWithTimmScheduler)
+    train(trainer, 2, create_scheduler_fn=Timm)
+    assert [one if isinstance(one, int) else one[0] for one in trainer.scheduler.told] == [1, 2, 1, 3, 4, 2]
+    with pytest.raises(ConfigurationError, match="leave step_scheduler and watch_metric out"):
+        train(trainer, create_scheduler_fn=Timm, **options)
+
+
+def test_a_trainer_that_steps_its_scheduler_itself() -> None:
+    """Where ``scheduler_step`` is overridden, any scheduler is taken, and stepped as the trainer does."""
+    trainer = make_trainer(trainer_class=StepsByItself)
+    train(trainer, create_scheduler_fn=PLATEAU)
+    assert trainer.scheduler.last_epoch == 4
+
+
+def test_an_override_is_called_after_each_epoch() -> None:
+    """With ``step_scheduler="epoch"``, an overridden ``scheduler_step`` is called once for each of them."""
+    calls: list[int] = []
+
+    class Notes(Trainer):
+        @override
+        def scheduler_step(self) -> None:
+            calls.append(self.num_updates_completed)
+            super().scheduler_step()
+
+    train(make_trainer(trainer_class=Notes), 2, create_scheduler_fn=PLATEAU, watch_metric="eval_loss_epoch")
+    assert calls == [2, 4]
+
+
+def test_a_metric_that_was_never_recorded() -> None:
+    """At the end of the first epoch, the error lists the metrics that there are."""
+    with pytest.raises(MetricNotFoundError, match="eval_loss_epoch, train_loss_epoch"):
+        train(make_trainer(), create_scheduler_fn=PLATEAU, watch_metric="eval_acuracy")
+
+
+@pytest.mark.parametrize("interrupt_in", [2, 3, 4])
+def test_a_resumed_schedule_is_the_uninterrupted_one(tmp_path: Path, interrupt_in: int) -> None:
+    """A state after an epoch has the scheduler's memory of the metric: the rates that follow are the same."""
+    values = [3.0, 4.0, 5.0, 1.0, 2.0]
+    run: Callable[..., None] = partial(
+        train, num_epochs=5, create_scheduler_fn=partial(PLATEAU, patience=1), watch_metric="quality"
+    )
+    whole = RateOfEachEpoch()
+    run(make_trainer(whole, RecordsMetric(iter(values))))
+    save = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)
+    with pytest.raises(KilledError):
+        run(make_trainer(RecordsMetric(iter(values)), save, KillAt(2 * interrupt_in - 2, "on_train_step_end")))
+
+    resumed = RateOfEachEpoch()
+    rest = iter(values[interrupt_in - 1 :])
+    run(make_trainer(resumed, RecordsMetric(rest)), resume_from=tmp_path)
+    assert len(set(whole.rates)) > 1
+    assert resumed.rates == whole.rates[interrupt_in - 1 :]
+
+
+@pytest.mark.parametrize("limit", [3, 4])
+def test_a_run_that_was_ended_within_an_epoch_steps_once_for_it_when_it_is_extended(tmp_path: Path, limit: int) -> None:
+    """An epoch that ``max_num_train_steps`` cuts short is stepped after when it is finished, and not twice."""
+    schedule: dict[str, Any] = {
+        "create_scheduler_fn": partial(ExponentialLR, gamma=0.5), "step_scheduler": "epoch", "max_num_train_steps": 8
+    }  # fmt: skip
+    whole = make_trainer()
+    train(whole, **schedule)
+    train(make_trainer(SaveTrainingStateCallback(tmp_path)), **{**schedule, "max_num_train_steps": limit})
+
+    extended = make_trainer()
+    train(extended, **schedule, resume_from=tmp_path)
+
+    assert extended.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"] == 1e-3 * 0.5**4
+    assert torch.equal(extended.model.weight, whole.model.weight)
+
+
+class OwnMetric(Trainer):
+    """Records a metric that each process computes for itself."""
+
+    @override
+    def eval_epoch_end(self) -> None:
+        self.run_history.update_metric("own", 1.0 + 10 * self.process_index * self.num_epochs_completed)
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_all_processes_step_with_the_same_value() -> None:
+    """That of the first one counts on all."""
+    trainer = make_trainer(trainer_class=OwnMetric)
+    plateau = partial(PLATEAU, threshold=0, mode="max")
+    train(trainer, 3, create_scheduler_fn=plateau, watch_metric="own", per_device_batch_size=2)
+    assert gather_objects(trainer.optimizer.param_groups[0]["lr"]) == [2.5e-4, 2.5e-4]

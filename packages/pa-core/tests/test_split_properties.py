@@ -1,0 +1,124 @@
+"""Whatever the split, an update is that of the single large batch, and an evaluation counts each sample once."""
+
+from __future__ import annotations
+
+import copy
+from itertools import islice, zip_longest
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.utils.data import TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+from typing_extensions import override
+
+from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerCallback, distributed, gather_objects
+from pa_core.testing import make_classification, make_regression
+from tests.support.loops import updates_of
+from tests.support.models import weights_of
+
+pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
+
+
+def network() -> nn.Module:
+    """A network in double precision, none of whose gradients is zero by nature."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def optimizer_of(kind: str, model: nn.Module) -> Optimizer:
+    """SGD with momentum, or Adam."""
+    parameters = model.parameters()
+    return SGD(parameters, lr=0.1, momentum=0.9) if kind == "sgd" else Adam(parameters, lr=0.01)
+
+
+@settings(max_examples=40)
+@given(
+    num_samples=st.integers(2, 40),
+    batch_size=st.integers(1, 7),
+    accumulation=st.integers(1, 5),
+    kind=st.sampled_from(["sgd", "adam"]),
+    clip=st.sampled_from(["no", "value", "norm"]),
+    epochs=st.integers(1, 3),
+    max_updates=st.none() | st.integers(1, 6),
+)
+def test_any_split_makes_the_updates_of_the_large_batch(
+    num_samples: int, batch_size: int, accumulation: int, kind: str, clip: str, epochs: int, max_updates: int | None
+) -> None:
+    """Random sizes, accumulation, clipping and limits move the weights as whole batches of one process do."""
+    data = TensorDataset(*(tensor.double() for tensor in make_regression(num_samples).tensors))
+    model = network()
+    by_hand = copy.deepcopy(model)
+    trainer = Trainer(model, nn.MSELoss(), optimizer_of(kind, model), callbacks=[])
+    torch.manual_seed(1)
+    trainer.train(
+        data,
+        epochs,
+        per_device_batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
+        gradient_clip_value=0.05 if clip == "value" else None,
+        gradient_clip_norm=0.3 if clip == "norm" else None,
+        max_num_train_steps=max_updates,
+    )
+    config = trainer.run_config
+    optimizer = optimizer_of(kind, by_hand)
+    whole_batches = updates_of(data, config.seed, config.num_epochs, config.train_total_batch_size)
+    updates = list(islice(whole_batches, max_updates))
+    for inputs, targets in updates:
+        torch.autograd.backward(nn.functional.mse_loss(by_hand(inputs), targets))
+        if clip == "value":
+            nn.utils.clip_grad_value_(by_hand.parameters(), 0.05)
+        if clip == "norm":
+            nn.utils.clip_grad_norm_(by_hand.parameters(), 0.3)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert trainer.num_updates_completed == len(updates)
+    assert torch.allclose(weights_of(model), weights_of(by_hand), rtol=0, atol=1e-12)
+
+
+class Evaluated(TrainerCallback):
+    """Collects the inputs of an evaluation from all ranks, and their accuracy."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+        self.accuracy = MulticlassAccuracy(num_classes=3, average="micro")
+
+    @override
+    def on_eval_step_end(
+        self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
+    ) -> None:
+        self.inputs.append(batch[0])
+        self.accuracy.update(batch_output["model_outputs"], batch[1])
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        of_ranks = gather_objects(self.inputs)
+        self.inputs = [inputs for step in zip_longest(*of_ranks) for inputs in step if inputs is not None]
+
+
+@pytest.mark.parametrize("batch_size", range(1, 10))
+def test_evaluations_of_all_sizes_are_those_of_one_process(batch_size: int) -> None:
+    """In batches of 1 to 9: count, order, loss and accuracy are those of the whole dataset.
+
+    For each number of samples that takes up to three steps: all that the last step can be, after none, one and two.
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    for num_samples in range(2, max(12, 3 * batch_size * distributed.num_processes()) + 1):
+        inputs, targets = make_classification(num_samples).tensors
+        data = TensorDataset(inputs.double(), targets)
+        with torch.no_grad():
+            logits = model(data.tensors[0])
+        loss = nn.functional.cross_entropy(logits, targets).item()
+        accuracy = (logits.argmax(1) == targets).double().mean().item()
+        seen = Evaluated()
+        trainer = Trainer(model, nn.CrossEntropyLoss(), None, callbacks=[seen])
+        trainer.evaluate(data, per_device_batch_size=batch_size)
+        where = f"{num_samples} samples in batches of {batch_size}"
+        assert torch.equal(torch.cat(seen.inputs), data.tensors[0]), where
+        assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(loss, rel=1e-12), where
+        assert seen.accuracy.compute().item() == pytest.approx(accuracy, abs=1e-6), where

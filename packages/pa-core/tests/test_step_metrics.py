@@ -1,0 +1,357 @@
+"""``trainer.log``: means over the samples of an epoch of what steps compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    ConfigurationError,
+    ProgressBarCallback,
+    SaveTrainingStateCallback,
+    StepBasedEvaluationCallback,
+    Trainer,
+    TrainerCallback,
+    gather_objects,
+)
+from pa_core.callbacks import progress_bar
+from pa_core.distributed import rank
+from pa_core.testing import RecordingCallback
+from tests.support.callbacks import KillAt, KilledError
+from tests.support.pa_core.tensor_reads import Reads
+
+NUM_SAMPLES, BATCH_SIZE = 22, 4
+VALUES = torch.arange(NUM_SAMPLES, dtype=torch.float64) / 7
+
+
+class LogsValues(Trainer[nn.Linear]):
+    """Logs the mean of the inputs of each step, as a tensor that needs a gradient, and as a number."""
+
+    logs = True
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        return self._logging(batch, super().calculate_train_batch_loss(batch))
+
+    @override
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        return self._logging(batch, super().calculate_eval_batch_loss(batch))
+
+    def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
+        if self.logs:
+            self.log("value", batch[0].mean() + 0 * output["loss"])
+            self.log("double", 2 * float(batch[0].mean()))
+        return output
+
+
+def make_trainer(*callbacks: Any, kind: type[Trainer[nn.Linear]] = LogsValues) -> Trainer[nn.Linear]:
+    """A trainer of one weight."""
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1).double()
+    return kind(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=callbacks)
+
+
+def make_data(num_samples: int = NUM_SAMPLES) -> TensorDataset:
+    """Samples with the value that is logged for them."""
+    return TensorDataset(VALUES[:num_samples, None], VALUES[:num_samples, None])
+
+
+def train(trainer: Trainer[nn.Linear], num_epochs: int = 1, **options: Any) -> None:
+    """Train on all samples."""
+    settings: dict[str, Any] = {"per_device_batch_size": BATCH_SIZE, "eval_dataset": make_data(10)}
+    trainer.train(make_data(), num_epochs, **{**settings, **options})
+
+
+def latest(trainer: AnyTrainer, name: str) -> float:
+    """The last value of a metric."""
+    return float(trainer.run_history.get_latest_metric(name))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.runs_on("one_process", "two_ranks", "bf16")
+def test_the_mean_over_the_samples_of_all_processes_is_recorded(accumulation: int) -> None:
+    """Each sample counts once, also in batches that are smaller, and of ranks that have fewer."""
+    trainer = make_trainer()
+
+    train(trainer, gradient_accumulation_steps=accumulation)
+    trainer.evaluate(make_data(6), BATCH_SIZE, reset_run_history=False)
+
+    for name, num_samples in (("train_{}_epoch", NUM_SAMPLES), ("eval_{}_epoch", 10), ("evaluation_{}", 6)):
+        expected = VALUES[:num_samples].mean().item()
+        assert latest(trainer, name.format("value")) == pytest.approx(expected, rel=1e-6)
+        assert latest(trainer, name.format("double")) == pytest.approx(2 * expected, rel=1e-6)
+    assert len(list(trainer.run_history.get_metric_values("train_value_epoch"))) == 1
+
+
+class FromCallbacks(TrainerCallback):
+    """Logs before and behind the forward pass and after the update, and notes for how many samples."""
+
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+        self.samples: list[int] = []
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.log("one", 1)
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        trainer.log("is_high", batch[0].mean() > 1)
+        self.samples.append(len(batch[0]))
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        trainer.log("update", update)
+        self.updates.append(update)
+
+
+def mean_over_processes(values: list[float], weights: list[int]) -> float:
+    """The weighted mean of what all processes have seen."""
+    pairs = [pair for of_one in gather_objects(list(zip(values, weights, strict=False))) for pair in of_one]
+    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_callbacks_log_in_all_events_of_a_step() -> None:
+    """A value of an event counts for the samples of its step; flags and whole numbers are numbers."""
+    callback = FromCallbacks()
+    trainer = make_trainer(callback)
+
+    train(trainer, train_dataloader_kwargs={"shuffle": False})
+
+    assert latest(trainer, "train_one_epoch") == 1
+    # A rank without a sample in the last update has one update more than batches.
+    expected = mean_over_processes([float(update) for update in callback.updates], callback.samples)
+    assert latest(trainer, "train_update_epoch") == pytest.approx(expected)
+    assert 0 < latest(trainer, "train_is_high_epoch") < 1
+
+
+class LogsByRank(LogsValues):
+    """Each rank logs a name of its own, and the first one a second name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[float] = []
+
+    @override
+    def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
+        self.seen += cast("list[float]", batch[0].flatten().tolist())
+        self.log(f"of_rank_{rank()}", batch[0].mean())
+        if rank() == 0:
+            self.log("of_first", 3.0)
+        return output
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_ranks_may_log_different_names() -> None:
+    """Each name is recorded on all ranks, as the mean over the samples for which it was logged."""
+    trainer = make_trainer(kind=LogsByRank)
+
+    train(trainer, eval_dataset=None)
+
+    assert latest(trainer, "train_of_first_epoch") == 3
+    of_each: list[list[float]] = gather_objects(cast("LogsByRank", trainer).seen)
+    for number, seen in enumerate(of_each):
+        assert latest(trainer, f"train_of_rank_{number}_epoch") == pytest.approx(sum(seen) / len(seen))
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_rank_without_a_sample_takes_part() -> None:
+    """The tail of an epoch reaches the first rank alone, in training and in evaluation."""
+    trainer = make_trainer()
+
+    trainer.train(make_data(9), 1, eval_dataset=make_data(2), per_device_batch_size=4)
+
+    assert latest(trainer, "train_value_epoch") == pytest.approx(VALUES[:9].mean().item())
+    assert latest(trainer, "eval_value_epoch") == pytest.approx(VALUES[:2].mean().item())
+
+
+def test_evaluations_within_an_epoch_have_their_own_names() -> None:
+    """They do not mix with the means of the training that goes on around them."""
+    trainer = make_trainer(StepBasedEvaluationCallback(2))
+
+    train(trainer)
+
+    expected = VALUES.mean().item(), VALUES[:10].mean().item()
+    assert latest(trainer, "train_value_epoch") == pytest.approx(expected[0])
+    for prefix in ("", "intermediate_"):
+        assert latest(trainer, f"{prefix}eval_value_epoch") == pytest.approx(expected[1])
+    assert len(list(trainer.run_history.get_metric_values("intermediate_eval_value_epoch"))) == 2
+
+
+@pytest.mark.parametrize("last_saved", [1, 3, 5])
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_run_resumed_in_mid_epoch_records_the_same_means(last_saved: int, shared_tmp_path: Path) -> None:
+    """To the last bit, in the precision of the logged values."""
+    whole = make_trainer(FromCallbacks())
+    train(whole, num_epochs=2, per_device_batch_size=2)
+    states = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=1)
+    with pytest.raises(KilledError):
+        train(make_trainer(FromCallbacks(), states, KillAt(last_saved + 1)), num_epochs=2, per_device_batch_size=2)
+
+    resumed = make_trainer(FromCallbacks())
+    train(resumed, num_epochs=2, per_device_batch_size=2, resume_from=shared_tmp_path)
+
+    names = [name for name in whole.run_history.get_metric_names() if "value" in name or "update" in name]
+    assert len(names) == 3
+    for name in [*names, "train_loss_epoch"]:
+        assert resumed.run_history.get_metric_values(name) == whole.run_history.get_metric_values(name)
+
+
+def test_the_progress_shows_the_mean_so_far(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the loss, and at the end of the epoch the one that is recorded."""
+    monkeypatch.setattr(progress_bar, "SECONDS_BETWEEN_LINES", 0.0)
+    trainer = make_trainer(ProgressBarCallback())
+
+    train(trainer, train_dataloader_kwargs={"shuffle": False}, eval_dataset=None)
+
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch 1: ")]
+    assert f", value={VALUES[:4].mean().item():.4g}, double={2 * VALUES[:4].mean().item():.4g}, lr=" in lines[0]
+    assert f", value={VALUES.mean().item():.4g}, double=" in lines[-1]
+
+
+class LogsTensors(LogsValues):
+    """Logs a tensor that is there already."""
+
+    @override
+    def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
+        self.log("value", output["loss"])
+        return output
+
+
+def test_logging_reads_no_tensor_in_a_step() -> None:
+    """What is logged is read when the epoch ends: an accelerator is never waited for in a step."""
+    reads_by_length: list[int] = []
+    for num_batches in (2, 5):
+        reads = Reads(as_on_accelerator=True)
+        with reads:
+            trainer = make_trainer(kind=LogsTensors)
+            trainer.train(make_data(num_batches * BATCH_SIZE), 1, per_device_batch_size=BATCH_SIZE)
+        reads_by_length.append(reads.counts.total())
+    assert reads_by_length[0] == reads_by_length[1]
+
+
+class LogsMany(LogsValues):
+    """Logs many names in each step."""
+
+    @override
+    def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
+        for number in range(17):
+            self.log(f"value_{number}", number * batch[0].mean())
+        return output
+
+
+def collectives_of_epoch(kind: type[Trainer[nn.Linear]], num_batches: int) -> int:
+    """How many exchanges an epoch of so many batches takes."""
+    trainer = make_trainer(kind=kind)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        trainer.train(make_data(num_batches * 2), 1, per_device_batch_size=1)
+    entries: Any = profile.key_averages()
+    return sum(entry.count for entry in entries if entry.key.startswith("c10d::"))
+
+
+@pytest.mark.parametrize("num_batches", [2, 8])
+@pytest.mark.parametrize("kind", [LogsValues, LogsMany, LogsByRank])
+@pytest.mark.runs_on("two_ranks")
+def test_logging_costs_no_exchange_in_a_step(kind: type[Trainer[nn.Linear]], num_batches: int) -> None:
+    """It takes two at the end of the epoch: of how long the names with their sums are, and of these."""
+    assert collectives_of_epoch(kind, num_batches) == collectives_of_epoch(Trainer, num_batches) + 2
+
+
+def test_a_value_is_taken_as_it_is_when_it_is_logged() -> None:
+    """What an update or a later line changes in place does not reach the mean."""
+
+    class LogsItsWeight(LogsValues):
+        @override
+        def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
+            counter = torch.zeros(())
+            self.log("before", counter)
+            self.log("weight", self.model.weight)
+            counter.fill_(9)
+            return output
+
+    trainer = make_trainer(kind=LogsItsWeight)
+    weight = trainer.model.weight.item()
+
+    trainer.train(make_data(4), 1, per_device_batch_size=4)
+
+    assert latest(trainer, "train_before_epoch") == 0
+    assert latest(trainer, "train_weight_epoch") == weight != trainer.model.weight.item()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("loss", 1.0, "and not 'loss'"),
+        ("my kl", 1.0, r"cannot be the name[\s\S]*'my kl'"),
+        ("", 1.0, r"cannot be the name"),
+        (3, 1.0, r"cannot be the name[\s\S]*log\(3, "),
+        ("kl", torch.ones(3), r"single numbers[\s\S]*shape \(3,\)[\s\S]*value\.mean\(\)"),
+        ("kl", torch.ones((), dtype=torch.complex64), "single numbers"),
+        ("kl", "high", r"single numbers[\s\S]*'high', of type str[\s\S]*update_metric"),
+        ("kl", None, r"None, of type NoneType"),
+        ("twice", 1.0, r"twice in one step[\s\S]*sum or the mean"),
+    ],
+)
+def test_what_cannot_be_logged_is_an_error(name: Any, value: Any, message: str) -> None:
+    """In the first step, with what to do."""
+
+    class LogsOnce(LogsValues):
+        @override
+        def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
+            self.log("twice", 1.0)
+            self.log(name, value)
+            return output
+
+    with pytest.raises(ConfigurationError, match=message):
+        train(make_trainer(kind=LogsOnce))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        *("on_init_end", "on_training_run_start", "on_train_epoch_start", "on_train_epoch_end", "on_eval_epoch_start"),
+        *("on_eval_epoch_end", "on_training_run_epoch_end", "on_training_run_end"),
+    ],
+)
+def test_outside_of_a_step_logging_is_an_error_that_says_where(event: str) -> None:
+    """A value of a whole epoch has another place."""
+
+    def log(trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.log("kl", 1.0)
+
+    callback = TrainerCallback()
+    setattr(callback, event, log)
+    with pytest.raises(ConfigurationError, match=r"within a step only[\s\S]*run_history\.update_metric"):
+        train(make_trainer(callback))
+    with pytest.raises(ConfigurationError, match="within a step only"):
+        make_trainer().log("kl", 1.0)
+
+
+def test_no_mean_is_recorded_of_nothing() -> None:
+    """A name that no step of an epoch logged has no value for that epoch."""
+
+    class LogsInFirstEpoch(LogsValues):
+        @override
+        def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
+            if self.run_history.current_epoch == 1:
+                self.log("kl", 1.0)
+            return output
+
+    recorder = RecordingCallback()
+    trainer = make_trainer(recorder, kind=LogsInFirstEpoch)
+
+    train(trainer, num_epochs=3)
+
+    assert trainer.run_history.get_metric_values("train_kl_epoch") == [1.0]
+    assert "on_training_run_end" in recorder.events

@@ -1,0 +1,388 @@
+"""How a run ends before its time: on request, for a loss that is no number, by an error, at a number of updates."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import AnyTrainer, NonFiniteLossError, StopTrainingError, TerminateOnNaNCallback, Trainer, TrainerCallback
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+
+BATCH_SIZE = 4
+TRAIN_DATA = make_classification(12)
+EVAL_DATA = make_classification(8, seed=1)
+
+EVALUATION = ["on_eval_epoch_start", *["on_eval_step_start", "on_eval_step_end"] * 2, "on_eval_epoch_end"]
+EPOCH = [
+    "on_train_epoch_start",
+    *["on_train_step_start", "on_train_step_end", "on_optimizer_step_end"] * 3,
+    "on_train_epoch_end",
+    *EVALUATION,
+    "on_training_run_epoch_end",
+]
+TRAINING_RUN = ["on_prepare_start", "on_training_run_start", *EPOCH, *EPOCH, "on_training_run_end"]
+EVALUATION_RUN = ["on_prepare_start", "on_evaluation_run_start", *EVALUATION, "on_evaluation_run_end"]
+
+
+class RaiseAt(TrainerCallback):
+    """Raises an error at one event of the run, counted from the first."""
+
+    def __init__(self, position: int, error: BaseException) -> None:
+        self.countdown = position
+        self.error = error
+        for event in set(TRAINING_RUN) | set(EVALUATION_RUN):
+            setattr(self, event, self._count_down)
+
+    def _count_down(self, _trainer: AnyTrainer, **_: Any) -> None:
+        self.countdown -= 1
+        if self.countdown == -1:
+            raise self.error
+
+
+def make_trainer(*callbacks: TrainerCallback) -> tuple[Trainer[TinyClassifier], RecordingCallback]:
+    """A trainer of a fixed model; what is recorded includes the event at which a later callback raises."""
+    torch.manual_seed(0)
+    model = TinyClassifier(batch_norm=True)
+    recorder = RecordingCallback()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[recorder, *callbacks])
+    recorder.events.clear()
+    return trainer, recorder
+
+
+def train(trainer: Trainer[Any], **kwargs: Any) -> None:
+    """Two epochs of three updates."""
+    arguments: dict[str, Any] = {"num_epochs": 2, "eval_dataset": EVAL_DATA, **kwargs}
+    trainer.train(TRAIN_DATA, per_device_batch_size=BATCH_SIZE, **arguments)
+
+
+def weights_of(trainer: AnyTrainer) -> list[Tensor]:
+    """A copy of the state of the model."""
+    return [value.detach().clone() for value in trainer.get_model().state_dict().values()]
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether two lists of tensors are the same, bit by bit."""
+    return all(torch.equal(mine, yours) for mine, yours in zip(one, other, strict=True))
+
+
+def assert_as_before(trainer: Trainer[Any], model: nn.Module) -> None:
+    """Nothing of the run is left on what belongs to the user, and the next run is complete."""
+    assert trainer.model is model
+    assert "forward" not in vars(model)
+    assert all(module.training for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    recorder = trainer.callback_handler.callbacks[0]
+    assert isinstance(recorder, RecordingCallback)
+    recorder.events.clear()
+    train(trainer)
+    assert recorder.events == TRAINING_RUN
+    assert trainer.run_history.current_epoch == 3
+
+
+@pytest.mark.runs_on("one_process", "bf16")
+@pytest.mark.parametrize("position", range(1, len(TRAINING_RUN) - 1))
+def test_a_stop_ends_training_through_its_last_event(position: int) -> None:
+    """Wherever a callback stops the run, it is told so, the run ends, and the trainer can train again."""
+    trainer, recorder = make_trainer(RaiseAt(position, StopTrainingError("enough")))
+    model = trainer.model
+
+    train(trainer)
+
+    assert recorder.events == [*TRAINING_RUN[: position + 1], "on_stop_training_error", "on_training_run_end"]
+    assert str(recorder.arguments[-2]["error"]) == "enough"
+    assert_as_before(trainer, model)
+
+
+@pytest.mark.parametrize("position", range(1, len(EVALUATION_RUN) - 1))
+def test_a_stop_ends_an_evaluation_through_its_last_event(position: int) -> None:
+    """`evaluate()` is stopped as `train()` is."""
+    trainer, recorder = make_trainer(RaiseAt(position, StopTrainingError("enough")))
+    model = trainer.model
+
+    trainer.evaluate(EVAL_DATA, per_device_batch_size=BATCH_SIZE)
+
+    assert recorder.events == [*EVALUATION_RUN[: position + 1], "on_stop_training_error", "on_evaluation_run_end"]
+    assert_as_before(trainer, model)
+
+
+HOOKS = {
+    "training_run_start": "on_prepare_start",
+    "train_epoch_start": "on_training_run_start",
+    "calculate_train_batch_loss": "on_train_step_start",
+    "backward_step": "on_train_step_end",
+    "optimizer_step": "on_train_step_end",
+    "scheduler_step": "on_train_step_end",
+    "train_epoch_end": "on_optimizer_step_end",
+    "eval_epoch_start": "on_train_epoch_end",
+    "calculate_eval_batch_loss": "on_eval_step_start",
+    "eval_epoch_end": "on_eval_step_end",
+    "training_run_epoch_end": "on_eval_epoch_end",
+}
+
+
+@pytest.mark.parametrize(("hook", "last_event"), HOOKS.items())
+def test_a_hook_of_the_trainer_stops_the_run_as_a_callback_does(hook: str, last_event: str) -> None:
+    """An overridden hook may raise the stop itself; its own event does not fire then."""
+    trainer, recorder = make_trainer()
+
+    def stop(*_: Any) -> None:
+        raise StopTrainingError(hook)
+
+    setattr(trainer, hook, stop)
+    train(trainer, create_scheduler_fn=partial(ExponentialLR, gamma=0.9))
+
+    assert recorder.events[-3:] == [last_event, "on_stop_training_error", "on_training_run_end"]
+    model = trainer.model
+    delattr(trainer, hook)
+    assert_as_before(trainer, model)
+
+
+class AfterUpdates(TrainerCallback):
+    """Keeps the weights after each update."""
+
+    def __init__(self) -> None:
+        self.weights: list[list[Tensor]] = []
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        assert update == trainer.num_updates_completed == trainer.run_history.clock.update == len(self.weights) + 1
+        self.weights.append(weights_of(trainer))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
+@pytest.mark.parametrize("position", range(len(TRAINING_RUN) - 1))
+def test_an_exception_leaves_the_run_at_once(position: int, error: type[BaseException]) -> None:
+    """The caller gets the error itself; callbacks hear of it, and the run does not end as if it were complete."""
+    raised = error("in the middle")
+    trainer, recorder = make_trainer(RaiseAt(position, raised))
+    model = trainer.model
+
+    with pytest.raises(error) as caught:
+        train(trainer)
+
+    assert caught.value is raised
+    assert recorder.events == [*TRAINING_RUN[: position + 1], "on_exception"]
+    assert recorder.arguments[-1]["exception"] is raised
+    assert_as_before(trainer, model)
+
+
+def test_a_keyboard_interrupt_costs_nothing_that_was_recorded() -> None:
+    """After Ctrl-C in the second epoch, the history of the first is there and a further run adds to it."""
+
+    class PressCtrlC(TrainerCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            if update == 5:
+                signal.raise_signal(signal.SIGINT)
+
+    trainer, recorder = make_trainer(PressCtrlC())
+    with pytest.raises(KeyboardInterrupt):
+        train(trainer)
+
+    history = trainer.run_history
+    assert recorder.events[-1] == "on_exception"
+    assert "on_training_run_end" not in recorder.events
+    first = list(history.get_metric_values("train_loss_epoch"))
+    assert len(first) == 1
+    assert (history.current_epoch, history.clock.update, history.clock.samples) == (2, 5, 20)
+    seconds = history.clock.seconds
+    assert history.clock.seconds == seconds, "time passes only while a run goes on"
+
+    trainer.callback_handler.callbacks.pop()
+    trainer.callback_handler.add_callback(TerminateOnNaNCallback)
+    train(trainer, num_epochs=1, reset_run_history=False)
+    assert list(history.get_metric_values("train_loss_epoch"))[:1] == first
+    assert (history.current_epoch, history.clock.update) == (3, 8)
+
+
+class StopsInStep(Trainer[nn.Module]):
+    """Asks to stop in one step of one process, before the model is called or after it."""
+
+    step = 0
+    stops: tuple[int, int, bool] = 0, 0, False
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        self.step += 1
+        rank, step, is_after = self.stops
+        asks = (self.process_index, self.step) == (rank, step)
+        if asks and not is_after:
+            raise StopTrainingError
+        output = super().calculate_train_batch_loss(batch)
+        if asks:
+            raise StopTrainingError
+        return output
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("is_after", [False, True])
+def test_all_processes_stop_with_the_same_statistics(rank: int, is_after: bool) -> None:
+    """Those of layers such as BatchNorm, although the process that stopped may have seen a batch less than others."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    at_end: list[Tensor] = []
+
+    class AtEnd(TrainerCallback):
+        @override
+        def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            at_end.extend(buffer.clone() for buffer in model.buffers())
+
+    trainer = StopsInStep(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[AtEnd()])
+    trainer.stops = rank, 4, is_after
+    trainer.train(make_classification(40), 1, per_device_batch_size=BATCH_SIZE)
+    assert trainer.num_updates_completed == 3
+    for buffer in at_end:
+        own, other = trainer.gather(buffer.reshape(1, -1))
+        assert torch.equal(own, other)
+
+
+def with_nan_at(index: int, size: int = 12) -> TensorDataset:
+    """Samples of which one has an input that is no number."""
+    inputs, targets = make_classification(size).tensors
+    inputs = inputs.clone()
+    inputs[index, 0] = torch.nan
+    return TensorDataset(inputs, targets)
+
+
+IN_ORDER = {"shuffle": False}
+
+
+def test_a_loss_that_is_nan_is_raised_though_another_callback_stopped_first() -> None:
+    """All callbacks see the event, and what matters most is what the script is told."""
+    position = TRAINING_RUN.index("on_train_step_end")
+    trainer, recorder = make_trainer(RaiseAt(position, StopTrainingError("enough")), TerminateOnNaNCallback())
+    with pytest.raises(NonFiniteLossError, match="training loss"):
+        trainer.train(with_nan_at(0, size=24), 1, train_dataloader_kwargs=IN_ORDER)
+    assert recorder.events[-3:] == ["on_train_step_end", "on_stop_training_error", "on_training_run_end"]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+def test_a_training_loss_that_is_nan_ends_the_run_without_its_update(accumulation: int) -> None:
+    """The run ends through its ordinary events, `train()` then raises, and no weight has become NaN."""
+    trainer, recorder = make_trainer(TerminateOnNaNCallback())
+    model = trainer.model
+    with pytest.raises(NonFiniteLossError, match="training loss"):
+        trainer.train(
+            with_nan_at(17, size=24),  # in the fifth batch
+            1,
+            EVAL_DATA,
+            per_device_batch_size=BATCH_SIZE,
+            gradient_accumulation_steps=accumulation,
+            train_dataloader_kwargs=IN_ORDER,
+        )
+
+    assert recorder.events[-3:] == ["on_train_step_end", "on_stop_training_error", "on_training_run_end"]
+    assert "on_exception" not in recorder.events
+    complete = 4 // accumulation
+    assert trainer.num_updates_completed == complete
+    expected, _ = make_trainer()
+    expected.train(
+        make_classification(24),
+        1,
+        per_device_batch_size=BATCH_SIZE,
+        gradient_accumulation_steps=accumulation,
+        max_num_train_steps=complete,
+        train_dataloader_kwargs=IN_ORDER,
+    )
+    for parameter, wanted in zip(model.parameters(), expected.model.parameters(), strict=True):
+        assert torch.equal(parameter, wanted)
+    model.load_state_dict(expected.model.state_dict())  # the running statistics have met the NaN
+    assert_as_before(trainer, model)
+
+
+def test_an_evaluation_loss_that_is_nan_raises_after_the_events() -> None:
+    """`evaluate()`, and the evaluation in a training run, tell of a loss that is no number."""
+    trainer, recorder = make_trainer(TerminateOnNaNCallback())
+    model = trainer.model
+    with pytest.raises(NonFiniteLossError, match="evaluation loss"):
+        trainer.evaluate(with_nan_at(3), per_device_batch_size=BATCH_SIZE)
+    assert recorder.events[-3:] == ["on_eval_step_end", "on_stop_training_error", "on_evaluation_run_end"]
+
+    with pytest.raises(NonFiniteLossError, match="evaluation loss"):
+        train(trainer, eval_dataset=with_nan_at(3))
+    assert recorder.events[-3:] == ["on_eval_step_end", "on_stop_training_error", "on_training_run_end"]
+    assert trainer.num_updates_completed == 3
+    assert list(trainer.run_history.get_metric_names()) == ["train_loss_epoch"]
+    assert_as_before(trainer, model)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3, 4])
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+def test_a_number_of_updates_ends_the_run_exactly_there(limit: int, accumulation: int) -> None:
+    """`max_num_train_steps` wins over the epochs, and the events of the last epoch close as of any other."""
+    after_updates = AfterUpdates()
+    whole, _ = make_trainer(after_updates)
+    torch.manual_seed(1)
+    train(whole, num_epochs=5, gradient_accumulation_steps=accumulation)
+    trainer, recorder = make_trainer()
+    torch.manual_seed(1)
+    train(trainer, num_epochs=1, gradient_accumulation_steps=accumulation, max_num_train_steps=limit)
+
+    updates_of_epoch = -(-3 // accumulation)
+    epochs = -(-limit // updates_of_epoch)
+    assert trainer.num_updates_completed == trainer.run_history.clock.update == limit
+    assert recorder.events.count("on_optimizer_step_end") == limit
+    assert recorder.events[-len(EVALUATION) - 3 :] == [
+        "on_train_epoch_end",
+        *EVALUATION,
+        "on_training_run_epoch_end",
+        "on_training_run_end",
+    ]
+    for event in ("on_train_epoch_start", "on_train_epoch_end", "on_eval_epoch_end", "on_training_run_epoch_end"):
+        assert recorder.events.count(event) == epochs
+    assert trainer.run_config.num_epochs == trainer.num_epochs_completed == epochs
+    assert equal(weights_of(trainer), after_updates.weights[limit - 1])
+
+
+@contextmanager
+def without_garbage_collection() -> Generator[None]:
+    """What stands in a cycle stays in memory within the context."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        partial(StopTrainingError, "enough"),
+        partial(NonFiniteLossError, "NaN", given="NaN", expected="a number", do="Look."),
+        partial(torch.OutOfMemoryError, "no memory"),
+        KeyboardInterrupt,
+    ],
+    ids=["stop", "not_finite", "out_of_memory", "keyboard"],
+)
+def test_a_run_that_ended_early_keeps_nothing_of_its_last_step(error: Callable[[], BaseException]) -> None:
+    """The graph of the last step is freed when the run ends, so that a smaller run fits into the memory."""
+    graphs: list[weakref.ref[Tensor]] = []
+
+    class RaiseInStep(TrainerCallback):
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            graphs.append(weakref.ref(batch_output["loss"]))
+            raise error()
+
+    model = TinyClassifier()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[RaiseInStep])
+    with without_garbage_collection():
+        with suppress(BaseException):
+            trainer.train(TRAIN_DATA, num_epochs=1, per_device_batch_size=BATCH_SIZE)
+        assert [graph() for graph in graphs] == [None]

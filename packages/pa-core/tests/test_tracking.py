@@ -1,0 +1,605 @@
+"""What a run has recorded: histories, their clock, and the mean loss."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import math
+import pickle
+import time
+import tracemalloc
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from pa_checkpoint._checkpoint import write_checkpoint
+from pa_checkpoint._encoding import JsonScalar
+from pa_core import DEFAULT_CALLBACKS, PrintProgressCallback, Trainer
+from pa_core.errors import CheckpointError, ConfigurationError, MetricNotFoundError
+from pa_core.storage import read_state
+from pa_core.testing import TinyClassifier, make_classification
+from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, MetricValue, RunClock
+from tests.small_runs import make_trainer, samples
+from tests.support.histories import DocumentedHistory
+
+
+def test_a_history_of_ones_own_needs_only_the_documented_methods() -> None:
+    """Epochs are counted and the clock runs without a call of the base class's constructor."""
+    history = DocumentedHistory("x_")
+
+    assert history.current_epoch == 1
+    history.increment_epoch()
+    assert history.current_epoch == history.clock.epoch == 2
+    assert DocumentedHistory().current_epoch == 1
+    with pytest.raises(NotImplementedError, match="DocumentedHistory cannot delete 'x_loss'"):
+        history.delete_metric("x_loss")
+
+
+def test_a_history_may_count_its_epochs_itself() -> None:
+    """One that was written for pytorch-accelerated brings a count of its own, which the trainer advances."""
+
+    class OwnCount(InMemoryRunHistory):
+        own_epoch = 1
+
+        @property
+        @override
+        def current_epoch(self) -> int:
+            return self.own_epoch
+
+        @override
+        def _increment_epoch(self) -> None:
+            self.own_epoch += 1
+
+    trainer, history = make_trainer(), OwnCount()
+    trainer.run_history = history
+    trainer.train(samples(4), 2)
+    assert history.current_epoch == 3
+
+
+def test_the_state_of_any_history_holds_the_clock() -> None:
+    """A resumed run goes on in the right epoch with a history of the user's too."""
+    history = DocumentedHistory()
+    history.clock.epoch, history.clock.update = 4, 30
+
+    resumed = DocumentedHistory()
+    resumed.load_state_dict(json.loads(json.dumps(history.state_dict())))
+
+    assert (resumed.current_epoch, resumed.clock.update) == (4, 30)
+
+
+class ForgetfulHistory(InMemoryRunHistory):
+    """A subclass that does not call ``super().__init__()``."""
+
+    def __init__(self, note: str) -> None:
+        self.note = note
+
+
+@pytest.mark.parametrize("history", [InMemoryRunHistory(), ForgetfulHistory("x")])
+def test_values_come_back_in_order(history: InMemoryRunHistory) -> None:
+    """What was recorded is read back, the latest value and all of them."""
+    history.update_metric("loss", 2.0)
+    history.update_metric("accuracy", 0.5)
+    history.update_metric("loss", 1.0)
+
+    assert list(history.get_metric_names()) == ["loss", "accuracy"]
+    assert history.get_metric_names() == {"loss", "accuracy"}
+    assert history.get_metric_values("loss") == [2.0, 1.0]
+    assert history.get_latest_metric("loss") == 1.0
+
+
+def test_an_unknown_metric_lists_the_recorded_ones() -> None:
+    """A misspelt name is a KeyError and a ValueError that shows which names there are."""
+    history = InMemoryRunHistory()
+    with pytest.raises(MetricNotFoundError, match="Recorded were: none so far"):
+        history.get_latest_metric("loss")
+    history.update_metric("train_loss_epoch", 1.0)
+    history.update_metric("eval_loss_epoch", 1.0)
+
+    for read in (history.get_latest_metric, history.records, history.delete_metric):
+        for kind in (KeyError, ValueError):
+            with pytest.raises(kind, match=r"'loss'.*train_loss_epoch, eval_loss_epoch"):
+                read("loss")
+    assert history.get_metric_values("loss") == []
+    assert history.count_metric_values("loss") == 0
+
+
+def test_the_prefix_goes_before_names_that_are_recorded() -> None:
+    """While a prefix is set it becomes part of the name; reading takes the full name."""
+    history = InMemoryRunHistory()
+    assert history.metric_name_prefix == ""
+    history.update_metric("loss", 1.0)
+    history.set_metric_name_prefix("ema_")
+    history.update_metric("loss", 2.0)
+
+    assert history.metric_name_prefix == "ema_"
+    assert history.get_latest_metric("loss") == 1.0
+    assert history.get_latest_metric("ema_loss") == 2.0
+    history.set_metric_name_prefix()
+    assert history.metric_name_prefix == ""
+
+
+def test_reset_forgets_values_and_epochs_and_keeps_the_prefix() -> None:
+    """A new run starts with an empty history in epoch 1, under the prefix that the user set."""
+    history = InMemoryRunHistory()
+    history.set_metric_name_prefix("stage2_")
+    history.update_metric("a", 1.0)
+    history.clock.epoch, history.clock.update, history.clock.samples = 5, 6, 7
+
+    history.reset()
+
+    assert list(history.get_metric_names()) == []
+    assert history.records() == []
+    assert (history.current_epoch, history.clock.update, history.clock.samples) == (1, 0, 0)
+    assert history.metric_name_prefix == "stage2_"
+
+
+def test_every_value_knows_its_moment() -> None:
+    """A record carries the epoch, update, samples and seconds at which the value was recorded."""
+    history = InMemoryRunHistory()
+    for step in range(1, 4):
+        history.clock.update, history.clock.samples = step, step * 32
+        history.update_metric("loss", 1 / step)
+    history.increment_epoch()
+    history.update_metric("accuracy", 0.5)
+
+    records = history.records()
+
+    assert [(r.metric, r.value, r.epoch, r.update, r.samples) for r in records] == [
+        ("loss", 1.0, 1, 1, 32),
+        ("loss", 0.5, 1, 2, 64),
+        ("loss", 1 / 3, 1, 3, 96),
+        ("accuracy", 0.5, 2, 3, 96),
+    ]
+    assert 0 <= records[0].seconds <= records[1].seconds <= records[-1].seconds <= history.clock.seconds
+    assert MetricRecord(*(column[0] for column in history.to_dict().values())) == records[0]
+    assert list(history.to_dict()) == ["metric", "value", "epoch", "update", "samples", "seconds"]
+    assert {len(column) for column in history.to_dict().values()} == {4}
+    assert history.records("accuracy") == records[3:]
+
+
+def test_a_tensor_is_recorded_as_it_is_now() -> None:
+    """A tensor comes back as a tensor, without its graph and without what happened to it later."""
+    history = InMemoryRunHistory()
+    weights = torch.ones(1000, requires_grad=True)
+    kept = weakref.ref(weights)
+    running = (weights * 2.0)[0]
+    history.update_metric("running", running)
+    with torch.no_grad():
+        running += 1
+    del weights, running
+    gc.collect()
+
+    latest = history.get_latest_metric("running")
+
+    assert isinstance(latest, Tensor)
+    assert latest.equal(torch.tensor(2.0))
+    assert not latest.requires_grad
+    assert latest.untyped_storage().nbytes() == 4
+    assert kept() is None
+    assert history.get_metric_values("running") == [torch.tensor(2.0)]
+    assert history.records()[0].value == 2.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1.5, 3, True, np.float32(0.1), np.int64(7), math.inf]
+    + [torch.tensor(0.1, dtype=dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)]
+    + [torch.tensor(7), torch.tensor(True), torch.nn.Parameter(torch.tensor(0.5))],
+)
+def test_values_keep_their_type_and_value(value: Any) -> None:
+    """The latest comes back as it was recorded; among all values, and after a resume, a tensor is its number."""
+    history = InMemoryRunHistory()
+    history.update_metric("a", value)
+    resumed = InMemoryRunHistory()
+    resumed.load_state_dict(json.loads(json.dumps(history.state_dict())))
+
+    latest = history.get_latest_metric("a")
+    assert latest == value
+    assert isinstance(latest, Tensor) == isinstance(value, Tensor)
+    for read in (history, resumed):
+        assert read.get_metric_values("a") == [value]
+        assert not isinstance(read.get_metric_values("a")[0], Tensor)
+        assert read.records()[0].value == value
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Whether a value came back as it was, of its type and with everything in it."""
+    if type(found) is not type(expected):
+        return False
+    if isinstance(expected, Tensor):
+        return found.dtype == expected.dtype and found.shape == expected.shape and torch.equal(found, expected)
+    if isinstance(expected, np.ndarray):
+        return found.dtype == expected.dtype and np.array_equal(found, expected)
+    if isinstance(expected, dict):
+        return list(found) == list(expected) and all(same(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    return bool(found == expected)
+
+
+def name_of_type(value: object) -> str:
+    """The name of a test that is the same in each process."""
+    return type(value).__name__
+
+
+PLAIN: list[Any] = [
+    "high",
+    None,
+    True,
+    1j,
+    2**60 + 1,
+    -(10**400),
+    [0.25, 0.5],
+    (1, "cat"),
+    {"cat", "dog"},
+    torch.tensor([0.5]),
+    torch.tensor([0.25, 0.5]),
+    torch.tensor([[1, 2], [3, 4]]),
+    torch.tensor(1j),
+    torch.ones(0),
+    np.array([0.25, 0.5]),
+    {"accuracy": 0.5, "f1": torch.tensor(0.25)},
+    {"per_class": [0.25, 0.5], "names": ("cat", "dog"), "confusion": torch.eye(2), "nested": {"worst": "cat"}},
+]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=name_of_type)
+def test_any_plain_value_comes_back_as_it_was(value: Any, tmp_path: Path) -> None:
+    """Also from the files of a training state, and among numbers that were recorded under the same name."""
+    history, resumed = InMemoryRunHistory(), InMemoryRunHistory()
+    for recorded in (0.5, value, 0.25, value):
+        history.update_metric("a", recorded)
+    summary: dict[str, JsonScalar] = {"run": "r", "sequence": 1, "update": 1, "epoch": 1, "complete": False}
+    write_checkpoint(tmp_path / "state", {"history": history.state_dict()}, summary)
+    resumed.load_state_dict(read_state(tmp_path / "state").parts["history"])
+
+    for read in (history, resumed):
+        assert same(read.get_latest_metric("a"), value)
+        assert same(read.get_metric_values("a"), [0.5, value, 0.25, value])
+        assert read.count_metric_values("a") == 4
+    assert resumed.to_dict() == history.to_dict()
+
+
+def test_a_value_stays_what_it_was_when_it_was_recorded() -> None:
+    """What happens to a dictionary, a list or a tensor afterwards does not reach the history, nor does a graph."""
+    history = InMemoryRunHistory()
+    per_class = torch.zeros(2, requires_grad=True) * 2
+    value = {"per_class": per_class, "seen": [1]}
+    history.update_metric("a", value)
+    per_class.detach().add_(1)
+    value["seen"] = [2]
+
+    latest = history.get_latest_metric("a")
+    assert same(latest, {"per_class": torch.zeros(2), "seen": [1]})
+    assert latest["per_class"].grad_fn is None
+
+
+def test_the_numbers_of_a_mapping_have_names_of_their_own() -> None:
+    """Each under the name of the mapping and its key, with its moment; what is not a number has none."""
+    history = InMemoryRunHistory()
+    history.set_metric_name_prefix("ema_")
+    for epoch in (1, 2):
+        history.clock.epoch = epoch
+        value = {"accuracy": epoch / 4, "f1": torch.tensor(0.5), "worst": "cat", "by": {"dog": 1}, 7: 0.75}
+        history.update_metric("test", value)
+
+    names = ["ema_test", "ema_test_accuracy", "ema_test_f1", "ema_test_by_dog", "ema_test_7"]
+    resumed = InMemoryRunHistory()
+    resumed.load_state_dict(history.state_dict())
+    for read in (history, resumed):
+        assert list(read.get_metric_names()) == names
+        assert read.get_metric_values("ema_test_accuracy") == [0.25, 0.5]
+        assert read.get_latest_metric("ema_test_f1") == 0.5
+        assert [(record.value, record.epoch) for record in read.records("ema_test_by_dog")] == [(1, 1), (1, 2)]
+        assert {record.metric for record in read.records()} == set(names[1:])
+
+    history.delete_metric("ema_test_f1")
+    assert "ema_test_f1" not in history.get_metric_names()
+    assert len(history.get_latest_metric("ema_test")) == 5
+    history.delete_metric("ema_test")
+    assert list(history.get_metric_names()) == ["ema_test_accuracy", "ema_test_by_dog", "ema_test_7"]
+
+
+def test_a_dictionary_with_a_default_is_kept_as_a_dictionary() -> None:
+    """Totals are often gathered in one; what makes its missing values is no part of what was recorded."""
+    totals: defaultdict[str, float] = defaultdict(float, hits=3.0)
+    history = InMemoryRunHistory()
+    history.update_metric("totals", totals)
+    totals["hits"] += 1
+    assert history.get_latest_metric("totals") == {"hits": 3.0}
+    assert history.get_latest_metric("totals_hits") == 3.0
+
+
+def test_what_is_a_number_in_records() -> None:
+    """Numbers, tensors of one element and truth values have records; whatever else was recorded has none."""
+    history = InMemoryRunHistory()
+    for value in (0.5, "high", torch.tensor([0.25]), None, True, [1.0], 2**60):
+        history.update_metric("a", value)
+        history.clock.update += 1
+    assert [(record.value, record.update) for record in history.records()] == [(0.5, 0), (0.25, 2), (1, 4), (2**60, 6)]
+
+
+@pytest.mark.parametrize("value", [object(), len, {"f": [len]}, {0.5: object()}, nn.Linear(1, 1)], ids=name_of_type)
+def test_what_is_not_plain_is_refused(value: Any) -> None:
+    """It is refused where it is recorded, by the name of the metric, and nothing is recorded."""
+    history = InMemoryRunHistory()
+    history.set_metric_name_prefix("ema_")
+
+    with pytest.raises(ConfigurationError, match=r"metric 'ema_x' cannot be recorded(.|\n)*given: +ema_x"):
+        history.update_metric("x", value)
+
+    assert list(history.get_metric_names()) == []
+
+
+_values = st.floats(allow_nan=False) | st.integers(-(2**53), 2**53)
+
+
+@given(recorded=st.lists(st.tuples(st.sampled_from("abc"), _values, st.integers(0, 2**62))))
+def test_a_resumed_history_is_the_same_history(recorded: list[tuple[str, float, int]]) -> None:
+    """Whatever was recorded, the state survives JSON: same values, same moments, and it goes on."""
+    history = InMemoryRunHistory()
+    history.set_metric_name_prefix("p_")
+    for name, value, update in recorded:
+        history.clock.update = update
+        history.update_metric(name, value)
+
+    resumed = InMemoryRunHistory()
+    resumed.update_metric("forgotten", 1.0)
+    resumed.load_state_dict(json.loads(json.dumps(history.state_dict())))
+
+    for twin in (resumed, copy.deepcopy(history), pickle.loads(pickle.dumps(history))):
+        assert twin.records() == history.records()
+        assert twin.to_dict() == history.to_dict()
+        assert twin.metric_name_prefix == "p_"
+        assert list(twin.get_metric_names()) == list(history.get_metric_names())
+        for name in history.get_metric_names():
+            assert twin.get_metric_values(name) == history.get_metric_values(name)
+            assert twin.get_latest_metric(name) == history.get_latest_metric(name)
+        twin.update_metric("a", 1.0)
+        assert twin.get_latest_metric("p_a") == 1.0
+
+
+_BREAKS: list[Callable[[dict[str, Any]], object]] = [
+    lambda state: state.pop("metrics"),
+    lambda state: state.pop("clock"),
+    lambda state: state["clock"].pop("seconds"),
+    lambda state: state["metrics"]["a"]["value"].append(1.0),
+    lambda state: state["metrics"]["a"].update(kept=[[7, "high"]]),
+    lambda state: state["metrics"]["a"].update(value=[]),
+    lambda state: state["metrics"]["a"].update(epoch=["x"]),
+    lambda state: state["metrics"].update(a=None),
+]
+
+
+@pytest.mark.parametrize("break_it", _BREAKS)
+def test_a_broken_state_changes_nothing(break_it: Callable[[dict[str, Any]], object]) -> None:
+    """What is no whole state is refused, and the values that are there stay."""
+    donor, history = InMemoryRunHistory(), InMemoryRunHistory()
+    donor.update_metric("a", 2.0)
+    state = donor.state_dict()
+    break_it(state)
+    history.update_metric("b", 1.0)
+    history.clock.epoch = 3
+
+    with pytest.raises(CheckpointError, match="not the state of a run history"):
+        history.load_state_dict(state)
+
+    assert history.get_metric_values("b") == [1.0]
+    assert list(history.get_metric_names()) == ["b"]
+    assert history.current_epoch == 3
+
+
+class DoesNotList(InMemoryRunHistory):
+    """Whoever asks for all values of a long run at each epoch makes its epochs longer and longer."""
+
+    @override
+    def get_metric_values(self, metric_name: str) -> list[MetricValue]:
+        raise AssertionError(f"all values of {metric_name} were asked for")
+
+
+def test_epochs_go_over_no_recorded_values() -> None:
+    """The default callbacks know what is new without reading what is old, except for the table at the end."""
+    history = DoesNotList()
+    callbacks = [callback for callback in DEFAULT_CALLBACKS if callback is not PrintProgressCallback]
+    model = TinyClassifier()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks, history)
+    trainer.train(make_classification(8), 3, make_classification(8))
+    assert history.count_metric_values("train_loss_epoch") == 3
+
+
+def test_a_long_run_takes_little_memory() -> None:
+    """A value costs some 70 bytes, so that a million of them are no burden."""
+    history = InMemoryRunHistory()
+    count = 50_000
+    loss = torch.tensor(1.0)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for step in range(count):
+        history.update_metric("loss", step * 0.5)
+        history.update_metric("as_tensor", loss)
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+
+    assert used / (2 * count) < 75
+
+
+def test_the_clock_runs_until_it_is_stopped() -> None:
+    """Time passes from the start, stands still between stop and start, and goes on in a resumed run."""
+    clock = RunClock()
+    time.sleep(0.01)
+    clock.stop()
+    clock.stop()
+    stopped = clock.seconds
+    time.sleep(0.01)
+    assert clock.seconds == stopped >= 0.01
+
+    resumed = RunClock()
+    resumed.load_state_dict(clock.state_dict())
+    assert stopped <= resumed.seconds < stopped + 5
+
+    clock.start()
+    time.sleep(0.01)
+    clock.start()
+    assert stopped + 0.01 <= clock.seconds < stopped + 5
+    clock.reset()
+    assert clock.seconds < stopped + 0.005
+
+
+_batches = st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.integers(1, 100)), min_size=1, max_size=30)
+
+
+@given(batches=_batches, as_tensor=st.booleans())
+def test_the_average_is_the_mean_over_samples(batches: list[tuple[float, int]], as_tensor: bool) -> None:
+    """Batches count by their size, whether losses are given as numbers or as tensors."""
+    tracker = LossTracker()
+    for loss, batch_size in batches:
+        tracker.update(torch.tensor(loss) if as_tensor else loss, batch_size)
+
+    total = math.fsum(loss * batch_size for loss, batch_size in batches)
+    count = sum(batch_size for _, batch_size in batches)
+
+    assert tracker.running_count == count
+    assert tracker.total_loss == pytest.approx(total, rel=1e-12, abs=1e-9)
+    assert tracker.average == pytest.approx(total / count, rel=1e-12, abs=1e-9)
+
+
+@given(first=_batches, second=_batches)
+def test_totals_of_processes_add_up(first: list[tuple[float, int]], second: list[tuple[float, int]]) -> None:
+    """The sum of the totals of two trackers is the total of one that saw everything."""
+    trackers = [LossTracker(), LossTracker(), LossTracker()]
+    for tracker, batches in zip(trackers, (first, second, first + second), strict=True):
+        for loss, batch_size in batches:
+            tracker.update(torch.tensor(loss), batch_size)
+
+    trackers[0].load_totals(trackers[0].totals() + trackers[1].totals())
+
+    assert trackers[0].running_count == trackers[2].running_count
+    assert trackers[0].total_loss == pytest.approx(trackers[2].total_loss, rel=1e-12, abs=1e-9)
+    trackers[0].update(1.0, 2)
+    assert trackers[0].running_count == trackers[2].running_count + 2
+
+
+@given(losses=st.lists(st.floats(-100, 100), min_size=2, max_size=30), data=st.data())
+def test_a_sum_that_goes_on_is_added_up_in_the_same_order(losses: list[float], data: st.DataObject) -> None:
+    """The total of an epoch that was interrupted is that of one that was not, to the last bit."""
+    split = data.draw(st.integers(1, len(losses) - 1))
+    whole, before, after = LossTracker(), LossTracker(), LossTracker()
+    for tracker, part in ((whole, losses), (before, losses[:split])):
+        for loss in part:
+            tracker.update(torch.tensor(loss, dtype=torch.float64), 3)
+
+    after.load_totals(before.totals())
+    for loss in losses[split:]:
+        after.update(torch.tensor(loss, dtype=torch.float64), 3)
+
+    assert after.total_loss == whole.total_loss
+
+
+_dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
+
+
+@given(batches=st.lists(st.tuples(st.floats(-1e4, 1e4), st.integers(0, 2**20), _dtypes), min_size=1, max_size=30))
+def test_losses_add_up_as_in_a_tensor_of_doubles(batches: list[tuple[float, int, torch.dtype]]) -> None:
+    """To the last bit, whatever their precision, also where it changes within the epoch."""
+    tracker, total = LossTracker(), torch.zeros((), dtype=torch.float64)
+    for loss, batch_size, dtype in batches:
+        tracker.update(torch.tensor(loss, dtype=dtype), batch_size)
+        total.add_(torch.tensor(loss, dtype=dtype), alpha=batch_size)
+
+    assert tracker.total_loss == total.item()
+
+
+def test_a_tracker_without_losses_has_no_average() -> None:
+    """No samples is not a loss of zero, which would look like the best one."""
+    tracker = LossTracker()
+    assert math.isnan(tracker.average)
+    tracker.update(1.0, 4)
+    tracker.reset()
+    assert math.isnan(tracker.average)
+    assert (tracker.total_loss, tracker.running_count) == (0.0, 0)
+    assert tracker.totals().equal(torch.zeros(2, dtype=torch.float64))
+
+
+def test_a_tracker_keeps_no_graph() -> None:
+    """The activations of a step are freed although its loss was counted."""
+    tracker = LossTracker()
+    weights = torch.ones(10, requires_grad=True)
+    graph_alive = weakref.ref(weights)
+    tracker.update((weights * 2).sum(), 1)
+    del weights
+    gc.collect()
+
+    assert graph_alive() is None
+    assert tracker.total_loss == 20.0
+    assert not tracker.totals().requires_grad
+
+
+def test_recording_reads_nothing_from_a_device() -> None:
+    """Losses and metrics are taken as they come: a tensor whose value cannot be read yet is no obstacle."""
+    loss = torch.tensor(1.0, device="meta")  # any attempt to read it raises
+    tracker, history = LossTracker(), InMemoryRunHistory()
+
+    tracker.update(2.0, 3)
+    for _ in range(100):
+        tracker.update(loss, 3)
+        history.update_metric("loss", loss)
+
+    assert tracker.running_count == 303
+    assert tracker.totals().device.type == "meta"
+    assert list(history.get_metric_names()) == ["loss"]
+    with pytest.raises(RuntimeError, match="meta"):
+        tracker.total_loss  # noqa: B018  # reading is the point
+
+
+class _Elsewhere(Tensor):
+    """A tensor that is treated as one on an accelerator, for machines without one."""
+
+    @property
+    @override
+    def is_cpu(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # a property in torch too
+        return False
+
+
+@given(batches=_batches)
+def test_losses_on_a_device_are_summed_there(batches: list[tuple[float, int]]) -> None:
+    """Losses on a device, losses on the CPU and plain numbers give one sum."""
+    tracker, history = LossTracker(), InMemoryRunHistory()
+    for loss, batch_size in batches:
+        tracker.update(torch.tensor([loss]).as_subclass(_Elsewhere), batch_size)
+        tracker.update(loss, batch_size)
+        history.update_metric("loss", torch.tensor(loss).as_subclass(_Elsewhere))
+
+    total = 2 * math.fsum(loss * batch_size for loss, batch_size in batches)
+    scale = 2 * math.fsum(abs(loss) * batch_size for loss, batch_size in batches)
+
+    assert tracker.total_loss == pytest.approx(total, rel=0, abs=1e-5 * scale)
+    tracker.load_totals(tracker.totals() * 2)
+    assert tracker.total_loss == pytest.approx(2 * total, rel=0, abs=1e-5 * scale)
+    assert tracker.running_count == 4 * sum(batch_size for _, batch_size in batches)
+    assert [record.value for record in history.records()] == [loss for loss, _ in batches]
+
+
+def test_a_device_is_read_now_and_then_in_a_long_run() -> None:
+    """However many values are recorded, only a few tensors are held on the device."""
+    history = InMemoryRunHistory()
+    held: list[weakref.ref[Tensor]] = []
+    for step in range(2000):
+        history.update_metric("loss", torch.tensor(float(step)).as_subclass(_Elsewhere))
+        latest = history.get_latest_metric("loss")
+        assert isinstance(latest, Tensor)
+        held.append(weakref.ref(latest))
+
+    assert sum(reference() is not None for reference in held) < 600
+    assert [record.value for record in history.records()] == list(range(2000))

@@ -1,0 +1,235 @@
+"""What a training run does to the weights, the history and the objects it was given."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+from typing_extensions import override
+
+from pa_core import AnyTrainer, InMemoryRunHistory, Trainer, TrainerCallback
+from pa_core.data import KeyedDataLoader
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
+from tests.small_runs import NoteBatches, make_trainer, samples
+from tests.support.models import weights_of
+
+
+def linear_trainer(
+    *callbacks: TrainerCallback, lr: float = 0.1, dtype: torch.dtype = torch.float32
+) -> Trainer[nn.Linear]:
+    """A trainer of a linear model with fixed starting weights."""
+    model = nn.Linear(4, 1).to(dtype)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.1, -0.2, 0.3, -0.4]]))
+        model.bias.zero_()
+    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=lr, momentum=0.9), callbacks=callbacks)
+
+
+def regression(num_samples: int, dtype: torch.dtype = torch.float64) -> TensorDataset:
+    """A regression dataset in the given precision."""
+    return TensorDataset(*(tensor.to(dtype) for tensor in make_regression(num_samples).tensors))
+
+
+def test_the_seed_of_the_user_decides_everything() -> None:
+    """Runs after the same manual_seed are equal, and two runs in a row see different orders."""
+    notes = NoteBatches()
+    trainer = make_trainer(Trainer, notes)
+    for seed in (5, 5, None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        trainer.train(samples(16), num_epochs=2)
+    first, again, later = (notes.trained[start : start + 4] for start in (0, 4, 8))
+    assert first == again != later
+    assert first[:2] != first[2:]
+    assert sorted(first[0] + first[1]) == list(range(16))
+
+
+def test_events_fire_in_the_documented_order() -> None:
+    """Two batches in one update, and one evaluation batch, fire each event once, in its place."""
+    recorder = RecordingCallback()
+    trainer = linear_trainer(recorder)
+    trainer.train(
+        make_regression(4),
+        num_epochs=1,
+        eval_dataset=make_regression(2),
+        per_device_batch_size=2,
+        gradient_accumulation_steps=2,
+    )
+    step = ["on_train_step_start", "on_train_step_end"]
+    assert recorder.events == [
+        *("on_init_end", "on_prepare_start", "on_training_run_start", "on_train_epoch_start"),
+        *step,
+        *step,
+        *("on_optimizer_step_end", "on_train_epoch_end"),
+        *("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_eval_epoch_end"),
+        *("on_training_run_epoch_end", "on_training_run_end"),
+    ]
+    assert [kwargs["step"] for kwargs in recorder.arguments if "step" in kwargs] == [1, 2, 1]
+    assert recorder.arguments[recorder.events.index("on_optimizer_step_end")] == {"update": 1}
+
+
+def test_gradients_are_clipped_once_per_update() -> None:
+    """Clipping sees the gradient of the whole update, by value and by norm, and tells the norm it measured."""
+    norms: list[float] = []
+
+    class Norms(TrainerCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            assert trainer.gradient_norm is not None
+            norms.append(trainer.gradient_norm.item())
+
+    data = TensorDataset(torch.ones(4, 4), torch.full((4, 1), 100.0))
+    by_norm = linear_trainer(Norms(), lr=1.0)
+    before = weights_of(by_norm.model)
+    by_norm.train(data, 1, per_device_batch_size=2, gradient_accumulation_steps=2, gradient_clip_norm=0.5)
+    assert (weights_of(by_norm.model) - before).norm().item() == pytest.approx(0.5, rel=1e-3)
+    assert norms[0] > 100
+
+    by_value = linear_trainer(lr=1.0)
+    by_value.train(data, 1, per_device_batch_size=2, gradient_accumulation_steps=2, gradient_clip_value=0.25)
+    assert torch.allclose((weights_of(by_value.model) - before).abs(), torch.full((5,), 0.25))
+
+
+def test_a_second_run_goes_on_with_the_history_when_asked_to() -> None:
+    """Epochs, updates and samples count on with reset_run_history=False, and start anew without it."""
+    trainer = linear_trainer()
+    trainer.train(make_regression(8), num_epochs=2, per_device_batch_size=4)
+    trainer.train(make_regression(16), num_epochs=1, per_device_batch_size=4, reset_run_history=False)
+    history = trainer.run_history
+    assert isinstance(history, InMemoryRunHistory)
+    rows = history.to_dict()
+    assert rows["epoch"] == [1, 2, 3]
+    assert rows["update"] == [2, 4, 8]
+    assert rows["samples"] == [8, 16, 32]
+    assert trainer.run_history.current_epoch == 4
+    trainer.train(make_regression(8), num_epochs=1)
+    assert len(list(trainer.run_history.get_metric_values("train_loss_epoch"))) == 1
+
+
+def test_evaluating_alone_records_its_loss_and_changes_nothing() -> None:
+    """evaluate() needs no optimizer, records evaluation_loss, and leaves weights and modes as they were."""
+    model = TinyClassifier(batch_norm=True)
+    before = copy.deepcopy(model.state_dict())
+    trainer = Trainer(model, nn.CrossEntropyLoss(), None, callbacks=[])
+    trainer.evaluate(make_classification(20), per_device_batch_size=8)
+    assert list(trainer.run_history.get_metric_names()) == ["evaluation_loss"]
+    assert model.training
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_an_evaluation_returns_its_metrics() -> None:
+    """The loss, what steps logged and what callbacks recorded meanwhile; nothing of the training before."""
+
+    class Logging(Trainer[nn.Linear]):
+        @override
+        def calculate_eval_batch_loss(self, batch: Any) -> Any:
+            self.log("half", 0.5)
+            return super().calculate_eval_batch_loss(batch)
+
+    class Record(TrainerCallback):
+        @override
+        def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("evaluation_name", "not a number")
+            trainer.run_history.update_metric("evaluation_steps", len(trainer.eval_dataloader or ()))
+
+    model = nn.Linear(4, 1)
+    trainer = Logging(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), [Record])
+    trainer.train(make_regression(8), 1)
+    for reset_run_history in (False, True):
+        metrics = trainer.evaluate(make_regression(20), per_device_batch_size=2, reset_run_history=reset_run_history)
+        steps = 20 / 2 / trainer.num_processes
+        loss = trainer.run_history.get_latest_metric("evaluation_loss")
+        assert metrics == {"evaluation_half": 0.5, "evaluation_loss": loss, "evaluation_steps": steps}
+
+
+def test_an_evaluation_has_the_batch_size_of_the_run_before() -> None:
+    """What is not said again stays: also one that was passed to the loader; in the first run it is 8."""
+    trainer, data = linear_trainer(), make_regression(64)
+
+    def batch_size(**kwargs: Any) -> int:
+        trainer.evaluate(data, **kwargs)
+        return trainer.run_config.eval_per_device_batch_size
+
+    assert batch_size() == 8
+    trainer.train(data, 1, per_device_batch_size=16)
+    assert batch_size() == 16
+    assert batch_size(per_device_batch_size=8) == 8
+    trainer.train(data, 1, data, eval_dataloader_kwargs={"batch_size": 32})
+    assert batch_size() == 32
+    assert batch_size() == 32
+
+
+def test_a_trainer_and_its_history_say_what_they_are() -> None:
+    """Where they are printed, as in a notebook or a debugger."""
+    trainer = linear_trainer()
+    assert repr(trainer.run_history) == "<InMemoryRunHistory in epoch 1: nothing recorded>"
+    trainer.train(make_regression(16), 2)
+    assert repr(trainer) == "<Trainer of Linear with SGD: 2 epochs and 4 updates completed>"
+    assert re.fullmatch(r"<InMemoryRunHistory in epoch 3: train_loss_epoch=[\d.e-]+>", repr(trainer.run_history))
+
+
+def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:
+    """Modes, including those of parts that the user keeps in evaluation mode, and the training loss come back."""
+
+    class FrozenNorm(Trainer[TinyClassifier]):
+        @override
+        def train_epoch_start(self) -> None:
+            super().train_epoch_start()
+            self.model.layers[1].eval()
+
+    class EvaluatesAtTwo(TrainerCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            if update == 2:
+                modes = [module.training for module in trainer.model.modules()]
+                trainer.run_evaluation_epoch(is_intermediate=True)
+                assert [module.training for module in trainer.model.modules()] == modes
+                assert modes.count(False) == 1
+
+    ends: list[Any] = []
+    for callbacks in ([], [EvaluatesAtTwo]):
+        torch.manual_seed(1)
+        model = TinyClassifier(batch_norm=True)
+        trainer = FrozenNorm(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
+        trainer.train(make_classification(32), 1, make_classification(8), per_device_batch_size=8)
+        ends.append((trainer.run_history.get_latest_metric("train_loss_epoch"), weights_of(model).tolist()))
+    assert ends[0] == ends[1]
+
+
+def test_the_default_loaders_are_what_users_read() -> None:
+    """The loaders are DataLoaders with the dataset, batch size, device and length that were asked for."""
+    trainer = linear_trainer()
+    data = make_regression(10)
+    trainer.train(data, 1, data, per_device_batch_size=4, eval_dataloader_kwargs={"batch_size": 5})
+    train_loader, eval_loader = trainer.train_dataloader, trainer.eval_dataloader
+    assert isinstance(train_loader, KeyedDataLoader)
+    assert isinstance(eval_loader, DataLoader)
+    assert (train_loader.dataset, train_loader.batch_size, len(train_loader)) == (data, 4, 3)
+    assert (eval_loader.dataset, eval_loader.batch_size, len(eval_loader)) == (data, 5, 2)
+    assert train_loader.device == trainer.device
+    assert trainer.run_config.eval_per_device_batch_size == 5
+
+
+def test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds() -> None:
+    """A DataLoader of the user's own tells its sizes by its sampler: accumulated batches of 4 and 2 are one of 6."""
+
+    class Plain(Trainer[nn.Linear]):
+        @override
+        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
+            return DataLoader(self.train_dataset, batch_size=batch_size)
+
+    weights: list[Tensor] = []
+    for batch_size, accumulation in ((6, 1), (4, 2)):
+        model = linear_trainer(dtype=torch.float64).model
+        trainer = Plain(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+        trainer.train(regression(6), 3, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation)
+        assert trainer.num_updates_completed == 3
+        weights.append(weights_of(model))
+    assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-14)

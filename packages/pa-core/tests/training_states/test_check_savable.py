@@ -1,0 +1,163 @@
+"""What could not be stored is an error when the run starts; trying it changes nothing."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
+from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted
+
+
+class Momentum(Optimizer):
+    """Gradient descent with momentum that is kept beside ``state``, and saved in a form of its own."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+        self.velocity: list[Tensor] = []
+        self.age = 0
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.velocity = self.velocity or [torch.zeros_like(parameter) for parameter in parameters]
+        self.age += 1
+        for parameter, velocity in zip(parameters, self.velocity, strict=True):
+            velocity.mul_(0.9).add_(parameter.grad)
+            parameter.sub_(velocity, alpha=self.param_groups[0]["lr"] / self.age)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"velocity": self.velocity, "age": self.age}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.velocity = [tensor.clone() for tensor in state_dict["velocity"]]
+        self.age = state_dict["age"]
+
+
+class Quantised(Tensor):
+    """Stands for the tensors in which optimizers with 8 bits keep their state."""
+
+
+class EightBits(Adam):
+    """Keeps its state, from the first update on, in tensors of a class of its own."""
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for state in self.state.values():
+            state["exp_avg"] = state["exp_avg"].as_subclass(Quantised)
+
+
+class NoState:
+    """A scheduler that says nothing of itself."""
+
+    def step(self) -> None:
+        """Leave everything as it is."""
+
+
+def make_trainer(kind: type[Optimizer], *callbacks: TrainerCallback) -> Trainer:
+    """A trainer with an optimizer of a kind."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    make: Any = kind
+    return Trainer(model, nn.MSELoss(), make(model.parameters()), callbacks=callbacks)
+
+
+def train(trainer: Trainer, **options: Any) -> list[float]:
+    """Twelve updates; the weights and a draw from the random stream at the end."""
+    torch.manual_seed(1)
+    data = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
+    trainer.train(data, num_epochs=2, per_device_batch_size=4, **options)
+    weights = [weight for tensor in trainer.model.state_dict().values() for weight in tensor.flatten().tolist()]
+    return [*weights, *torch.rand(2).tolist()]
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_an_optimizer_with_a_form_of_its_own_is_resumed_bit_for_bit(shared_tmp_path: Path) -> None:
+    """Its ``load_state_dict`` gets what its ``state_dict`` returned, and the run ends as if nothing had happened."""
+    whole = train(make_trainer(Momentum))
+    states = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=2)
+
+    with pytest.raises(Interrupted):
+        train(make_trainer(Momentum, states, InterruptAt("on_train_step_end", 3)))
+    resumed = make_trainer(Momentum, SaveTrainingStateCallback(shared_tmp_path))
+
+    assert train(resumed, resume_from=shared_tmp_path) == whole
+    assert isinstance(resumed.optimizer, Momentum)
+    assert resumed.optimizer.age == resumed.num_updates_completed
+
+
+class Forgetful(Momentum):
+    """Does not restore what it saves."""
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.age = state_dict["age"]
+
+
+def test_an_optimizer_that_does_not_restore_its_state_is_an_error_of_the_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what is missing instead of training without it; once that is mended, the state is resumed."""
+    whole = train(make_trainer(Momentum))
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
+    with pytest.raises(Interrupted):
+        train(make_trainer(Forgetful, states, InterruptAt("on_train_step_end", 3)))
+
+    with pytest.raises(CheckpointError, match=r"Forgetful[\s\S]*lacks state_dict\(\)\['velocity'\]\[0\]"):
+        train(make_trainer(Forgetful), resume_from=tmp_path)
+    monkeypatch.delattr(Forgetful, "load_state_dict")
+    assert train(make_trainer(Forgetful), resume_from=tmp_path) == whole
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_an_optimizer_whose_state_cannot_be_stored_is_refused_after_the_first_update(shared_tmp_path: Path) -> None:
+    """Not at the first save, which may be hours later."""
+    trainer = make_trainer(EightBits, SaveTrainingStateCallback(shared_tmp_path))
+
+    with pytest.raises(
+        CheckpointError,
+        match=r"cannot be stored[\s\S]*EightBits with optimizer\['state'\]\[0\]\['exp_avg'\]: Quantised",
+    ):
+        train(trainer)
+    assert trainer.num_updates_completed == 1
+
+
+@pytest.mark.parametrize("kind", [Adam, Momentum])
+def test_trying_it_changes_nothing(kind: type[Optimizer], tmp_path: Path) -> None:
+    """A run that is checked ends with the same bits as one that is not, its optimizer and random streams included."""
+    seen: list[dict[str, Any]] = []
+
+    class Watch(TrainerCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            seen.append(copy.deepcopy(trainer.optimizer.state_dict()))
+
+    checked = train(make_trainer(kind, SaveTrainingStateCallback(tmp_path, save_at_end=False), Watch()))
+    num_checked = len(seen)
+
+    assert train(make_trainer(kind, Watch())) == checked
+    assert str(seen[:num_checked]) == str(seen[num_checked:])
+
+
+def test_a_scheduler_without_a_state_is_refused_before_the_first_update(tmp_path: Path) -> None:
+    """It could not go on from where it was."""
+    trainer = make_trainer(Adam, SaveTrainingStateCallback(tmp_path))
+
+    def make_scheduler(optimizer: Optimizer) -> Any:
+        return NoState()
+
+    with pytest.raises(CheckpointError, match="NoState without state_dict and load_state_dict"):
+        train(trainer, create_scheduler_fn=make_scheduler)
+    assert trainer.num_updates_completed == 0

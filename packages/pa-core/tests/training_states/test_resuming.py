@@ -1,0 +1,381 @@
+"""A run that was interrupted goes on from its newest training state, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    CheckpointError,
+    ConfigurationError,
+    LimitBatchesCallback,
+    SaveTrainingStateCallback,
+    StepBasedEvaluationCallback,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+    distributed,
+    gather_objects,
+)
+from pa_core.storage import StateFolder, read_state
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from tests.support.callbacks import CallAt
+from tests.support.pa_core.training_states.small_runs import (
+    DrawingDataset,
+    InterruptAt,
+    Interrupted,
+    fingerprint,
+    log_of,
+    make_trainer,
+    train,
+)
+
+
+def saving(folder: Path, **options: Any) -> SaveTrainingStateCallback:
+    """States after each second update and after each epoch."""
+    settings: dict[str, Any] = {"save_every_n_steps": 2, "save_every_n_epochs": 1, **options}
+    return SaveTrainingStateCallback(folder, **settings)
+
+
+def interrupt(folder: Path, event: str, update: int, *callbacks: TrainerCallback, **options: Any) -> None:
+    """Run until a process would have been killed, with states in the folder."""
+    trainer = make_trainer(saving(folder), InterruptAt(event, update), *callbacks, best=folder / "best.pt")
+    with pytest.raises(Interrupted):
+        train(trainer, resume_from=folder, resume_missing="start", **options)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks", "bf16")
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_resumed_run_ends_as_the_uninterrupted_one(shared_tmp_path: Path, workers: int, accumulation: int) -> None:
+    """Weights, optimizer, scheduler, history, samples, draws and streams are equal to the last bit."""
+    options: dict[str, Any] = {
+        "gradient_accumulation_steps": accumulation,
+        "train_dataloader_kwargs": {"num_workers": workers},
+        "eval_dataloader_kwargs": {"num_workers": workers},
+    }
+    whole = make_trainer(saving(shared_tmp_path / "whole"), best=shared_tmp_path / "best.pt")
+    expected = train(whole, **options)
+    last_of_epoch = whole.run_config.num_update_steps_per_epoch
+    places = [
+        ("on_train_step_end", last_of_epoch // 2 + 1),
+        ("on_train_epoch_end", last_of_epoch),
+        ("on_eval_step_end", 2 * last_of_epoch),
+        ("on_train_epoch_start", last_of_epoch),
+    ]
+    for place in places if workers == 0 else places[:1]:
+        folder = shared_tmp_path / f"{place[0]}_{place[1]}"
+        interrupt(folder, *place, **options)
+        resumed = make_trainer(saving(folder), best=folder / "best.pt", seed=99)
+        assert train(resumed, resume_from=folder, **options) == expected, place
+
+
+def test_states_may_be_written_while_the_training_goes_on(tmp_path: Path) -> None:
+    """Each holds the moment at which it was captured, whatever the next updates change."""
+    expected = train(make_trainer())
+    interrupted = make_trainer(
+        saving(tmp_path, asynchronous=True, save_every_n_steps=1), InterruptAt("on_train_step_end", 9)
+    )
+    with pytest.raises(Interrupted):
+        train(interrupted)
+    for record in StateFolder(tmp_path).records():
+        folder = tmp_path.with_name(f"{record.path.name}-alone")
+        shutil.copytree(record.path, folder)
+        resumed = make_trainer()
+        assert train(resumed, resume_from=folder) == expected, record
+
+
+def test_a_state_that_is_asked_for_in_mid_update_is_that_of_the_update(tmp_path: Path) -> None:
+    """A callback may ask at any time; nothing of a group of batches is lost, and none is trained twice."""
+
+    class SaveInMidGroup(TrainerCallback):
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            if kwargs["step"] == 5 and trainer.run_history.current_epoch == 2:
+                trainer.save_training_state(tmp_path / "state", {"note": [1, 2.5, None]})
+
+    expected = train(make_trainer(), gradient_accumulation_steps=3)
+    train(make_trainer(SaveInMidGroup()), gradient_accumulation_steps=3)
+    assert read_state(tmp_path / "state").summary["update"] == 3 + 2
+
+    resumed = make_trainer()
+    assert train(resumed, gradient_accumulation_steps=3, resume_from=tmp_path / "state") == expected
+    assert resumed.load_training_state(tmp_path / "state") == {"current_epoch": 2, "note": [1, 2.5, None]}
+
+
+def test_a_callback_behind_the_saving_one_is_in_the_state_of_the_same_update(tmp_path: Path) -> None:
+    """A state is captured when all callbacks have been told of the update, whatever their order."""
+
+    class CountUpdates(TrainerCallback):
+        count = 0
+
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            self.count += 1
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state_dict: dict[str, int]) -> None:
+            self.count = state_dict["count"]
+
+    with pytest.raises(Interrupted):
+        train(make_trainer(saving(tmp_path), CountUpdates(), InterruptAt("on_train_step_end", 8)))
+    counting = CountUpdates()
+    train(make_trainer(saving(tmp_path), counting), resume_from=tmp_path)
+    assert counting.count == 21
+
+
+def test_the_first_events_are_called_again_and_then_callbacks_get_their_state(tmp_path: Path) -> None:
+    """What a callback sets up at the start of a run or an epoch is overwritten by what it had."""
+
+    class StateRecorder(RecordingCallback):
+        def state_dict(self) -> dict[str, int]:
+            return {"number": len(self.events)}
+
+        def load_state_dict(self, state_dict: dict[str, int]) -> None:
+            self.events.append("load_state_dict")
+
+    with pytest.raises(Interrupted):
+        train(make_trainer(saving(tmp_path), StateRecorder(), InterruptAt("on_train_step_end", 4)))
+    recorder = StateRecorder()
+    train(make_trainer(saving(tmp_path), recorder), resume_from=tmp_path)
+    first = [event for event in recorder.events if event not in {"on_init_end", "on_prepare_start"}]
+    assert first[:3] == ["on_training_run_start", "on_train_epoch_start", "on_train_steps_passed_over"]
+    assert first[3:5] == ["load_state_dict", "on_train_step_start"]
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_complete_run_is_put_back_and_not_run_again(shared_tmp_path: Path) -> None:
+    """A script with several stages, each with a folder, can be started again as it is: finished stages are skipped."""
+
+    def script() -> tuple[dict[str, Any], int]:
+        trainer = make_trainer(saving(shared_tmp_path / "first"), best=shared_tmp_path / "best.pt")
+        train(trainer, num_epochs=2, resume_from=shared_tmp_path / "first", resume_missing="start")
+        steps_of_first = len(log_of(trainer).steps)
+        trainer.callback_handler.remove_callback(trainer.callback_handler.callbacks[-1])
+        trainer.callback_handler.add_callback(saving(shared_tmp_path / "second"))
+        second = shared_tmp_path / "second"
+        return train(trainer, num_epochs=1, resume_from=second, resume_missing="start"), steps_of_first
+
+    whole, steps = script()
+    if distributed.rank() == 0:
+        shutil.rmtree(shared_tmp_path / "second")
+    gather_objects(None)
+    again, steps_again = script()
+    assert again == whole
+    assert steps_again == steps
+    assert script()[0] == whole
+
+
+def test_a_run_that_stopped_early_is_complete(tmp_path: Path) -> None:
+    """Started again with the same number of epochs it trains no further; with more epochs it does."""
+
+    def stop(_: AnyTrainer) -> None:
+        raise StopTrainingError
+
+    train(make_trainer(saving(tmp_path), CallAt("on_train_epoch_end", stop, 14)), num_epochs=3)
+    again = make_trainer(saving(tmp_path))
+    train(again, num_epochs=3, resume_from=tmp_path)
+    assert again.num_updates_completed == 14
+    train(again, num_epochs=4, resume_from=tmp_path)
+    assert again.num_updates_completed > 14
+
+
+def test_a_run_with_a_limit_of_updates_ends_at_the_same_update(tmp_path: Path) -> None:
+    """In the middle of an epoch, also when the last state is that of the last update."""
+    expected = train(make_trainer(best=tmp_path / "whole.pt"), max_num_train_steps=10)
+    for update in (5, 9, 10):
+        interrupt(tmp_path / str(update), "on_train_epoch_end", update, max_num_train_steps=10)
+        resumed = make_trainer(saving(tmp_path / str(update)), best=tmp_path / "best.pt")
+        ended = train(resumed, max_num_train_steps=10, resume_from=tmp_path / str(update))
+        assert ended["weights"] == expected["weights"]
+        assert resumed.num_updates_completed == 10
+
+
+def test_limited_epochs_stay_as_long_as_they_were(tmp_path: Path) -> None:
+    """The batches before the interruption count against the limit of the epoch."""
+    whole = make_trainer(LimitBatchesCallback(5))
+    expected = train(whole)
+    with pytest.raises(Interrupted):
+        train(make_trainer(saving(tmp_path), LimitBatchesCallback(5), InterruptAt("on_train_step_end", 8)))
+    resumed = make_trainer(saving(tmp_path), LimitBatchesCallback(5))
+    assert train(resumed, resume_from=tmp_path) == expected
+
+
+def test_evaluations_in_mid_epoch_are_neither_lost_nor_repeated(tmp_path: Path) -> None:
+    """The history of the resumed run has each of them once."""
+    whole = make_trainer(StepBasedEvaluationCallback(2))
+    expected = train(whole)
+    with pytest.raises(Interrupted):
+        train(make_trainer(saving(tmp_path), StepBasedEvaluationCallback(2), InterruptAt("on_train_step_end", 11)))
+    resumed = make_trainer(saving(tmp_path), StepBasedEvaluationCallback(2))
+    assert train(resumed, resume_from=tmp_path) == expected
+
+
+def test_registered_objects_and_trained_loss_functions_are_part_of_the_state(tmp_path: Path) -> None:
+    """Also parameters that only the loss function or the optimizer knows."""
+
+    class Centres(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.centres = nn.Parameter(torch.zeros(3, 3))
+
+        @override
+        def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return ((outputs - self.centres[targets]) ** 2).mean()
+
+    class Counter:
+        value = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"value": self.value}
+
+        def load_state_dict(self, state_dict: dict[str, int]) -> None:
+            self.value = state_dict["value"]
+
+    def trainer_and_counter(*callbacks: TrainerCallback) -> tuple[Trainer, Counter, nn.Parameter]:
+        torch.manual_seed(0)
+        model, loss, temperature = TinyClassifier(), Centres(), nn.Parameter(torch.ones(()))
+        optimizer = SGD([*model.parameters(), *loss.parameters(), temperature], lr=0.1, momentum=0.9, weight_decay=0.1)
+        temperature.grad = torch.ones(())
+        trainer, counter = Trainer(model, loss, optimizer, callbacks=callbacks), Counter()
+        trainer.register_for_checkpointing(counter)
+        return trainer, counter, temperature
+
+    trainer, counter, temperature = trainer_and_counter(saving(tmp_path))
+    counter.value = 41
+    trainer.train(make_classification(40), 2)
+    resumed, counter_again, temperature_again = trainer_and_counter(saving(tmp_path))
+    resumed.train(make_classification(40), 2, resume_from=tmp_path)
+    assert counter_again.value == 41
+    assert temperature_again.item() == temperature.item()
+    losses: list[Any] = [trainer.loss_func, resumed.loss_func]
+    assert torch.equal(losses[0].centres, losses[1].centres)
+    assert not torch.equal(losses[0].centres, torch.zeros(3, 3))
+
+
+def test_a_folder_without_states_is_an_error_unless_a_new_run_may_begin(tmp_path: Path) -> None:
+    """The message says how a script is the same when it is started and when it is started again."""
+    with pytest.raises(FileNotFoundError, match='resume_missing="start"'):
+        train(make_trainer(), resume_from=tmp_path / "missing")
+    with pytest.raises(ConfigurationError, match='"error", or "start"'):
+        train(make_trainer(), resume_from=tmp_path, resume_missing="ignore")
+    trainer = make_trainer()
+    train(trainer, num_epochs=1, resume_from=tmp_path / "missing", resume_missing="start")
+    assert trainer.num_updates_completed == 7
+
+
+def test_a_damaged_state_is_passed_over_for_the_one_before_it(tmp_path: Path) -> None:
+    """The run goes on from the newest valid one, says which it passed over and why, and ends the same."""
+    whole = make_trainer(best=tmp_path / "whole.pt")
+    expected = train(whole)
+    interrupt(tmp_path, "on_train_step_end", 10)
+    newest = StateFolder(tmp_path).records()[-1].path
+    tensors = newest / "models.safetensors"
+    content = bytearray(tensors.read_bytes())
+    content[-1] ^= 1
+    tensors.write_bytes(content)
+    resumed = make_trainer(saving(tmp_path), best=tmp_path / "best.pt")
+    with pytest.warns(UserWarning, match=rf"{newest.name} is skipped.*models\.safetensors"):
+        assert train(resumed, resume_from=tmp_path) == expected
+
+    for record in StateFolder(tmp_path).records():
+        (record.path / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="None of the training states is valid"):
+        train(make_trainer(), resume_from=tmp_path, resume_missing="start")
+
+
+def test_what_could_not_be_saved_is_an_error_before_the_first_step(tmp_path: Path) -> None:
+    """Not after an hour: the message names the entry."""
+
+    class Unsaveable(TrainerCallback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"function": lambda: None}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+    recorder = RecordingCallback()
+    with pytest.raises(CheckpointError, match=r"Unsaveable.*function"):
+        train(make_trainer(saving(tmp_path), Unsaveable(), recorder))
+    assert "on_train_step_start" not in recorder.events
+
+
+def test_states_of_callbacks_that_come_or_go_are_warned_of(tmp_path: Path) -> None:
+    """A callback that the state does not know begins anew, and a state without a callback is left out."""
+    train(make_trainer(saving(tmp_path), best=tmp_path / "best.pt"), num_epochs=1)
+    with pytest.warns(UserWarning, match="SaveBestModelCallback .* is ignored: the run has no such callback"):
+        train(make_trainer(), num_epochs=2, resume_from=tmp_path)
+    train(make_trainer(saving(tmp_path / "without")), num_epochs=1)
+    with pytest.warns(UserWarning, match="SaveBestModelCallback has no state .* starts over"):
+        train(make_trainer(best=tmp_path / "best.pt"), num_epochs=2, resume_from=tmp_path / "without")
+
+
+def test_that_there_is_nothing_to_save_is_said_before_what_comes_with_it_is_looked_at(tmp_path: Path) -> None:
+    """Entries that could not be stored, or are large, are no matter where nothing is saved."""
+    trainer = make_trainer()
+    with pytest.raises(ConfigurationError, match="before a training run"):
+        trainer.save_training_state(tmp_path / "state", {"function": print})
+    trainer.train(DrawingDataset(4), 1)
+    trainer.evaluate(DrawingDataset(4))
+    with pytest.raises(CheckpointError, match="after a run that trained nothing"):
+        trainer.save_training_state(tmp_path / "state", {"function": print})
+
+
+def test_a_state_tells_its_epoch(tmp_path: Path) -> None:
+    """It is that of the run history, where the run continues; an entry of the script's own name is the script's."""
+    trainer = make_trainer(SaveTrainingStateCallback(tmp_path / "all", save_every_n_steps=1))
+    train(trainer, num_epochs=2)
+    epochs = {
+        one.path.name: trainer.load_training_state(one.path)["current_epoch"]
+        for one in StateFolder(tmp_path / "all").records()
+    }
+    assert [epochs[name] for name in ("step_1", "step_8", "final")] == [1, 2, trainer.run_history.current_epoch]
+
+    train(trainer, num_epochs=1, reset_run_history=False)
+    trainer.save_training_state(tmp_path / "continued")
+    assert trainer.load_training_state(tmp_path / "continued")["current_epoch"] == 4
+    trainer.save_training_state(tmp_path / "own", {"current_epoch": "mine"})
+    assert trainer.load_training_state(tmp_path / "own") == {"current_epoch": "mine"}
+
+
+def test_loading_a_state_takes_over_the_weights_and_the_optimizer_without_its_run(tmp_path: Path) -> None:
+    """A new run then begins at its own first epoch."""
+    trainer = make_trainer(saving(tmp_path))
+    train(trainer, num_epochs=2)
+    other = make_trainer(seed=5)
+    assert other.load_training_state(tmp_path) == {"current_epoch": 3}
+    assert fingerprint(other)["weights"] == fingerprint(trainer)["weights"]
+    assert fingerprint(other)["optimizer"] == fingerprint(trainer)["optimizer"]
+    train(other, num_epochs=1)
+    assert (other.num_updates_completed, other.run_history.current_epoch) == (7, 2)
+
+
+def test_large_datasets_are_not_replayed(tmp_path: Path) -> None:
+    """A run goes on at the end of a long epoch without fetching what lies before."""
+
+    class CountingDataset(DrawingDataset):
+        fetched = 0
+
+        @override
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            self.fetched += 1
+            return super().__getitem__(index)
+
+    data = CountingDataset(2000)
+    options: dict[str, Any] = {"dataset": data, "num_epochs": 1, "eval_dataset": None}
+    options["train_dataloader_kwargs"] = {"num_workers": 0}
+    interrupted = make_trainer(saving(tmp_path, save_every_n_steps=40), InterruptAt("on_train_step_end", 245))
+    with pytest.raises(Interrupted):
+        train(interrupted, **options)
+    data.fetched = 0
+    train(make_trainer(saving(tmp_path)), **options, resume_from=tmp_path)
+    assert data.fetched == 2000 - 240 * 8

@@ -1,0 +1,206 @@
+"""A run that goes on with other settings: what may differ is shown, what changes its meaning is refused."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, StepLR
+
+from pa_core import CheckpointError, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.errors import ArgumentTypeError
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from pa_core.training_state.run_settings import RESUME_OVERRIDES
+from tests.support.callbacks import RatesUsed
+from tests.support.pa_core.training_states.small_runs import (
+    DrawingDataset,
+    InterruptAt,
+    Interrupted,
+    fingerprint,
+    log_of,
+    make_trainer,
+    train,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """States of a run that was interrupted in its second epoch, at the tenth of 21 updates."""
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
+    with pytest.raises(Interrupted):
+        train(make_trainer(states, InterruptAt("on_train_step_end", 10)))
+    return tmp_path
+
+
+def test_differences_are_shown_as_saved_requested_and_used(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One table, before the first step, and nothing where nothing differs."""
+    train(make_trainer(), resume_from=folder)
+    assert "saved" not in capsys.readouterr().out
+    train(make_trainer(), num_epochs=4, gradient_clip_norm=2.0, resume_from=folder)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[1] == ["setting", "saved", "requested", "used"]
+    assert ["num_epochs", "3", "4", "4"] in rows
+    assert ["gradient_clip_norm", "None", "2", "2"] in rows
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "dataset_length": {"dataset": DrawingDataset(60)},
+    "samples_per_update": {"per_device_batch_size": 4},
+    "shuffle": {"train_dataloader_kwargs": {"shuffle": False}},
+    "drop_last": {"train_dataloader_kwargs": {"drop_last": True}},
+    "loader": {"train_dataloader_kwargs": {"sampler": range(52)}},
+    "scheduler": {"create_scheduler_fn": partial(StepLR, step_size=3)},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_changes_the_meaning_of_a_run_is_refused_unless_it_is_allowed_by_name(folder: Path, name: str) -> None:
+    """The message names both values, why it matters, and how to allow it; nothing has been trained then."""
+    trainer = make_trainer(RecordingCallback())
+    before = fingerprint(trainer)["weights"]
+    with pytest.raises(CheckpointError, match=rf'resume_allow=\(.*"{name}"') as refused:
+        train(trainer, resume_from=folder, **REFUSED[name])
+    assert f"{name}=" in refused.value.given
+    assert f"{name}=" in refused.value.expected
+    assert fingerprint(trainer)["weights"] == before
+
+    names = [part for part in ("samples_per_update", *REFUSED) if f'"{part}"' in refused.value.do]
+    resumed = make_trainer()
+    train(resumed, resume_from=folder, resume_allow=names, **REFUSED[name])
+    assert resumed.num_epochs_completed == 3
+
+
+def test_the_message_says_how_the_samples_of_an_update_stay_as_many(folder: Path) -> None:
+    """With half of the batch, two of them make an update as before, and the run goes on bit for bit as elsewhere."""
+    with pytest.raises(CheckpointError, match="gradient_accumulation_steps=2"):
+        train(make_trainer(), resume_from=folder, per_device_batch_size=4)
+    with pytest.raises(CheckpointError, match="per_device_batch_size=4 or gradient_accumulation_steps=1"):
+        train(make_trainer(), resume_from=folder, gradient_accumulation_steps=2)
+    with pytest.raises(CheckpointError, match=r"do: +Keep what was saved"):
+        train(make_trainer(), resume_from=folder, gradient_accumulation_steps=3, per_device_batch_size=3)
+
+    whole, split = make_trainer(), make_trainer()
+    train(whole)
+    train(split, resume_from=folder, per_device_batch_size=4, gradient_accumulation_steps=2)
+    assert log_of(split).indices == log_of(whole).indices
+    assert split.num_updates_completed == whole.num_updates_completed
+
+
+def test_the_documentation_lists_each_name_with_its_reason() -> None:
+    """The page on resuming and the messages say the same."""
+    page = (Path(__file__).parents[4] / "docs" / "resuming.md").read_text()
+    assert dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, flags=re.MULTILINE)) == RESUME_OVERRIDES
+
+
+def test_names_that_allow_nothing_are_refused(folder: Path) -> None:
+    """A typo must not pass for a permission."""
+    for allowed in (("dataset_lenght",), "dataset_length"):
+        with pytest.raises(ConfigurationError, match="dataset_length"):
+            train(make_trainer(), resume_from=folder, resume_allow=allowed)
+
+
+def rates_of(trainer: Trainer, **options: Any) -> list[float]:
+    """The learning rate of each update of a run."""
+    used = RatesUsed()
+    trainer.callback_handler.add_callback(used)
+    trainer.train(make_classification(32), 2, **options)
+    return used.rates
+
+
+def inverse_decay(optimizer: Optimizer) -> LambdaLR:
+    """A schedule that is a function of the update."""
+    return LambdaLR(optimizer, lambda update: 1 / (update + 1))
+
+
+@pytest.mark.parametrize("scheduler", [None, partial(StepLR, step_size=2, gamma=0.5), inverse_decay])
+def test_another_learning_rate_is_used_from_the_place_where_the_run_goes_on(tmp_path: Path, scheduler: Any) -> None:
+    """The schedule goes on from the same place of its curve, in proportion to the new rate."""
+
+    def trainer_with(rate: float, *callbacks: TrainerCallback) -> Trainer:
+        torch.manual_seed(0)
+        model = TinyClassifier()
+        return Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=rate), callbacks=callbacks)
+
+    whole = rates_of(trainer_with(0.4), create_scheduler_fn=scheduler)
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)
+    with pytest.raises(Interrupted):
+        rates_of(trainer_with(0.4, states, InterruptAt("on_train_step_end", 3)), create_scheduler_fn=scheduler)
+    rates = rates_of(trainer_with(0.1), create_scheduler_fn=scheduler, resume_from=tmp_path)
+    assert rates == pytest.approx([rate / 4 for rate in whole[3:]])
+
+
+def test_other_settings_of_the_optimizer_are_used_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the script asks for them now; the table shows each."""
+    trainer = make_trainer()
+    for group in trainer.optimizer.param_groups:
+        group["weight_decay"] = 0.25
+    train(trainer, resume_from=folder)
+    assert trainer.optimizer.param_groups[0]["weight_decay"] == 0.25
+    assert ["group", "0:", "weight_decay", "0", "0.25", "0.25"] in [
+        line.split() for line in capsys.readouterr().out.splitlines()
+    ]
+
+
+def make_other(model: nn.Module, optimizer: type[Adam | SGD] = Adam) -> Trainer:
+    """A trainer of another model than that of the saved run."""
+    return Trainer(model, nn.CrossEntropyLoss(), optimizer(model.parameters(), lr=0.01), callbacks=[])
+
+
+def test_another_model_or_optimizer_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    """The message names the first differences; by name, what fits is taken over."""
+    data = make_classification(32)
+    first = make_other(TinyClassifier())
+    first.train(data, 1)
+    first.save_training_state(tmp_path)
+
+    wider = make_other(TinyClassifier(hidden=9))
+    before = {name: value.clone() for name, value in wider.model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"layers.0.weight: \(8, 4\) in the state, \(9, 4\) in the model"):
+        wider.train(data, 2, resume_from=tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in wider.model.state_dict().items())
+    with pytest.raises(CheckpointError, match="optimizer=SGD"):
+        make_other(TinyClassifier(), SGD).train(data, 2, resume_from=tmp_path)
+
+    deeper = make_other(nn.Sequential(TinyClassifier(), nn.Linear(3, 3)))
+    with pytest.raises(CheckpointError, match="model"):
+        deeper.train(data, 2, resume_from=tmp_path)
+    same_body = make_other(TinyClassifier(num_classes=4))
+    same_body.train(data, 1, resume_from=tmp_path, resume_allow=("model",))
+    assert torch.equal(same_body.model.state_dict()["layers.0.weight"], first.model.state_dict()["layers.0.weight"])
+    other = make_other(TinyClassifier(), SGD)
+    other.train(data, 1, resume_from=tmp_path, resume_allow=("optimizer",))
+    assert torch.equal(other.model.state_dict()["layers.3.weight"], first.model.state_dict()["layers.3.weight"])
+
+
+def test_groups_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Otherwise the momentum of one layer would be that of another, silently."""
+
+    def trainer_of(*layers: int) -> Trainer:
+        torch.manual_seed(0)
+        model = TinyClassifier()
+        groups = [{"params": list(model.layers[layer].parameters())} for layer in layers]
+        return Trainer(model, nn.CrossEntropyLoss(), SGD(groups, lr=0.1, momentum=0.9), callbacks=[])
+
+    first = trainer_of(0, 3)
+    first.train(make_classification(32), 1)
+    first.save_training_state(tmp_path)
+    with pytest.raises(CheckpointError, match=r"group 0 with layers.3.weight"):
+        trainer_of(3, 0).train(make_classification(32), 2, resume_from=tmp_path)
+
+
+def test_registered_objects_must_be_the_same_kinds(tmp_path: Path) -> None:
+    """The state of one object is never given to another."""
+    first = make_trainer()
+    first.register_for_checkpointing(torch.nn.Linear(1, 1))
+    train(first, num_epochs=1)
+    first.save_training_state(tmp_path)
+    with pytest.raises(CheckpointError, match="register_for_checkpointing"):
+        train(make_trainer(), num_epochs=2, resume_from=tmp_path)
+    with pytest.raises(ArgumentTypeError, match="of type int, without state_dict and load_state_dict"):
+        first.register_for_checkpointing(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # that is the test

@@ -1,0 +1,69 @@
+"""The only module that uses private names of torch, each with the public way that is not enough.
+
+Nothing is looked up when this module is imported. Where a version of torch lacks a name, what needs it says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from pa_distributed._errors import NotConnectedError
+
+_C10D: Final = "torch.distributed.distributed_c10d"
+_MISSING: Final = object()
+
+
+def _private(owner: object, name: str) -> Any:
+    """Return an attribute of an object of torch.
+
+    Raises:
+        NotConnectedError: This version of torch has none of this name.
+    """
+    found = getattr(owner, name, _MISSING)
+    if found is _MISSING:
+        raise NotConnectedError(
+            "Processes are watched by a part of torch that has no public name, and that this version does not have.",
+            given=f"torch {torch.__version__}, without {getattr(owner, '__name__', type(owner).__name__)}.{name}",
+            do="Install a version that was tried, torch 2.11 to 2.15, or a newer pa-distributed.",
+        )
+    return found
+
+
+def store_of_processes() -> Store:
+    """The key-value store through which the processes have found each other; it works while they wait elsewhere.
+
+    A separate store would need an address that all of them know.
+    """
+    return cast("Store", _private(importlib.import_module(_C10D), "_get_default_store")())
+
+
+def collectives_begun() -> int:
+    """Return how many collectives of all processes this one has begun; profilers count them at a price."""
+    return int(_private(dist.group.WORLD, "_get_sequence_number_for_group")())
+
+
+def collectives_begun_in_all_groups() -> int:
+    """Return the number of all groups: torch lists none of them, and models that are sharded have their own."""
+    number = 0
+    for group in list(_private(importlib.import_module(_C10D), "_world").pg_map):
+        count: Callable[[], int] = _private(group, "_get_sequence_number_for_group")
+        with suppress(RuntimeError):  # a backend that does not count
+            number += count()
+    return number
+
+
+def seconds_until_timeout() -> float:
+    """Return for how long the group of all processes waits, infinite where it does not say; torch only takes it."""
+    group = dist.group.WORLD
+    get_backend, devices = _private(group, "_get_backend"), _private(group, "_device_types")
+    with suppress(Exception):  # a backend of another kind
+        return float(min(get_backend(device).options._timeout for device in devices).total_seconds())
+    return math.inf

@@ -1,0 +1,51 @@
+"""The loop of the README, with one process that fails, is killed, sleeps, or was given something else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.launching import Launch
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+LOOP: str = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[0]
+STEP = "        dist.all_reduce(torch.ones(1))\n"
+
+
+def changed(line: str) -> str:
+    """The loop with something that the second process does in its third step."""
+    assert STEP in LOOP
+    loop = LOOP.replace("max_wait_seconds=60", "max_wait_seconds=3")
+    return loop.replace(STEP, f"        if step == 3 and dist.get_rank() == 1:\n            {line}\n{STEP}")
+
+
+def test_the_loop_ends_in_order(launch: Launch) -> None:
+    """Where nothing happens, nothing is printed."""
+    ended = launch(LOOP, ranks=2)
+    assert (ended.status, ended.output) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("raise OSError('no space left')", "rank1]: OSError: no space left"),
+        ("try_again = True; __import__('time').sleep(60)", "rank 1 was in sleep|rank 1 was in script"),
+        ("import time; time.sleep(60)", r"rank 0 waited in all_reduce \(script_\d+.py:\d+\), in its loop"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "OtherProcessError|Signal 9"),
+    ],
+)
+def test_no_process_waits_for_one_that_does_not_come(launch: Launch, line: str, said: str) -> None:
+    """The run ends within seconds, and says who was where."""
+    ended = launch(changed(line), ranks=2, timeout=60)
+    assert ended.status != 0
+    assert re.search(said, ended.output), ended.output
+
+
+def test_what_differs_is_named(launch: Launch) -> None:
+    """By the ranks that have it, and in one traceback."""
+    ended = launch(LOOP.replace('"0.1"', "str(dist.get_rank())"), ranks=2)
+    assert ended.status != 0
+    assert "learning rate: 0 on rank 0, 1 on rank 1" in ended.output
+    assert ended.output.count("[rank0]: Traceback") + ended.output.count("[rank1]: Traceback") == 1

@@ -1,0 +1,63 @@
+"""Private names of torch, each with the public way that is not enough."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+from torch.distributed.distributed_c10d import Store
+from torch.optim import Optimizer
+
+BUFFERS: Final = "_buffers"
+"""Where a module has its own buffers in its ``vars``; ``named_buffers`` leaves out second names."""
+
+COMPILED: Final = "_orig_mod"
+"""Where a compiled module has the one it was made of. Checking the class would import the compiler."""
+
+
+def foreach(operation: str, *arguments: Any) -> Any:
+    """Apply an operation to lists of tensors at once, as torch's optimizers do; tensor by tensor, each is a call.
+
+    Args:
+        operation: Its name in torch without ``_foreach_``, such as ``"mul_"``.
+        *arguments: What it takes. No list may be empty.
+    """
+    return getattr(torch, f"_foreach_{operation}")(*arguments)
+
+
+def is_sharded_module(module: nn.Module) -> bool:
+    """Whether some parameter of a module is split over processes."""
+    tensor: Any = sys.modules.get("torch.distributed.tensor")
+    return tensor is not None and any(isinstance(one, tensor.DTensor) for one in module.parameters())
+
+
+def is_unscaled(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
+    """Whether a scaler has unscaled the gradients of an optimizer; a second ``unscale_`` is an error.
+
+    Args:
+        scaler: The scaler. One that is not torch's own has unscaled nothing.
+        optimizer: The optimizer.
+    """
+    states: Any = getattr(scaler, "_per_optimizer_states", {})
+    return bool(states.get(id(optimizer), {}).get("found_inf_per_device"))
+
+
+def file_writer_of(writer: object) -> Any:
+    """Return what writes the file of a ``SummaryWriter``; a new one if it was closed, as ``file_writer`` alone is not.
+
+    Args:
+        writer: The writer.
+    """
+    return cast("Any", writer)._get_file_writer()
+
+
+def store_of_processes() -> Store:
+    """The key-value store through which the processes have found each other.
+
+    A separate store would need an address that all of them know.
+    """
+    module: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    return cast("Store", module._get_default_store())

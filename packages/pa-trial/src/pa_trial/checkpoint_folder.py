@@ -1,0 +1,113 @@
+"""Finds checkpoints in a folder, and reads what they tell of themselves once they are known to be intact."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pa_checkpoint import CheckpointError, Folder, verify
+from pa_trial.checkpoint_files import LOAD_DATA, METADATA, OF_RANK, STATE, TRIAL_STATE, name_of_rank, read_json
+from pa_trial.errors import CheckpointNotFound, InvalidCheckpointException
+from pa_trial.foreign_checkpoints import is_foreign, is_of_earlier_version, read_foreign, verify_earlier
+from pa_trial.rank_outcomes import from_chief
+from pa_trial.saved_trial import SavedTrial, saved_trial
+from pa_trial.user_warnings import warn_user
+
+
+def find_folder(name: str | os.PathLike[str], checkpoint_dir: Path) -> Path:
+    """Return the folder of a checkpoint.
+
+    Args:
+        name: Its name in ``checkpoint_dir``, or its path.
+        checkpoint_dir: The folder that checkpoints are written to.
+
+    Raises:
+        CheckpointNotFound: There is no such folder, or none of the files of a checkpoint is in it.
+    """
+    folder = next((path.absolute() for path in (checkpoint_dir / name, Path(name)) if path.is_dir()), None)
+    if folder is None:
+        raise CheckpointNotFound(
+            "There is no such checkpoint.",
+            given=str(name),
+            expected=f"the name of a checkpoint in {checkpoint_dir}, or the path of one",
+            do="Look for its name there, or pass latest_checkpoint=None to begin a new training.",
+        )
+    if any((folder / name).exists() for name in (STATE, TRIAL_STATE, LOAD_DATA, METADATA)):
+        return folder
+    inside = _newest_first(folder)
+    raise CheckpointNotFound(
+        "This folder contains checkpoints, but is not one." if inside else "This folder is not a checkpoint.",
+        given=str(folder),
+        expected=f"a folder with {STATE} and {METADATA}",
+        do=f"Name one of those in it, such as {inside[0].name}." if inside else "Name the folder of a checkpoint.",
+    )
+
+
+def read_saved(folder: Path, rank: int, *, trust_pickle: bool = False, for_weights: bool = False) -> SavedTrial:
+    """Return what a checkpoint tells of itself, once the files that a process needs are known to be intact.
+
+    Args:
+        folder: The checkpoint.
+        rank: The rank of the process.
+        trust_pickle: Whether ``trial_state.pkl`` is unpickled, in checkpoints of Determined's.
+        for_weights: Whether only the weights are wanted.
+
+    Raises:
+        InvalidCheckpointException: It is damaged, or is none.
+    """
+    if is_foreign(folder):
+        return read_foreign(folder, trust_pickle=trust_pickle, for_weights=for_weights)
+    own = "" if for_weights else name_of_rank(rank)
+    digest, state = _verify(folder, lambda name: name == own or not name.startswith(OF_RANK))
+    return saved_trial(folder, {**state, **read_json(folder / TRIAL_STATE)}, digest)
+
+
+def find_newest(checkpoint_dir: Path) -> str | None:
+    """Return the name of the newest checkpoint in a folder that is intact; every process must call this.
+
+    Damaged checkpoints are skipped with a warning. Determined's checkpoints do not count.
+
+    Args:
+        checkpoint_dir: The folder.
+    """
+    return from_chief(lambda: _newest(checkpoint_dir.absolute()), "looking for the newest checkpoint")
+
+
+def _newest(checkpoint_dir: Path) -> str | None:
+    for folder in _newest_first(checkpoint_dir):
+        try:
+            _verify(folder, lambda _name: True)
+        except InvalidCheckpointException as error:
+            warn_user(f"{folder} is skipped: {error.given}.")
+        else:
+            return folder.name
+    return None
+
+
+def _newest_first(checkpoint_dir: Path) -> list[Path]:
+    """The checkpoints in a folder, which need not exist; where the manifest is damaged, one may be the newest."""
+    places = {record.path: place for place, record in enumerate(Folder(checkpoint_dir).records())}
+    found: list[tuple[float, float, Path]] = []
+    for folder in checkpoint_dir.glob("[!.]*"):
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            if (folder / TRIAL_STATE).is_file():
+                place = places.get(folder, -1 if is_of_earlier_version(folder) else len(places))
+                found.append((place, folder.stat().st_mtime, folder))
+    return [folder for _, _, folder in sorted(found, reverse=True)]
+
+
+def _verify(folder: Path, wanted: Callable[[str], bool]) -> tuple[str, dict[str, Any]]:
+    """Return the digest of a checkpoint, and what an earlier version has noted elsewhere.
+
+    Raises:
+        InvalidCheckpointException: One of the files is not as it was written.
+    """
+    if is_of_earlier_version(folder):
+        return verify_earlier(folder, wanted)
+    try:
+        return verify(folder, wanted), {}
+    except CheckpointError as error:
+        raise InvalidCheckpointException(*error.args) from error

@@ -1,0 +1,26 @@
+"""Warnings that point at the user's line, no matter how deep in a training their cause is found."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
+_OURS = frozenset({"pa_checkpoint", "pa_data", "pa_distributed", "pa_trial"})
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the innermost frame that is none of ours.
+
+    Args:
+        message: What is wrong, and what to do.
+        category: ``DeprecationWarning`` for what will not be there for ever.
+    """
+    level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented, and far cheaper than inspect
+    while frame.f_back is not None and _package(frame) in _OURS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

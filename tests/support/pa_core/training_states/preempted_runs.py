@@ -1,0 +1,32 @@
+"""Runs whose machine is taken away."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainerCallback, distributed
+
+if TYPE_CHECKING:
+    pass
+
+
+def preemptible(folder: Path, **options: Any) -> SaveTrainingStateCallback:
+    """Saves states only when the machine is taken away, and at the end."""
+    return SaveTrainingStateCallback(folder, stop_on_signals=("SIGTERM", signal.SIGUSR1), **options)
+
+
+class SignalAt(TrainerCallback):
+    """Sends a signal to this process at one call of an event, as the system of a cluster does to some process."""
+
+    def __init__(self, event: str, call: int, number: signal.Signals = signal.SIGTERM, rank: int = 0) -> None:
+        self.calls = 0
+
+        def send(trainer: AnyTrainer, **kwargs: Any) -> None:
+            self.calls += 1
+            if self.calls == call and distributed.rank() == rank:
+                os.kill(os.getpid(), number)
+
+        vars(self)[event] = send
