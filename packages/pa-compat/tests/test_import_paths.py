@@ -12,6 +12,7 @@ import pytest
 import pa_callbacks_extra
 import pa_core
 import pa_core.data
+import pa_core.tracking
 import pa_finetuning
 import pa_schedulers
 import pytorch_accelerated
@@ -50,7 +51,7 @@ DOCUMENTED: dict[str, dict[ModuleType, list[str]]] = {
         pa_callbacks_extra: ["ConvertSyncBatchNormCallback", "EarlyStoppingCallback", "ModelEmaCallback"],
         pa_schedulers: ["WSDCheckpointCallback"],
     },
-    "pytorch_accelerated.tracking": {pa_core: ["InMemoryRunHistory", "LossTracker", "RunHistory"]},
+    "pytorch_accelerated.tracking": {pa_core.tracking: ["InMemoryRunHistory", "LossTracker", "RunHistory"]},
     "pytorch_accelerated.run_config": {pa_core: ["TrainerRunConfig"]},
     "pytorch_accelerated.finetuning": {pa_finetuning: ["Layer", "LayerGroup", "ModelFreezer"]},
     "pytorch_accelerated.schedulers": {
@@ -61,13 +62,12 @@ DOCUMENTED: dict[str, dict[ModuleType, list[str]]] = {
     "pytorch_accelerated.schedulers.wsd_scheduler": {pa_schedulers: ["WSDCheckpointCallback", "WSDLrScheduler"]},
     "pytorch_accelerated.utils": {
         pa_core: [
-            "DataLoaderSlice",
             "LimitBatches",
             "local_process_zero_first",
             "local_process_zero_only",
             "world_process_zero_only",
         ],
-        pa_core.data: ["remove_padding", "worker_init_fn"],
+        pa_core.data: ["DataLoaderSlice", "remove_padding", "worker_init_fn"],
         pa_callbacks_extra: ["ModelEma"],
     },
 }
