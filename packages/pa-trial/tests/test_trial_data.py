@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler, IterableDataset
 from typing_extensions import override
 
-from pa_core.distributed import num_processes, rank
 from pa_trial import DataLoader
+from pa_trial.collectives import num_processes, rank
 from pa_trial.errors import EmptyLoaderError
 from pa_trial.trial_data import TrialData
 from tests.support.pa_trial.loaded import Drawing, MiddleOut, Quiet, as_lists, numbers, rng_states

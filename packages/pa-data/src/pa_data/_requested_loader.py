@@ -39,7 +39,7 @@ class BatchRequests(Protocol):
     def requests(self) -> Iterator[BatchRequest]:
         """Return the requests of one iteration, which may be endless.
 
-        A request is a key, the indices of the samples, and the numbers that extend the key for the draws of each
+        A request is a key of `pa_data.rng.mix`, the indices of the samples, and the numbers that extend the key for the draws of each
         sample: None where its index does.
         """
         ...
@@ -91,9 +91,10 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
         ConfigurationError: Whole batches are insisted on and not possible.
 
     Example:
+        >>> from pa_data.rng import mix
         >>> class Pairs(list[list[int]]):
         ...     def requests(self) -> Iterator[BatchRequest]:
-        ...         return ((number, pair, None) for number, pair in enumerate(self))
+        ...         return ((mix(number), pair, None) for number, pair in enumerate(self))
         >>> loader = RequestedDataLoader(range(10), Pairs([[3, 4], [0, 9]]))
         >>> [batch.tolist() for batch in loader]
         [[3, 4], [0, 9]]
