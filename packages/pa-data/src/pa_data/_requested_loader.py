@@ -39,8 +39,8 @@ class BatchRequests(Protocol):
     def requests(self) -> Iterator[BatchRequest]:
         """Return the requests of one iteration, which may be endless.
 
-        A request is a key of `pa_data.rng.mix`, the indices of the samples, and the numbers that extend the key for the draws of each
-        sample: None where its index does.
+        A request is a key of `pa_data.rng.mix`, the indices of the samples, and the numbers that extend the key for
+        the draws of each sample: None where its index does.
         """
         ...
 
