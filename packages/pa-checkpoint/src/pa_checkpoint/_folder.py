@@ -538,8 +538,7 @@ def states_to_remove(
         InvalidArgumentError: ``newest`` is less than 1.
 
     Example:
-        >>> from dataclasses import dataclass
-    from pathlib import Path
+        >>> from pathlib import Path
         >>> records = [CheckpointInfo(Path(f"state_{n}"), n, "first", n * 10, 1, False, None) for n in range(5)]
         >>> [record.sequence for record in states_to_remove(records, 2, lambda record: record.run == "first")]
         [0, 1, 2]
