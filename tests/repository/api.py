@@ -24,7 +24,6 @@ MODULES = (
     "pa_core.errors",
     "pa_core.files",
     "pa_core.orders",
-    "pa_core.parts",
     "pa_core.plot_style",
     "pa_core.predictions",
     "pa_core.sharding",

@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 import pa_trial
-from pa_core.distributed import num_processes
 from pa_trial import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
+from pa_trial.collectives import num_processes
 from tests.support.models import weights_of
 
 __all__ = [

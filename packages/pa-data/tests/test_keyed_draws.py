@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -13,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
-from pa_data import KeyedDataLoader
-from pa_data.rng import seed_rng
+from pa_data import BatchRequest, KeyedDataLoader, RequestedDataLoader
+from pa_data.rng import mix, seed_rng
 from tests.support.drawing import Drawing, draw_after, preserved_streams, samples_by_index
 
 
@@ -177,3 +178,19 @@ def test_many_samples_at_once_are_asked_for_where_no_draw_is_keyed() -> None:
     assert {draw for sample in samples_by_index(unkeyed).values() for draw in sample} == {-1.0}
     keyed = KeyedDataLoader(Batched(8), batch_size=4)
     assert samples_by_index(keyed) == samples_by_index(KeyedDataLoader(Drawing(8), batch_size=4))
+
+
+class Requests(list[list[int]]):
+    """Requests of samples whose draws are keyed by their place in the batch."""
+
+    def requests(self) -> Iterator[BatchRequest]:
+        """Return them."""
+        return ((mix(number), indices, range(len(indices))) for number, indices in enumerate(self))
+
+
+def test_a_batch_depends_on_its_request_alone() -> None:
+    """A sample that comes twice draws twice, in this process as in workers."""
+    loaders = [RequestedDataLoader(Drawing(9), Requests([[3, 5, 5]] * 3), num_workers=workers) for workers in (0, 2)]
+    here, in_workers = ([batch.tolist() for batch in loader] for loader in loaders)
+    assert here == in_workers
+    assert len({row[1] for batch in here for row in batch}) == 9

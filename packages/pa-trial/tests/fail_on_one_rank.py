@@ -8,8 +8,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from pa_core.distributed import rank
 from pa_trial import Batch, InvalidHP, PyTorchCallback
+from pa_trial.collectives import rank
 from tests.support.trials import TinyTrial, fit
 
 FAILURES = {"OSError": OSError, "InvalidHP": InvalidHP}

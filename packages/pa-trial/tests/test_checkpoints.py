@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
 import pa_trial
-from pa_core import CheckpointError
+from pa_checkpoint import CheckpointError
 from pa_trial import (
     Batch,
     CheckpointNotFound,

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import pa_trial
-from pa_core import CheckpointError, OtherProcessError, RanksDifferError
-from pa_core.distributed import gather_objects, rank
+from pa_checkpoint import CheckpointError
+from pa_distributed import OtherProcessError, RanksDifferError, gather_objects
 from pa_trial import Batch, InvalidCheckpointException, PyTorchCallback
+from pa_trial.collectives import rank
 from tests.support.trials import TinyTrial, callback, fit, raising
 
 pytestmark = pytest.mark.runs_on("two_ranks")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pa_core import ArgumentTypeError, ConfigurationError
+from pa_data.errors import ArgumentTypeError, ConfigurationError
 from pa_trial.data_length import data_length
 
 LENGTHS: list[tuple[Any, int]] = [

@@ -324,10 +324,8 @@ def test_draws_differ_by_sample_and_epoch_and_seed() -> None:
 @pytest.mark.parametrize("draws_from", [0, 3, SIZE - 1])
 def test_samples_that_draw_are_keyed_wherever_the_first_of_them_is(draws_from: int) -> None:
     """A dataset that draws for some samples only gives what workers give, which key each sample."""
-    loader = make("sequential", Drawing(SIZE, draws_from))
     expected = stream(make("sequential", Drawing(SIZE, draws_from), num_workers=1), 8)
-    assert stream(loader, 8) == expected
-    assert stream(loader, 8) == expected  # when it is known already
+    assert stream(make("sequential", Drawing(SIZE, draws_from)), 8) == expected
 
 
 def test_a_collation_that_draws_is_keyed_too() -> None:

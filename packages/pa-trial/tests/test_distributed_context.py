@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 import torch
 
-from pa_core import OtherProcessError
+from pa_distributed import OtherProcessError
 from pa_trial import DistributedContext, InternalException
 from pa_trial.distributed_context import HorovodLike
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import pa_trial
-from pa_core import ArgumentTypeError, ConfigurationError
+from pa_data.errors import ArgumentTypeError, ConfigurationError
 from pa_trial import Batch, Epoch, InvalidExperimentException, PyTorchTrialContext
 from pa_trial.trainer import Trainer
 from pa_trial.units import TrainUnit

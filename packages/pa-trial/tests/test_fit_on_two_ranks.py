@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_core import RanksDifferError, gather_objects
-from pa_core.distributed import rank
+from pa_distributed import RanksDifferError, gather_objects
 from pa_trial import Batch, DataLoader, Epoch, PyTorchCallback, PyTorchTrialContext
+from pa_trial.collectives import rank
 from tests.support.trials import TinyTrial, fit, fit_and_fail, samples
 
 if TYPE_CHECKING:

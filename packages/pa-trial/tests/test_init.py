@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import pa_trial
-from pa_core.distributed import num_processes
+from pa_trial.collectives import num_processes
 from tests.launching import free_port
 from tests.support.pa_trial.loaded import seed_all
 

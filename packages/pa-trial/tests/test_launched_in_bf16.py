@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pa_core import gather_objects
+from pa_distributed import gather_objects
 from pa_trial import Batch, PyTorchTrialContext
 from tests.support.models import weights_of
 from tests.support.trials import TinyTrial, TrialT, fit

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pa_core import ConfigurationError
+from pa_data.errors import ConfigurationError
 from pa_trial import (
     Batch,
     InternalException,

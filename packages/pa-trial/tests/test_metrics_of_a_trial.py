@@ -12,9 +12,9 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 import pa_trial
-from pa_core import gather_objects
-from pa_core.distributed import num_processes
+from pa_distributed import gather_objects
 from pa_trial import Batch, CheckFailedError, DataLoader, MetricReducer, Reducer
+from pa_trial.collectives import num_processes
 from tests.support.trials import Heard, TinyTrial, fit, fit_and_fail, returning, variant
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
 import pa_trial
-from pa_core.distributed import rank
+from pa_trial.collectives import rank
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.progress import TrialProgress

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler, IterableDataset
 from typing_extensions import override
 
-from pa_core.distributed import num_processes, rank
 from pa_trial import DataLoader
+from pa_trial.collectives import num_processes, rank
 from pa_trial.errors import EmptyLoaderError
 from pa_trial.trial_data import TrialData
 from tests.support.pa_trial.loaded import Drawing, MiddleOut, Quiet, as_lists, numbers, rng_states
@@ -51,7 +51,7 @@ class Loaders:
 
     def build(self, *, checks: bool = True, skip: int = 0) -> TrialData:
         """Return the data as ``fit`` has them built."""
-        return TrialData.build(self, checks=checks, rank=rank(), num_processes=num_processes(), seed=3, skip=skip)
+        return TrialData(self, checks=checks, rank=rank(), num_processes=num_processes(), seed=3, skip=skip)
 
 
 def trained_on(data: TrialData, batches: int) -> list[Any]:
@@ -232,7 +232,7 @@ class Loaders:
         return DataLoader(Samples(), 4, num_workers=2, sampler=list(range(100)))
 
 if __name__ == "__main__":
-    data = TrialData.build(Loaders(), checks=True, rank=0, num_processes=1, seed=1, skip=0)
+    data = TrialData(Loaders(), checks=True, rank=0, num_processes=1, seed=1, skip=0)
     for batches in (data.training_batches(), data.validation_batches()):
         print("workers", next(batches)[0].item(), next(batches)[0].item(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

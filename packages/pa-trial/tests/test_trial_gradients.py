@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from typing_extensions import override
 
-from pa_core import RanksDifferError
-from pa_core.distributed import gather_objects, rank
+from pa_distributed import RanksDifferError, gather_objects
+from pa_trial.collectives import rank
 from pa_trial.errors import InvalidExperimentException
 from pa_trial.gradient_buckets import GradientBuckets
 from tests.support.pa_trial.batches import Batches, OneWeight

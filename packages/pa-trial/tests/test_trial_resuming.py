@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from pa_core.distributed import rank
 from pa_trial import InvalidCheckpointException
+from pa_trial.collectives import rank
 from tests.support.pa_trial.loaded import as_lists
 from tests.support.pa_trial.resumable import Outcome, Resumable, fit
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typing_extensions import override
 
-from pa_core.distributed import num_processes, rank
 from pa_trial import Batch, DataLoader, InvalidHP, PyTorchTrialContext
+from pa_trial.collectives import num_processes, rank
 from tests.support.trials import TinyTrial, callback, fit, fit_and_fail, raising, samples, variant
 
 if TYPE_CHECKING:

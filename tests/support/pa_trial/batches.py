@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from pa_core.distributed import num_processes, rank
+from pa_trial.collectives import num_processes, rank
 from pa_trial.progress import TrialProgress
 from pa_trial.trained_parts import TrainedParts
 

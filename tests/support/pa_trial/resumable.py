@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 import pa_trial
-from pa_core.distributed import rank
 from pa_trial import Batch, DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext, Trainer
+from pa_trial.collectives import rank
 
 __all__ = ["Augmented", "Counting", "Outcome", "Resumable", "fit", "states_of"]
 

@@ -6,16 +6,21 @@ Public are the names in ``__all__`` of ``pa_data``, ``pa_data.batches``, ``pa_da
 
 from __future__ import annotations
 
-from pa_data._fetching import SupportsFetchBatch, is_in_memory, move_to_device
+from pa_data._fetching import BatchRequest, SupportsFetchBatch, is_in_memory, move_to_device
 from pa_data._keyed_loader import KeyedDataLoader, count_samples
 from pa_data._loader_parts import loader_parts, set_epoch
+from pa_data._requested_loader import BatchRequests, LoadingOptions, RequestedDataLoader
 from pa_data._split import BatchSplit, EvalSplit, Split, TrainSplit
 from pa_data._workers import start_method, worker_init_fn
 
 __all__ = [
+    "BatchRequest",
+    "BatchRequests",
     "BatchSplit",
     "EvalSplit",
     "KeyedDataLoader",
+    "LoadingOptions",
+    "RequestedDataLoader",
     "Split",
     "SupportsFetchBatch",
     "TrainSplit",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from typing_extensions import TypeVar, override
 
 from pa_data._sample_notes import describe_collation, describe_samples
+from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_data.orders._epoch_order import index_list
 from pa_data.rng import extend_key, seed_rng
 
@@ -28,24 +29,23 @@ __all__ = [
     "can_pin_memory",
     "fetch_batch",
     "is_in_memory",
+    "listed",
     "move_to_device",
     "pin_memory",
     "prefetched",
-    "rebuilt_mapping",
-    "rebuilt_sequence",
 ]
 
-BatchRequest: TypeAlias = tuple[int, list[int]] | tuple[int, list[int], Sequence[int] | None]
-"""What a worker is sent: the key of the epoch, the indices of the samples, and what keys their draws if not those.
+BatchRequest: TypeAlias = tuple[int, Tensor | Sequence[Any], Sequence[int] | None]
+"""What a batch is made from: a key, the indices of the samples, and what extends the key for each if not its index.
 
-The epoch travels with every batch, so workers that live for several epochs never draw from an old one.
+A worker is sent the key with every batch, so one that lives for several epochs never draws from an old one.
 """
 
 
 class BatchFetcher(Protocol):
-    """Makes a batch of the samples at ``indices``; ``draws`` extend the key of the epoch, or else the indices do."""
+    """Makes a batch of the samples at ``indices``; ``draws`` extend the key, or else the indices do."""
 
-    def __call__(self, key: int, indices: Tensor, draws: Sequence[int] | None = None) -> Any: ...
+    def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class SampleFetcher:
     collate_fn: Callable[[list[Any]], Any]
     keyed: bool
 
-    def __call__(self, key: int, indices: Tensor, draws: Sequence[int] | None = None) -> Any:
-        """Return the batch of the samples at ``indices`` in the epoch with this key."""
-        chosen = index_list(indices)
+    def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any:
+        """Return the batch of the samples at ``indices``, drawn with this key."""
+        chosen = listed(indices)
         samples = self._samples(key, chosen, chosen if draws is None else draws)
         try:
             return self.collate_fn(samples)
@@ -73,7 +73,7 @@ class SampleFetcher:
             error.add_note(describe_collation(self.dataset, chosen, samples))
             raise
 
-    def _samples(self, key: int, chosen: list[int], draws: Sequence[int]) -> list[Any]:
+    def _samples(self, key: int, chosen: list[Any], draws: Sequence[int]) -> list[Any]:
         get_samples = None if self.keyed else getattr(self.dataset, "__getitems__", None)
         if get_samples is None:
             return [self._sample(key, index, draw) for index, draw in zip(chosen, draws, strict=True)]
@@ -83,7 +83,7 @@ class SampleFetcher:
             error.add_note(describe_samples(self.dataset, chosen))
             raise
 
-    def _sample(self, key: int, index: int, draw: int) -> Any:
+    def _sample(self, key: int, index: Any, draw: int) -> Any:
         if self.keyed:
             seed_rng(extend_key(key, draw))
         try:
@@ -103,13 +103,18 @@ class WholeBatchFetcher:
 
     dataset: Dataset[Any]
 
-    def __call__(self, key: int, indices: Tensor, draws: Sequence[int] | None = None) -> Any:
+    def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any:
         """Return the batch of the samples at ``indices``."""
         try:
-            return fetch_batch(self.dataset, indices)
+            positions = indices if isinstance(indices, Tensor) else self._positions(indices)
+            return fetch_batch(self.dataset, positions)
         except Exception as error:
-            error.add_note(describe_samples(self.dataset, index_list(indices)))
+            error.add_note(describe_samples(self.dataset, listed(indices)))
             raise
+
+    def _positions(self, indices: Sequence[Any]) -> Tensor:
+        positions = torch.tensor(indices)
+        return torch.where(positions < 0, positions + len(cast("Sized", self.dataset)), positions)
 
 
 class WorkerDataset(Dataset[Any]):
@@ -121,8 +126,7 @@ class WorkerDataset(Dataset[Any]):
 
     @override
     def __getitem__(self, index: BatchRequest) -> Any:
-        key, indices, *draws = index
-        return self.fetcher(key, torch.tensor(indices), *draws)
+        return self.fetcher(*index)
 
 
 _BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)
@@ -151,6 +155,11 @@ class SupportsFetchBatch(Protocol[_BatchT_co]):
     def fetch_batch(self, indices: Tensor) -> _BatchT_co:
         """Return the batch of the samples at ``indices``, int64 of shape ``(batch size,)``."""
         ...
+
+
+def listed(indices: Tensor | Sequence[Any]) -> list[Any]:
+    """Return the indices of a batch in a list."""
+    return index_list(indices) if isinstance(indices, Tensor) else list(indices)
 
 
 def is_in_memory(dataset: Dataset[Any]) -> bool:
@@ -332,42 +341,6 @@ def _map_leaves(value: Any, function: Callable[[Any], Any], method: str) -> Any:
     if issubclass(kind, Mapping):
         return rebuilt_mapping(value, lambda one: _map_leaves(one, function, method))
     return _map_dataclass(value, function, method) if dataclasses.is_dataclass(kind) else value
-
-
-def rebuilt_sequence(values: Sequence[Any], change: Callable[[Any], Any]) -> Any:
-    """Return a list or tuple of the same class with changed items, or itself if none of them changes.
-
-    Args:
-        values: The list or tuple, perhaps a named one.
-        change: Called with each item.
-    """
-    changed = [change(value) for value in values]
-    if all(new is old for new, old in zip(changed, values, strict=True)):
-        return values
-    if isinstance(values, list):
-        clone = copy.copy(values)
-        clone[:] = changed
-        return clone
-    constructor: Any = type(values)
-    return constructor(*changed) if hasattr(values, "_fields") else constructor(changed)
-
-
-def rebuilt_mapping(values: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
-    """Return a mapping of the same class with changed values, or itself if none of them changes.
-
-    Args:
-        values: The mapping.
-        change: Called with each value.
-    """
-    changed = {key: change(value) for key, value in values.items()}
-    if all(changed[key] is value for key, value in values.items()):
-        return values
-    if isinstance(values, MutableMapping):
-        clone = copy.copy(values)
-        clone.update(changed)
-        return clone
-    constructor = cast("Callable[[dict[Any, Any]], Any]", type(values))
-    return constructor(changed)
 
 
 def _map_dataclass(value: Any, function: Callable[[Any], Any], method: str) -> Any:

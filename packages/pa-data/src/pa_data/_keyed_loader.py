@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
+from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from pa_data._fetching import (
-    BatchFetcher,
-    SampleFetcher,
-    WholeBatchFetcher,
-    WorkerDataset,
-    can_fetch_batch,
-    can_pin_memory,
-    move_to_device,
-    pin_memory,
-    prefetched,
-)
+from pa_data._fetching import move_to_device, prefetched
+from pa_data._requested_loader import RequestedDataLoader
 from pa_data._split import (
     BatchSplit,
     EpochBatches,
     EpochPlan,
-    EpochProgress,
     EvalSplit,
     Split,
     TrainSplit,
-    WorkerRequests,
 )
-from pa_data._workers import WorkerStart, explaining_failed_start, sigterm_held_back
-from pa_data.errors import ConfigurationError, EmptyDatasetError, UnsupportedConfigurationError
+from pa_data.errors import ConfigurationError, EmptyDatasetError
 from pa_data.orders import EpochOrder, Order, Sequential, Shuffled
 from pa_data.orders._checks import check_count
 from pa_data.orders._given import check_order, has_plain_order, order_of_dataset
@@ -121,28 +108,11 @@ def _check_epoch(split: Split, epoch: int = 0) -> None:
         )
 
 
-def _decide_whole_batches(
-    dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None, asked_for: bool | None
-) -> bool:
-    """Return whether batches are fetched whole; raise an error if that was insisted on and is not possible."""
-    possible = collate_fn is None and can_fetch_batch(dataset)
-    if asked_for is None:
-        return possible
-    if asked_for and not possible:
-        raise ConfigurationError(
-            "Only tensors in memory and datasets with fetch_batch are fetched whole, and without collate_fn.",
-            given=f"whole_batches=True, a dataset of type {type(dataset).__name__}, and collate_fn={collate_fn}",
-            do="Give the dataset a method fetch_batch, leave collate_fn out, or leave whole_batches out.",
-        )
-    return asked_for
-
-
 _SampleT_co = TypeVar("_SampleT_co", covariant=True)
 _WORKER_STREAMS = -1  # extends the key of an epoch where no sample index does
-_END = object()
 
 
-class KeyedDataLoader(DataLoader[_SampleT_co]):
+class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     """A `torch.utils.data.DataLoader` that can begin any epoch at any sample, with the same batches.
 
     The order of an epoch depends on ``(seed, epoch)`` alone, and which part of it this process takes in which
@@ -274,39 +244,27 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         self.num_processes: int = num_processes
         self.shuffle: bool = shuffle if order is None else not isinstance(order, Sequential)
         self.device: torch.device | None = None if device is None else torch.device(device)
-        self.keyed_augmentation: bool = keyed_augmentation
-        self.whole_batches: bool = _decide_whole_batches(dataset, collate_fn, whole_batches)
         self._batches = EpochBatches(self._plan_of_whole_epoch(0))
-        self._progress = EpochProgress(self._batches.plan)
+        self._progress = _EpochProgress(self._batches.plan)
         _check_epoch(self.split)
-        self._own_generator = torch.Generator()
-        self._options: dict[str, Any] = {
-            "num_workers": num_workers,
-            "pin_memory": pin_memory,
-            "timeout": timeout,
-            "multiprocessing_context": multiprocessing_context,
-            "generator": self._own_generator if generator is None else generator,
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            "pin_memory_device": pin_memory_device,
-        }
-        super().__init__(  # pyright: ignore[reportUnknownMemberType]  # torch leaves its options open
+        super().__init__(
             dataset,
-            batch_sampler=self._batches,
+            self._batches,
+            keyed_augmentation=keyed_augmentation,
+            whole_batches=whole_batches,
             collate_fn=collate_fn,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            timeout=timeout,
             worker_init_fn=worker_init_fn,
-            **self._options,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
         )
         # With a batch sampler torch forgets these two, and refuses to have them set.
         vars(self).update(batch_size=batch_size, drop_last=drop_last)
-        self._fetcher: BatchFetcher = (
-            WholeBatchFetcher(dataset)
-            if self.whole_batches
-            else SampleFetcher(dataset, collate_fn or _collate, keyed_augmentation)
-        )
-        self._pins = pin_memory and can_pin_memory()
-        self._worker_loader: DataLoader[Any] | None = None
-        self._iterations = 0
 
     @property
     def seed(self) -> int:
@@ -375,7 +333,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             plan = replace(plan, split=replace(plan.split, start=position))
         self._epoch = epoch
         self._batches.plan, self._batches.whole_epoch = plan, whole_epoch
-        self._progress = EpochProgress(plan)
+        self._progress = _EpochProgress(plan)
         self._batches.sampler.epoch = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -462,13 +420,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             batch = self._fetcher(plan.key, indices, piece if plan.order.repeats else None)
         return batch if self.device is None else move_to_device(batch, self.device)
 
-    def close(self) -> None:
-        """End persistent workers now instead of with the loader; the next iterator starts new ones."""
-        self._worker_loader = None
-        self._iterations += 1
-
     @override
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # torch promises its private iterator class
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private iterator class
         """Iterate the chosen epoch from the chosen position on.
 
         Raises:
@@ -484,68 +437,14 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         if (requested := self._batches.sampler.epoch) is not None:
             self.set_epoch(requested)
         plan = self._batches.plan
-        batches = self._load_here(plan) if self.num_workers == 0 else self._load_in_workers(plan)
+        self._worker_key = extend_key(plan.key, _WORKER_STREAMS)
+        batches = super().__iter__()
         if self.device is not None and self.device.type == "cuda" and self._pins:
             batches = prefetched(batches, self.device)
         elif self.device is not None:
             batches = map(partial(move_to_device, device=self.device, non_blocking=self._pins), batches)
-        self._progress = EpochProgress(plan)
+        self._progress = _EpochProgress(plan)
         return self._progress.count(batches)
-
-    def _load_here(self, plan: EpochPlan) -> Iterator[Any]:
-        batches = self._fetch_here(plan)
-        return map(pin_memory, batches) if self._pins else batches
-
-    def _fetch_here(self, plan: EpochPlan) -> Iterator[Any]:
-        key, fetch = plan.key, self._fetcher
-        if self.whole_batches or not self.keyed_augmentation:
-            for indices, draws in plan.batches():
-                yield fetch(key, indices, draws)
-            return
-        for indices, draws in plan.batches():
-            with preserve_rng_state():
-                batch = fetch(key, indices, draws)
-            yield batch
-
-    def _load_in_workers(self, plan: EpochPlan) -> Iterator[Any]:
-        if self._worker_loader is None:
-            self._worker_loader = self._make_worker_loader()
-        self._own_generator.manual_seed(extend_key(plan.key, _WORKER_STREAMS))
-        self._iterations += 1
-        with sigterm_held_back(), self._explaining_failed_start():
-            batches = iter(self._worker_loader)
-        return self._receive(batches, self._iterations)
-
-    def _explaining_failed_start(self) -> AbstractContextManager[None]:
-        sent: dict[str, object] = {name: getattr(self, name) for name in ("dataset", "collate_fn", "worker_init_fn")}
-        return explaining_failed_start(self._options["multiprocessing_context"], sent)
-
-    def _receive(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
-        start: AbstractContextManager[None] = self._explaining_failed_start()
-        while True:
-            if self.persistent_workers and iteration != self._iterations:
-                raise UnsupportedConfigurationError(
-                    "This iterator is out of date.",
-                    given="an iterator of a loader with persistent_workers=True that was iterated again, or closed",
-                    do="Use the newest iterator, or make the loader with persistent_workers=False.",
-                )
-            with start:
-                batch = next(batches, _END)
-            start = nullcontext()
-            if batch is _END:
-                return
-            yield batch
-
-    def _make_worker_loader(self) -> DataLoader[Any]:
-        """Make the plain loader that runs the workers; they are sent whole batches to make."""
-        return DataLoader(
-            WorkerDataset(self._fetcher, self.dataset),
-            batch_size=None,
-            sampler=WorkerRequests(self._batches),
-            collate_fn=_as_it_is,
-            worker_init_fn=WorkerStart(self.worker_init_fn),
-            **self._options,
-        )
 
 
 def _plain_order(shuffle: bool, algorithm: str | None) -> Order:
@@ -586,9 +485,27 @@ def _split_epoch(
     raise ConfigurationError(f'split must be "train" or "eval", got split={kind!r}.')
 
 
-def _collate(samples: list[Any]) -> Any:
-    return default_collate(samples)
+class _EpochProgress:
+    """How far an iterator is in its epoch.
 
+    Args:
+        plan: What it iterates.
+    """
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    def __init__(self, plan: EpochPlan) -> None:
+        self._plan = plan
+        self._steps = 0
+
+    def count(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of the iterator, counting them."""
+        for batch in batches:
+            self._steps += 1
+            yield batch
+        self._steps = len(self._plan.split)
+
+    def place(self) -> tuple[bool, int]:
+        """Return whether the epoch has ended, and, if not, the number of its samples that were taken."""
+        split = self._plan.split
+        if self._steps == len(split):
+            return True, 0
+        return False, 0 if isinstance(split, EvalSplit) else split.piece(self._steps, 0).start

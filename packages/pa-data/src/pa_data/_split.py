@@ -6,28 +6,26 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 from typing_extensions import override
 
-from pa_data._fetching import BatchRequest
+from pa_data._fetching import BatchRequest, listed
 from pa_data.errors import ConfigurationError
 from pa_data.orders._checks import check_count
-from pa_data.orders._epoch_order import EpochOrder, index_list
+from pa_data.orders._epoch_order import EpochOrder
 from pa_data.rng import extend_key
 
 __all__ = [
     "BatchSplit",
     "EpochBatches",
     "EpochPlan",
-    "EpochProgress",
     "EvalSplit",
     "Split",
     "TrainSplit",
-    "WorkerRequests",
 ]
 
 
@@ -429,17 +427,8 @@ class EpochPlan:
             return num_steps - 1
         return num_steps
 
-    def batches(self) -> Iterator[tuple[Tensor, range | None]]:
-        """Yield the dataset indices of each batch, and what keys the draws of its samples if not the indices do.
-
-        A step in which this process takes nothing is left out.
-        """
-        if not self.order.repeats:
-            return zip(self._indices(), repeat(None), strict=False)
-        pieces = (self.split.piece(step, self.rank) for step in range(self.num_batches))
-        return zip(self._indices(), pieces, strict=True)
-
-    def _indices(self) -> Iterator[Tensor]:
+    def indices(self) -> Iterator[Tensor]:
+        """Yield the dataset indices of each batch; a step in which this process takes nothing is left out."""
         num_full_steps = self.split.num_full_steps
         global_batch = self.split.batch_size * self.split.num_processes
         at_once = max(1, min(_STEPS_AT_ONCE, _POSITIONS_AT_ONCE // global_batch))
@@ -455,32 +444,6 @@ class EpochPlan:
         split, begin = self.split, self.split.piece(first, 0).start
         indices = self.order.indices(begin, begin + number * split.batch_size * split.num_processes)
         return indices.view(number, split.num_processes, split.batch_size)[:, self.rank].unbind()
-
-
-class EpochProgress:
-    """How far an iterator is in its epoch.
-
-    Args:
-        plan: What it iterates.
-    """
-
-    def __init__(self, plan: EpochPlan) -> None:
-        self._plan = plan
-        self._steps = 0
-
-    def count(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of the iterator, counting them."""
-        for batch in batches:
-            self._steps += 1
-            yield batch
-        self._steps = len(self._plan.split)
-
-    def place(self) -> tuple[bool, int]:
-        """Return whether the epoch has ended, and, if not, the number of its samples that were taken."""
-        split = self._plan.split
-        if self._steps == len(split):
-            return True, 0
-        return False, 0 if isinstance(split, EvalSplit) else split.piece(self._steps, 0).start
 
 
 class EpochRequest:
@@ -516,18 +479,14 @@ class EpochBatches(Sampler[list[int]]):
         """Return the number of batches of the whole of the chosen epoch."""
         return self.whole_epoch.num_batches
 
+    def requests(self) -> Iterator[BatchRequest]:
+        """Return what each batch is made from."""
+        plan = self.plan
+        if not plan.order.repeats:
+            return zip(repeat(plan.key), plan.indices(), repeat(None), strict=False)
+        pieces = (plan.split.piece(step, plan.rank) for step in range(plan.num_batches))
+        return zip(repeat(plan.key), plan.indices(), pieces, strict=False)
+
     @override
     def __iter__(self) -> Iterator[list[int]]:
-        return (index_list(indices) for indices, _ in self.plan.batches())
-
-
-class WorkerRequests(Sampler[BatchRequest]):
-    """The same batches as requests to workers."""
-
-    def __init__(self, batches: EpochBatches) -> None:
-        self._batches = batches
-
-    @override
-    def __iter__(self) -> Iterator[BatchRequest]:
-        plan = self._batches.plan
-        return ((plan.key, index_list(indices), draws) for indices, draws in plan.batches())
+        return (listed(indices) for _, indices, _ in self.requests())

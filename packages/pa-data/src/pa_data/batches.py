@@ -1,15 +1,16 @@
-"""Describing what a loader yields: types, shapes, dtypes and keys, for error messages."""
+"""Describing what a loader yields, for error messages, and rebuilding it with other values."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, cast
 
 from torch import Tensor
 from typing_extensions import TypeIs
 
-__all__ = ["describe_batch", "is_array", "is_mapping", "keys_of"]
+__all__ = ["describe_batch", "is_array", "is_mapping", "keys_of", "rebuilt_mapping", "rebuilt_sequence"]
 
 _MAX_DEPTH = 3
 _MAX_ITEMS = 8
@@ -45,6 +46,42 @@ def is_array(value: object) -> bool:
     """Whether a value is a tensor, or an array of another library such as NumPy."""
     kind = type(value)
     return isinstance(value, Tensor) or (hasattr(kind, "__array__") and hasattr(kind, "shape"))
+
+
+def rebuilt_sequence(values: Sequence[Any], change: Callable[[Any], Any]) -> Any:
+    """Return a list or tuple of the same class with changed items, or itself if none of them changes.
+
+    Args:
+        values: The list or tuple, perhaps a named one.
+        change: Called with each item.
+    """
+    changed = [change(value) for value in values]
+    if all(new is old for new, old in zip(changed, values, strict=True)):
+        return values
+    if isinstance(values, list):
+        clone = copy.copy(values)
+        clone[:] = changed
+        return clone
+    constructor: Any = type(values)
+    return constructor(*changed) if hasattr(values, "_fields") else constructor(changed)
+
+
+def rebuilt_mapping(values: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
+    """Return a mapping of the same class with changed values, or itself if none of them changes.
+
+    Args:
+        values: The mapping.
+        change: Called with each value.
+    """
+    changed = {key: change(value) for key, value in values.items()}
+    if all(changed[key] is value for key, value in values.items()):
+        return values
+    if isinstance(values, MutableMapping):
+        clone = copy.copy(values)
+        clone.update(changed)
+        return clone
+    constructor = cast("Callable[[dict[Any, Any]], Any]", type(values))
+    return constructor(changed)
 
 
 def _describe(value: Any, depth: int) -> str:

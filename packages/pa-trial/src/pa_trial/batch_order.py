@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, cast
 
+import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -20,16 +22,15 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from typing_extensions import override
 
-from pa_data import set_epoch
+from pa_data import BatchRequest, set_epoch
 from pa_data.orders import epoch_order
-from pa_data.rng import extend_key, mix
+from pa_data.rng import capture_rng_state, extend_key, mix, restore_rng_state, restored_rng_states, seed_rng
 from pa_trial.errors import EmptyLoaderError
-from pa_trial.random_draws import OwnRngs
+from pa_trial.samplers import DistributedBatchSampler, SkipBatchSampler
 
-BatchRequest: TypeAlias = tuple[int, Any]
-"""What a batch is made from: the key of its random draws, and the indices of its samples."""
-
+_CPU = torch.device("cpu")
 _DRAWS_OF_SAMPLERS = -1  # extends the key of an epoch where no sample index does
 _BATCHES_AHEAD = 64
 _MOST_BATCHES_AT_ONCE = 1024
@@ -43,14 +44,6 @@ _WITHOUT_STATE: tuple[type, ...] = (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-
-
-class BatchOrder(Protocol):
-    """An endless sequence of batches."""
-
-    def requests(self, first: int, stride: int, *, repeat: bool) -> Iterator[BatchRequest]:
-        """Yield every ``stride``-th batch from number ``first`` on: without end, or to the end of the first epoch."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ class EpochOrders:
             key = mix(self.seed, epoch)
             for number in range(place, length, stride):
                 start = number * size
-                yield key, order.indices(start, min(start + size, self.num_samples))
+                yield key, order.indices(start, min(start + size, self.num_samples)), None
             # The first batch of a later epoch that is this process's own; with many processes epochs may have none.
             epochs, place = divmod(place + -(-(length - place) // stride) * stride, length)
             epoch += epochs
@@ -128,7 +121,8 @@ class SamplerOrder:
             while taken := iteration.take(min(wanted - number + ahead, _MOST_BATCHES_AT_ONCE)):
                 end = number + len(taken)
                 while wanted < end:
-                    yield mix(self.seed, wanted), taken[wanted - number]
+                    indices = _listed(taken[wanted - number])
+                    yield mix(self.seed, wanted), indices, range(len(indices))
                     wanted += stride
                 number = end
             if not repeat:
@@ -147,14 +141,44 @@ class _Iteration:
 
     def __init__(self, batch_sampler: Iterable[Sequence[Any]], epoch: int, key: int) -> None:
         set_epoch(batch_sampler, epoch)
-        self._rngs = OwnRngs(extend_key(key, _DRAWS_OF_SAMPLERS))
-        with self._rngs.in_use():
+        with restored_rng_states(_CPU):
+            seed_rng(extend_key(key, _DRAWS_OF_SAMPLERS))
             self._batches = iter(batch_sampler)
+            self._rngs = capture_rng_state(_CPU)
 
     def take(self, number: int) -> list[Sequence[Any]]:
         """Return the next batches: so many, or what is left."""
-        with self._rngs.in_use():
-            return list(islice(self._batches, number))
+        with restored_rng_states(_CPU):
+            restore_rng_state(self._rngs, _CPU)
+            taken = list(islice(self._batches, number))
+            self._rngs = capture_rng_state(_CPU)
+        return taken
+
+
+class KeyedShare(SkipBatchSampler):
+    """The batches of one process, each with the key of its draws.
+
+    Args:
+        batches: The share of the process.
+        skip: How many of them are left out.
+        order: The sequence that is shared out.
+        repeat: Whether later epochs follow the first one.
+    """
+
+    def __init__(
+        self, batches: DistributedBatchSampler, skip: int, order: EpochOrders | SamplerOrder, repeat: bool
+    ) -> None:
+        super().__init__(batches, skip)
+        self._first, self._stride = skip * batches.num_workers + batches.rank, batches.num_workers
+        self._order, self._repeat = order, repeat
+
+    def requests(self) -> Iterator[BatchRequest]:
+        """Return what each batch is made from."""
+        return self._order.requests(self._first, self._stride, repeat=self._repeat)
+
+    @override
+    def __iter__(self) -> Iterator[list[Any]]:
+        return (_listed(indices) for _, indices, _ in self.requests())
 
 
 def find_order(loader: DataLoader[Any], *, order_seed: int, seed: int) -> EpochOrders | SamplerOrder:
@@ -188,3 +212,7 @@ def _is_without_state(part: object) -> bool:
     if type(part) is BatchSampler:
         return _is_without_state(part.sampler)
     return type(part) in _WITHOUT_STATE and getattr(part, "generator", None) is None
+
+
+def _listed(indices: Any) -> list[Any]:
+    return indices.tolist() if isinstance(indices, Tensor) else list(indices)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # open in torch

@@ -11,11 +11,13 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from typing_extensions import TypeVar
 
+from pa_data import LoadingOptions, RequestedDataLoader
 from pa_data.errors import ConfigurationError
-from pa_trial.batch_loading import BatchShare, KeyedBatches
-from pa_trial.batch_order import find_order
+from pa_data.rng import extend_key, mix
+from pa_trial.batch_order import KeyedShare, find_order
 from pa_trial.samplers import DistributedBatchSampler, RepeatBatchSampler, SkipBatchSampler
 
+_WORKER_STREAMS = -2  # extends the seed where no epoch does
 _SampleT = TypeVar("_SampleT", default=Any)
 
 
@@ -96,7 +98,7 @@ class DataLoader(Generic[_SampleT]):
         if batch_size is None and batch_sampler is None:
             problem = "The data loader of a trial has to make batches, got batch_size=None and no batch_sampler."
             raise ConfigurationError(problem, do="Pass a size, such as context.get_per_slot_batch_size().")
-        self._loading: dict[str, Any] = {
+        self._loading: LoadingOptions = {
             "num_workers": num_workers,
             "collate_fn": collate_fn,
             "pin_memory": pin_memory,
@@ -118,7 +120,6 @@ class DataLoader(Generic[_SampleT]):
             **self._loading,
         )
         checked = cast("Any", self._checked)
-        self._custom_collation = collate_fn is not None
         self.dataset: Dataset[_SampleT] = dataset
         self.batch_size: int | None = checked.batch_size
         self.num_workers: int = num_workers
@@ -162,13 +163,17 @@ class DataLoader(Generic[_SampleT]):
         batches = DistributedBatchSampler(
             RepeatBatchSampler(self.batch_sampler) if repeat else self.batch_sampler, num_replicas, rank
         )
-        skipping = SkipBatchSampler(batches, skip)
         if seed is None:
-            return TorchDataLoader(self.dataset, batch_sampler=skipping, **self._loading)
+            return TorchDataLoader(self.dataset, batch_sampler=SkipBatchSampler(batches, skip), **self._loading)
         order_seed = seed if self.generator is None else self.generator.initial_seed()
         order = find_order(self._checked, order_seed=order_seed, seed=seed)
-        share = BatchShare(order, skip * num_replicas + rank, num_replicas, repeat)
-        return KeyedBatches(share, self._checked, custom_collation=self._custom_collation, length=batches)
+        options: LoadingOptions = {**self._loading, "generator": None}
+        return RequestedDataLoader(
+            self.dataset,
+            KeyedShare(batches, skip, order, repeat),
+            worker_key=extend_key(mix(seed), _WORKER_STREAMS),
+            **options,
+        )
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, over all processes."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pa_core.parts import rebuilt_mapping, rebuilt_sequence
+from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_trial.user_warnings import warn_user
 
 _DataT = TypeVar("_DataT")

@@ -204,7 +204,7 @@ def _fit(
 
 def _build_data(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptions) -> TrialData:
     progress = parts.progress
-    data = TrialData.build(
+    data = TrialData(
         trial,
         checks=parts.experimental.checks_reproducibility,
         rank=parts.rank,

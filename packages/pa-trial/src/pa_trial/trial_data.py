@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sized
-from typing import Any, Protocol, Self, cast
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Sized
+from typing import Any, Protocol, cast
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler
 
-from pa_data import loader_parts, set_epoch
+from pa_data import RequestedDataLoader, loader_parts, set_epoch
 from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_data.rng import extend_key, mix
 from pa_distributed import gather_objects
-from pa_trial.batch_loading import KeyedBatches
 from pa_trial.data_loader import DataLoader
 from pa_trial.errors import EmptyLoaderError, UsageError
 
@@ -33,13 +33,14 @@ class BuildsLoaders(Protocol):
 
 
 class TrialData:
-    """The loaders of a trial, as one process uses them; made by ``build``, which all processes have to call.
+    """The loaders of a trial, as one process uses them; all processes have to make it.
 
-    A validation draws with its own keys, the same each time, so it does not change the training.
+    A ``DataLoader`` of this package is shared out, and in training repeated and skipped into. A validation draws with
+    its own keys, the same each time, so it does not change the training.
 
     Args:
-        training: What is trained on; a ``DataLoader`` of this package is repeated, shared out and skipped into.
-        validation: What is validated on; a ``DataLoader`` of this package is shared out.
+        trial: The trial, which builds its loaders.
+        checks: Whether loaders have to come from this package, which can be resumed and sharded.
         rank: The number of this process.
         num_processes: The number of processes.
         seed: Decides the order of the samples, and keys their random draws; the same on all processes.
@@ -48,18 +49,22 @@ class TrialData:
     Attributes:
         epoch_length: The batches of an epoch of the chief; ``sys.maxsize`` for a loader without a length.
         full_validation_loader: All that is validated on, for ``evaluate_full_dataset``.
+
+    Raises:
+        UnsupportedConfigurationError: A loader is not one of this package, though it has to be.
+        UsageError: A method returned no loader.
+        ConfigurationError: A loader is shared out already.
+        EmptyLoaderError: There is nothing to train on.
     """
 
     def __init__(
-        self,
-        training: DataLoader | Iterable[Any],
-        validation: DataLoader | Iterable[Any],
-        *,
-        rank: int,
-        num_processes: int,
-        seed: int,
-        skip: int,
+        self, trial: BuildsLoaders, *, checks: bool, rank: int, num_processes: int, seed: int, skip: int
     ) -> None:
+        training = _checked(trial.build_training_data_loader(), "build_training_data_loader", checks)
+        validation = _checked(trial.build_validation_data_loader(), "build_validation_data_loader", checks)
+        if num_processes > 1:
+            _refuse_shared_twice(training, "build_training_data_loader")
+            _refuse_shared_twice(validation, "build_validation_data_loader")
         kind_of_training: type = training.__class__
         self._given: dict[str, Any] = {"training loader": training, "validation loader": validation}
         self._training, self._validation, whole = training, validation, validation
@@ -69,44 +74,21 @@ class TrialData:
             own_seed = extend_key(mix(seed), _VALIDATION)
             self._validation = validation.get_data_loader(num_replicas=num_processes, rank=rank, seed=own_seed)
             whole = validation.get_data_loader(seed=own_seed)
-        self.full_validation_loader: TorchDataLoader[Any] = cast("TorchDataLoader[Any]", whole)
+        self.full_validation_loader: TorchDataLoader[Any] = whole
         self.epoch_length: int = gather_objects(_length(self._training))[0]
         if self.epoch_length == 0:
             raise _no_batch(kind_of_training, "without a batch")
         self._skip = skip
-
-    @classmethod
-    def build(cls, trial: BuildsLoaders, *, checks: bool, rank: int, num_processes: int, seed: int, skip: int) -> Self:
-        """Have a trial build its loaders; all processes have to call this.
-
-        Args:
-            trial: The trial.
-            checks: Whether loaders have to come from this package, which can be resumed and sharded.
-            rank: The number of this process.
-            num_processes: The number of processes.
-            seed: Decides the order of the samples, and keys their random draws; the same on all processes.
-            skip: The number of batches of this process that are trained already.
-
-        Raises:
-            UnsupportedConfigurationError: A loader is not one of this package, though it has to be.
-            UsageError: A method returned no loader.
-            ConfigurationError: A loader is shared out already.
-            EmptyLoaderError: There is nothing to train on.
-        """
-        training = _checked(trial.build_training_data_loader(), "build_training_data_loader", checks)
-        validation = _checked(trial.build_validation_data_loader(), "build_validation_data_loader", checks)
-        if num_processes > 1:
-            _refuse_shared_twice(training, "build_training_data_loader")
-            _refuse_shared_twice(validation, "build_validation_data_loader")
-        return cls(training, validation, rank=rank, num_processes=num_processes, seed=seed, skip=skip)
+        self._iterators: weakref.WeakSet[Generator[Any]] = weakref.WeakSet()
 
     def training_batches(self) -> Iterator[Any]:
         """Yield the batches to train on, without end; they stay where the loader has them."""
-        return iter(self._training) if isinstance(self._training, KeyedBatches) else self._repeated()
+        own = isinstance(self._training, RequestedDataLoader)
+        return self._iterate(self._training) if own else self._repeated()
 
     def validation_batches(self) -> Iterator[Any]:
         """Yield this process's share of the batches to validate on; it may be none."""
-        return iter(self._validation)
+        return self._iterate(self._validation)
 
     def describe(self) -> dict[str, str]:
         """Return what has to be the same on all processes, by name."""
@@ -114,9 +96,17 @@ class TrialData:
 
     def close(self) -> None:
         """End the workers of the loaders."""
+        for iterator in list(self._iterators):
+            iterator.close()
         for loader in (self._training, self._validation, self.full_validation_loader):
-            if isinstance(loader, KeyedBatches):
+            if isinstance(loader, RequestedDataLoader):
                 loader.close()
+
+    def _iterate(self, loader: Iterable[Any]) -> Iterator[Any]:
+        batches = iter(loader)
+        if issubclass(batches.__class__, Generator):  # of a loader with workers, which end when it is closed
+            self._iterators.add(cast("Generator[Any]", batches))
+        return batches
 
     def _repeated(self) -> Iterator[Any]:
         """Iterate over a loader of the user's again and again, from its beginning: only the user can skip there."""

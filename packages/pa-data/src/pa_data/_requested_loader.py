@@ -1,0 +1,218 @@
+"""A loader of batches that are each made on request, by this process or by workers that load ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import starmap
+from multiprocessing.context import BaseContext
+from typing import Any, Protocol, TypedDict, TypeVar, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
+from typing_extensions import Unpack, override
+
+from pa_data._fetching import (
+    BatchFetcher,
+    BatchRequest,
+    SampleFetcher,
+    WholeBatchFetcher,
+    WorkerDataset,
+    can_fetch_batch,
+    can_pin_memory,
+    listed,
+    pin_memory,
+)
+from pa_data._workers import WorkerStart, explaining_failed_start, sigterm_held_back
+from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_data.rng import preserve_rng_state
+
+__all__ = ["BatchRequests", "LoadingOptions", "RequestedDataLoader"]
+
+_SampleT_co = TypeVar("_SampleT_co", covariant=True)
+_END = object()
+
+
+class BatchRequests(Protocol):
+    """What each batch of a `RequestedDataLoader` is made from, and, to those who iterate it, its indices."""
+
+    def requests(self) -> Iterator[BatchRequest]:
+        """Return the requests of one iteration, which may be endless.
+
+        A request is a key of `pa_data.rng.mix`, the indices of the samples, and the numbers that extend the key for
+        the draws of each sample: None where its index does.
+        """
+        ...
+
+    def __len__(self) -> int:
+        """Return the length of the loader."""
+        ...
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Return the indices of each batch."""
+        ...
+
+
+class LoadingOptions(TypedDict, total=False):
+    """How batches are loaded: options of torch's ``DataLoader`` with its defaults."""
+
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: str | BaseContext | None
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+
+
+class RequestedDataLoader(DataLoader[_SampleT_co]):
+    """A `torch.utils.data.DataLoader` whose batches are each a function of their request.
+
+    What is requested is up to ``batches``; most people want a `KeyedDataLoader`, which is one of these. Samples,
+    random draws, whole batches and workers are as there.
+
+    Args:
+        dataset: A dataset whose samples are found by index.
+        batches: What each batch is made from.
+        worker_key: Seeds the workers' own RNGs, unless there is a ``generator``.
+        keyed_augmentation: Whether the RNGs are seeded for each sample.
+        whole_batches: Whether batches are fetched whole; by default where the dataset can and there is no
+            ``collate_fn``.
+        options: How they are loaded.
+
+    Attributes:
+        keyed_augmentation: Whether the RNGs are seeded for each sample.
+        whole_batches: Whether batches are fetched whole.
+
+    Raises:
+        ConfigurationError: Whole batches are insisted on and not possible.
+
+    Example:
+        >>> from pa_data.rng import mix
+        >>> class Pairs(list[list[int]]):
+        ...     def requests(self) -> Iterator[BatchRequest]:
+        ...         return ((mix(number), pair, None) for number, pair in enumerate(self))
+        >>> loader = RequestedDataLoader(range(10), Pairs([[3, 4], [0, 9]]))
+        >>> [batch.tolist() for batch in loader]
+        [[3, 4], [0, 9]]
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[_SampleT_co],
+        batches: BatchRequests,
+        *,
+        worker_key: int = 0,
+        keyed_augmentation: bool = True,
+        whole_batches: bool | None = None,
+        **options: Unpack[LoadingOptions],
+    ) -> None:
+        collate_fn = options.get("collate_fn")
+        self._own_generator = torch.Generator()
+        if options.get("generator") is None:
+            options["generator"] = self._own_generator
+        self._options = options
+        self._requested, self._worker_key = batches, worker_key
+        self.keyed_augmentation: bool = keyed_augmentation
+        self.whole_batches: bool = _decide_whole_batches(dataset, collate_fn, whole_batches)
+        super().__init__(dataset, batch_sampler=batches, **options)  # pyright: ignore[reportUnknownMemberType]  # torch leaves its options open
+        self._fetcher: BatchFetcher = (
+            WholeBatchFetcher(dataset)
+            if self.whole_batches
+            else SampleFetcher(dataset, collate_fn or _collate, keyed_augmentation)
+        )
+        self._pins = self.pin_memory and can_pin_memory()
+        self._worker_loader: DataLoader[Any] | None = None
+        self._iterations = 0
+
+    def close(self) -> None:
+        """End persistent workers now instead of with the loader; the next iterator starts new ones."""
+        self._worker_loader = None
+        self._iterations += 1
+
+    @override
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # torch promises its private iterator class
+        """Iterate over the batches that are requested."""
+        if self.num_workers > 0:
+            return self._load_in_workers()
+        draws = self.keyed_augmentation and not self.whole_batches
+        batches = starmap(self._fetch_preserving_rngs if draws else self._fetcher, self._requested.requests())
+        return map(pin_memory, batches) if self._pins else batches
+
+    def _fetch_preserving_rngs(self, *request: Any) -> Any:
+        with preserve_rng_state():
+            return self._fetcher(*request)
+
+    def _load_in_workers(self) -> Iterator[Any]:
+        if self._worker_loader is None:
+            self._worker_loader = self._make_worker_loader()
+        self._own_generator.manual_seed(self._worker_key)
+        self._iterations += 1
+        with sigterm_held_back(), self._explaining_failed_start():
+            batches = iter(self._worker_loader)
+        return self._receive(batches, self._iterations)
+
+    def _explaining_failed_start(self) -> AbstractContextManager[None]:
+        sent: dict[str, object] = {name: getattr(self, name) for name in ("dataset", "collate_fn", "worker_init_fn")}
+        return explaining_failed_start(self._options.get("multiprocessing_context"), sent)
+
+    def _receive(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
+        start: AbstractContextManager[None] = self._explaining_failed_start()
+        while True:
+            if self.persistent_workers and iteration != self._iterations:
+                raise UnsupportedConfigurationError(
+                    "This iterator is out of date.",
+                    given="an iterator of a loader with persistent_workers=True that was iterated again, or closed",
+                    do="Use the newest iterator, or make the loader with persistent_workers=False.",
+                )
+            with start:
+                batch = next(batches, _END)
+            start = nullcontext()
+            if batch is _END:
+                return
+            yield batch
+
+    def _make_worker_loader(self) -> DataLoader[Any]:
+        """Make the plain loader that runs the workers; they are sent whole batches to make."""
+        dataset = WorkerDataset(self._fetcher, self.dataset)
+        start = cast("Callable[[int], None]", WorkerStart(self.worker_init_fn))  # which mypy takes for a tuple alone
+        options: LoadingOptions = {**self._options, "collate_fn": _as_it_is, "worker_init_fn": start}
+        return DataLoader(dataset, batch_size=None, sampler=_WorkerRequests(self._requested), **options)
+
+
+class _WorkerRequests(Sampler[BatchRequest]):
+    """The requests as they are sent to workers."""
+
+    def __init__(self, batches: BatchRequests) -> None:
+        self._batches = batches
+
+    @override
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return ((key, listed(indices), draws) for key, indices, draws in self._batches.requests())
+
+
+def _decide_whole_batches(
+    dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None, asked_for: bool | None
+) -> bool:
+    """Return whether batches are fetched whole; raise an error if that was insisted on and is not possible."""
+    possible = collate_fn is None and can_fetch_batch(dataset)
+    if asked_for is None:
+        return possible
+    if asked_for and not possible:
+        raise ConfigurationError(
+            "Only tensors in memory and datasets with fetch_batch are fetched whole, and without collate_fn.",
+            given=f"whole_batches=True, a dataset of type {type(dataset).__name__}, and collate_fn={collate_fn}",
+            do="Give the dataset a method fetch_batch, leave collate_fn out, or leave whole_batches out.",
+        )
+    return asked_for
+
+
+def _collate(samples: list[Any]) -> Any:
+    return default_collate(samples)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
