@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ConstantLR, SequentialLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -157,20 +156,6 @@ def test_has_gradient_hooks() -> None:
     assert [names.has_gradient_hooks(one) for one in (plain, early, late)] == [False, True, True]
 
 
-def test_after_backward_pass() -> None:
-    """It is called once all gradients of the pass are there."""
-    first, last = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
-    seen: list[bool] = []
-
-    def ask(_gradient: Tensor) -> None:
-        names.after_backward_pass(lambda: seen.append(first.grad is not None and last.grad is not None))
-
-    output: Any = first * 2
-    output.register_hook(ask)
-    torch.autograd.backward(output * last)
-    assert seen == [True]
-
-
 def test_dtypes_of_outputs() -> None:
     """A node tells in which precision its output was computed."""
     with torch.autocast("cpu", torch.bfloat16):
@@ -211,14 +196,6 @@ def test_has_ended() -> None:
     """The last batch of a stream is known as such if it was not full."""
     batches = iter(DataLoader(Three(), batch_size=2))
     assert [names.has_ended(batches) for _ in zip(range(2), batches, strict=False)] == [False, True]
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_ignored_by_ddp() -> None:
-    """The names are those that torch was told."""
-    layer = nn.Linear(2, 1)
-    cast("Any", DistributedDataParallel)._set_params_and_buffers_to_ignore_for_model(layer, ["bias"])
-    assert names.ignored_by_ddp(layer) == {"bias"}
 
 
 def sharded_layer(**options: Any) -> Any:

@@ -20,7 +20,6 @@ from typing_extensions import override
 from pa_distributed import RanksDifferError, gather_objects
 from pa_trial.collectives import rank
 from pa_trial.errors import InvalidExperimentException
-from pa_trial.gradient_buckets import GradientBuckets
 from tests.support.pa_trial.batches import Batches, OneWeight
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -208,9 +207,6 @@ def test_what_is_trained_may_change_in_the_course_of_training(kind: Callable[[],
 def test_gradients_of_a_device_are_agreed_on_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where gradients are on a device, nothing is read from it: what was reached is agreed on over gloo beforehand."""
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")  # as with NCCL
-    monkeypatch.setattr(
-        GradientBuckets, "on_host", property(lambda _: False, lambda _self, _value: None), raising=False
-    )
 
     for kind in (Gan, Unfreezing):
         test_what_is_trained_may_change_in_the_course_of_training(kind)
@@ -342,14 +338,37 @@ def test_what_each_rank_reached_is_told_in_half_precision_too(half: torch.dtype)
     assert seen == [[True, False], [True, False], [True, True], [True, True]]
 
 
-def test_sparse_gradients_are_refused() -> None:
-    """The error names what makes them."""
+def test_sparse_gradients_are_averaged() -> None:
+    """Each rank has other rows; where both have one, it is the mean."""
     trained = Batches()
-    model = trained.parts.wrap_model(nn.Embedding(4, 2, sparse=True))
+    model = trained.parts.wrap_model(nn.Embedding(4, 1, sparse=True))
     trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
+    before = model.weight.detach().clone()
 
-    with pytest.raises(InvalidExperimentException, match="sparse=True"):
-        trained.train(lambda _: trained.parts.backward(model(torch.tensor([1])).sum()), 1)
+    def train_batch(_: int) -> None:
+        trained.parts.backward(model(torch.tensor([1, 2 + rank()])).sum())
+        trained.parts.step_optimizer(trained.parts.optimizers[0])
+
+    trained.train(train_batch, 2)  # the second time, they are expected
+
+    torch.testing.assert_close(before - model.weight, torch.tensor([[0.0], [2.0], [1.0], [1.0]]))
+
+
+def test_parameters_that_are_unfrozen_for_a_backward_pass_only_are_refused() -> None:
+    """Each rank would step them with a gradient of its own."""
+    trained = Batches()
+    first, second = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1), requires_grad=False)
+    trained.parts.wrap_model(nn.ParameterList([first, second]))
+    trained.parts.wrap_optimizer(SGD([first, second], lr=1.0))
+
+    def train_batch(batch_idx: int) -> None:
+        second.requires_grad_(batch_idx == 1)
+        torch.autograd.backward((first * second).sum())
+        second.requires_grad_(False)
+        trained.parts.step_optimizer(trained.parts.optimizers[0])
+
+    with pytest.raises(InvalidExperimentException, match="were frozen again between a backward pass and the exchange"):
+        trained.train(train_batch, 2)
 
 
 def test_the_weights_are_those_of_the_chief_from_the_wrapping_on() -> None:

@@ -6,7 +6,7 @@ Nothing is looked up when this module is imported. Where a version of torch lack
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -157,26 +157,6 @@ def has_ended(iterator: object) -> bool:
         iterator: The iterator of a ``DataLoader``. One of another kind has not ended.
     """
     return getattr(getattr(iterator, "_dataset_fetcher", None), "ended", False) is True
-
-
-def after_backward_pass(call: Callable[[], None]) -> None:
-    """Call something at the end of the backward pass in progress, as ``DistributedDataParallel`` does.
-
-    Args:
-        call: What is called; hooks of tensors come before the end.
-    """
-    engine = _private(torch.autograd.Variable, "_execution_engine")
-    _private(engine, "queue_callback")(call)
-
-
-def ignored_by_ddp(module: nn.Module) -> set[str]:
-    """Return the names that ``DistributedDataParallel`` was told to leave alone, for which torch has no public way.
-
-    Args:
-        module: The module, before it is wrapped. Only one that was told so has the attribute.
-    """
-    # The key has a dot before names that belong to the outermost module.
-    return {name.removeprefix(".") for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
 
 
 def _sharding_state(module: nn.Module) -> Any:

@@ -15,19 +15,19 @@ from torch.optim import Optimizer
 from torch.utils.data import BatchSampler
 
 from pa_core import _accelerate
-from pa_core._torch import foreach, ignored_by_ddp
+from pa_core._torch import foreach
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.split_sampler import split_sampler
 from pa_core.distributed import gather_objects
 from pa_core.distributed.collectives import values_of_all
-from pa_core.distributed.gradient_exchange import ExchangedParameters, GradientExchange
 from pa_core.distributed.rank_sync import NUM_FLAGS
 from pa_core.errors import BatchOutputError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.model_tensors import is_sharded_module, local_pieces, parameters_of, unwrap_model
 from pa_core.sharding.sharded_modules import ShardedModules
 from pa_core.types import SizedIterable, StatefulScheduler
 from pa_data import Split
+from pa_distributed.gradients import GradientExchange
 
 
 class MicroBatch(NamedTuple):
@@ -427,16 +427,14 @@ class Trained:
             self._plain = {id(parameter) for parameter in self._sharded.plain_parameters()}
         self.is_sharded = self._sharded is not None and self._accelerator.num_processes > 1
         if self._accelerator.num_processes > 1:
-            device = _accelerate.device_of(self._accelerator)
             bucket_bytes, dtype = _accelerate.settings_of_exchange(self._accelerator)
-            dtypes = {parameter.dtype for module in self._modules.values() for parameter in module.parameters()}
             self._exchange = GradientExchange(
-                self._find_parameters,
+                self._modules.values(),
                 NUM_FLAGS,
-                device,
+                _accelerate.device_of(self._accelerator),
+                includes=None if self._sharded is None else lambda one: id(one) in self._plain,
                 bucket_bytes=bucket_bytes,
                 dtype=dtype,
-                values_dtype=torch.float64 if dtypes == {torch.float64} else torch.float32,
             )
 
     def close(self) -> None:
@@ -496,7 +494,7 @@ class Trained:
             return torch.tensor(flags)
         if not self._was_compared:
             self._was_compared = True
-            self._require_same_weights()
+            self._require_same_weights(self._exchange)
         return self._exchange.finish(flags)
 
     def end_update(self) -> None:
@@ -535,40 +533,21 @@ class Trained:
         """Whether this process has gradients that parameters do not show before they are exchanged."""
         return self._sharded is not None and self._sharded.has_local_gradients()
 
-    def _require_same_weights(self) -> None:
+    def _require_same_weights(self, exchange: GradientExchange) -> None:
         """Raise an error for modules that steps have updated before the first exchange of gradients."""
         for name, module in self._modules.items():
-            own = [one for one in _parameters_in(module) if self._sharded is None or id(one) in self._plain]
-            if own and not _same_on_all_processes(torch.stack([one.detach().double().square().sum() for one in own])):
+            own = [one.detach().double().square().sum() for one in exchange.parameters_of(module)]
+            if own and not _same_on_all_processes(torch.stack(own)):
                 raise UnsupportedConfigurationError(
                     f"The module {name!r} has drifted apart on the processes before the first update.",
                     given="steps that run a backward pass and their own update, whose gradients are not averaged",
                     do="Add its loss to the one that is returned; for a separate loss and separate updates, use Run.",
                 )
 
-    def _find_parameters(self) -> ExchangedParameters:
-        """All that ``fully_shard`` leaves alone, without what ``DistributedDataParallel`` was told to leave alone."""
-        found = {id(one): one for module in self._modules.values() for one in _parameters_in(module)}
-        unique = [one for one in found.values() if self._sharded is None or id(one) in self._plain]
-        sparse = {
-            id(layer.weight)
-            for module in self._modules.values()
-            for layer in module.modules()
-            if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
-        }
-        return ExchangedParameters(
-            [one for one in unique if id(one) not in sparse], [one for one in unique if id(one) in sparse]
-        )
-
 
 def _same_on_all_processes(values: Tensor) -> bool:
     of_each = values_of_all(values)
     return bool((of_each == of_each[0]).all())
-
-
-def _parameters_in(module: nn.Module) -> Iterator[nn.Parameter]:
-    ignored = ignored_by_ddp(module)
-    return (parameter for name, parameter in module.named_parameters() if name not in ignored)
 
 
 def zero_loss_of_stand_in(loss: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ _LONGEST_LOOK = 2.0
 _SECONDS_UNTIL_SILENT = 3.0
 
 _EXCHANGES = ("torch.distributed", "torch.nn.parallel.distributed")
-_GRADIENTS = "pa_core.distributed.gradient_exchange"
+_GRADIENTS = "pa_distributed.gradients"
 _LIBRARIES = {"accelerate", "pa_checkpoint", "pa_core", "pa_data", "pa_distributed", "torch"} | sys.stdlib_module_names
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.distributed_c10d import Store
 
 from pa_distributed._errors import NotConnectedError
@@ -30,7 +31,7 @@ def _private(owner: object, name: str) -> Any:
     found = getattr(owner, name, _MISSING)
     if found is _MISSING:
         raise NotConnectedError(
-            "Processes are watched by a part of torch that has no public name, and that this version does not have.",
+            "This needs a part of torch that has no public name, and that this version of torch does not have.",
             given=f"torch {torch.__version__}, without {getattr(owner, '__name__', type(owner).__name__)}.{name}",
             do="Install a version that was tried, torch 2.11 to 2.15, or a newer pa-distributed.",
         )
@@ -67,3 +68,33 @@ def seconds_until_timeout() -> float:
     with suppress(Exception):  # a backend of another kind
         return float(min(get_backend(device).options._timeout for device in devices).total_seconds())
     return math.inf
+
+
+def foreach(operation: str, *arguments: Any) -> Any:
+    """Apply an operation to lists of tensors at once, as torch's optimizers do; tensor by tensor, each is a call.
+
+    Args:
+        operation: Its name in torch without ``_foreach_``, such as ``"mul_"``.
+        *arguments: What it takes. No list may be empty.
+    """
+    return _private(torch, f"_foreach_{operation}")(*arguments)
+
+
+def after_backward_pass(call: Callable[[], None]) -> None:
+    """Call something at the end of the backward pass in progress, as ``DistributedDataParallel`` does.
+
+    Args:
+        call: What is called; hooks of tensors come before the end.
+    """
+    engine = _private(torch.autograd.Variable, "_execution_engine")
+    _private(engine, "queue_callback")(call)
+
+
+def ignored_by_ddp(module: nn.Module) -> set[str]:
+    """Return the names that ``DistributedDataParallel`` was told to leave alone, for which torch has no public way.
+
+    Args:
+        module: The module, before it is wrapped. Only one that was told so has the attribute.
+    """
+    # The key has a dot before names that belong to the outermost module.
+    return {name.removeprefix(".") for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())}

@@ -20,11 +20,11 @@ from pa_trial._torch import foreach, is_unscaled
 from pa_trial.chief_buffers import ChiefBuffers
 from pa_trial.collectives import broadcast, rank
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
-from pa_trial.gradient_exchange import GradientExchange
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.mixed_precision import AutocastHooks, create_scaler
 from pa_trial.part_checks import parameters_of
 from pa_trial.progress import TrialProgress
+from pa_trial.trial_gradients import TrialGradients
 from pa_trial.user_warnings import warn_user
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -93,7 +93,7 @@ class TrainedParts:
         self._must_update_scale = False
         self._asks_to_leave = False
         self._is_training = False
-        self._exchange: GradientExchange | None = None
+        self._exchange: TrialGradients | None = None
         self._exchanges_now = False
         self._buffers: ChiefBuffers | None = None
         self._step_handles: list[RemovableHandle] = []
@@ -255,7 +255,7 @@ class TrainedParts:
         if self._num_processes > 1:
             parameters = list(dict.fromkeys(parameter for model in self.models for parameter in model.parameters()))
             broadcast(parameters)  # the trial may have changed them after they were wrapped
-            self._exchange = GradientExchange(parameters, self._num_processes)
+            self._exchange = TrialGradients(self.models, self._device)
             self._note_unfinished(self._exchange)
             self._buffers = ChiefBuffers(self.models, is_chief=rank() == 0)
             for optimizer in self.optimizers:
@@ -321,14 +321,14 @@ class TrainedParts:
             gradient: As for ``torch.Tensor.backward``: of a loss that is not a single number.
             retain_graph: Whether another backward pass goes through the graph.
             create_graph: Whether gradients of the gradients are to be computed; retains the graph.
-
-        Raises:
-            InvalidExperimentException: A gradient is sparse, on several processes.
         """
         scaled: Any = self.scaler.scale(loss) if self._scales and self.scaler is not None else loss
+        exchange = self._exchange if self._exchanges_now else None
+        if exchange is not None:
+            exchange.start_pass()
         scaled.backward(gradient, retain_graph=retain_graph or create_graph, create_graph=create_graph)
-        if self._exchanges_now and self._exchange is not None:
-            self._exchange_gradients(self._exchange)
+        if exchange is not None:
+            self._exchange_gradients(exchange)
 
     def step_optimizer(
         self,
@@ -422,7 +422,7 @@ class TrainedParts:
         if self._autocast is not None:
             self._autocast_handles.extend(self._autocast.register(model))
 
-    def _note_unfinished(self, exchange: GradientExchange) -> None:
+    def _note_unfinished(self, exchange: TrialGradients) -> None:
         """Let the gradients of an unfinished group be exchanged at its end."""
         if self.gradients_in_progress():
             parameters = (parameter for model in self.models for parameter in model.parameters())
@@ -443,11 +443,11 @@ class TrainedParts:
             return self.scaler
         return scaler
 
-    def _exchange_gradients(self, exchange: GradientExchange) -> None:
+    def _exchange_gradients(self, exchange: TrialGradients) -> None:
         if exchange.average(asks=self._asks_to_leave):
             self.leave_agreed = True
 
-    def _finish_exchange(self, exchange: GradientExchange, optimizer: Optimizer, scaler: GradScaler | None) -> None:
+    def _finish_exchange(self, exchange: TrialGradients, optimizer: Optimizer, scaler: GradScaler | None) -> None:
         """Exchange what ``backward`` has not."""
         self._require_known(exchange, optimizer)
         if self._exchanges_now and exchange.is_due:
@@ -459,7 +459,7 @@ class TrainedParts:
                 )
             self._exchange_gradients(exchange)
 
-    def _require_known(self, exchange: GradientExchange, optimizer: Optimizer) -> None:
+    def _require_known(self, exchange: TrialGradients, optimizer: Optimizer) -> None:
         """Raise an error for parameters that got an optimizer in the course of training and are not exchanged."""
         number = sum(len(group["params"]) for group in optimizer.param_groups)
         if self._num_checked.get(id(optimizer)) == number:

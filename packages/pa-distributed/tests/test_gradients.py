@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pa_core.distributed.gradient_exchange import ExchangedParameters, GradientExchange
+from pa_distributed.gradients import GradientExchange
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -51,17 +51,9 @@ def inputs_of(rank: int) -> Tensor:
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
 
 
-def exchange_of(model: Branches, bucket_bytes: int, **kwargs: torch.dtype) -> GradientExchange:
+def exchange_of(model: Branches, bucket_bytes: int, dtype: torch.dtype | None = None) -> GradientExchange:
     """The exchange of all its gradients, with two numbers of each rank."""
-    parameters = dict(model.named_parameters())
-    sparse = parameters.pop("words.weight")
-    return GradientExchange(
-        lambda: ExchangedParameters(list(parameters.values()), [sparse]),
-        2,
-        torch.device("cpu"),
-        bucket_bytes=bucket_bytes,
-        **kwargs,
-    )
+    return GradientExchange([model], 2, bucket_bytes=bucket_bytes, dtype=dtype)
 
 
 def assert_means(model: Branches, passes: dict[int, list[tuple[str, ...]]], tolerance: float = 0.0) -> None:
@@ -126,3 +118,20 @@ def test_a_closed_exchange_leaves_the_parameters_alone() -> None:
     exchange.finish([0.0, 0.0])
     exchange.close()
     torch.autograd.backward(copy.deepcopy(model).loss(inputs_of(dist.get_rank()), ("first",)))
+
+
+def test_gradients_that_a_layer_had_when_it_was_frozen_are_averaged_with_the_next_update() -> None:
+    """Also where only one rank has them; later the layer takes part no more, until it is trained again."""
+    model = Branches()
+    exchange, rank = exchange_of(model, 200), dist.get_rank()
+    for update, is_trained in enumerate([True, False, False, True]):
+        if update < 2 and rank == 0:  # frozen after it, in the second update
+            torch.autograd.backward(model.loss(inputs_of(rank), ("first",)))
+        model.first.requires_grad_(is_trained)
+        exchange.open()
+        torch.autograd.backward(model.loss(inputs_of(rank), ("image",)))
+        exchange.finish([0.0, 0.0])
+        exchange.end_update()
+        assert_means(model, {0: [("image",), ("first",)] if update < 2 else [("image",)], 1: [("image",)]})
+        assert (id(model.first.weight) in map(id, exchange.parameters)) == (update != 2)
+        model.zero_grad()

@@ -1,0 +1,204 @@
+"""The gradients of several processes become their means, as one process would have computed them.
+
+Models stay the modules that they are: no wrapper takes part in their forward passes, so that any number of models,
+forward passes and backward passes works, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from pa_distributed import RanksDifferError
+from pa_distributed.gradients import GradientExchange
+from pa_trial.errors import InvalidExperimentException
+
+_collectives: Any = dist  # torch annotates its collectives only in part
+_PLACES = 1 << 10
+"""Places of a training are told apart by numbers whose sums are exact in float32."""
+
+
+class TrialGradients:
+    """Averages the gradients that backward passes have reached since the average before, over all processes.
+
+    Only models that some process has reached are exchanged. The processes expect to reach the same ones as in this
+    place of the batches before; whether they did travels with the gradients, or over gloo where the gradients are on a
+    device. A parameter that only some processes have reached counts with a gradient of zero on the others; one that
+    none has reached keeps what it has, None included.
+
+    Every process must make the same averages in the same order.
+
+    Args:
+        models: The models, the same on each process; frozen parameters may be unfrozen later.
+        device: The device of the models.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], device: torch.device) -> None:
+        self._owners: dict[int, int] = {}
+        for index, model in enumerate(models):
+            for parameter in filter(_may_have_gradient, model.parameters()):
+                self._owners.setdefault(id(parameter), index)
+        num_values = 2 + len(models)
+        self._exchanges = [
+            GradientExchange([model], num_values, device, includes=partial(self._belongs_to, index))
+            for index, model in enumerate(models)
+        ]
+        self._reached: dict[int, Tensor] = {}
+        parameters = {id(one): one for model in models for one in model.parameters() if id(one) in self._owners}
+        self._handles = [_watch(parameter, self._reached) for parameter in parameters.values()]
+        self._host_group: Any = None if _collectives.get_backend() == "gloo" else _collectives.new_group(backend="gloo")
+        self._travels_along = self._host_group is None and device.type == "cpu"
+        self._batch_idx = 0
+        self._position = 0
+        self._expected: list[list[int]] = []  # for each place of a batch, the indices of the models
+
+    def _belongs_to(self, model: int, parameter: Tensor) -> bool:
+        return self._owners.get(id(parameter)) == model
+
+    @property
+    def is_due(self) -> bool:
+        """Whether this process has gradients to average, or has not averaged any since ``start_batch``."""
+        return bool(self._reached) or self._position == 0
+
+    def is_pending(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether gradients of these parameters are still to be averaged.
+
+        Args:
+            parameters: Parameters of an optimizer.
+        """
+        return bool(self._reached) and any(id(parameter) in self._reached for parameter in parameters)
+
+    def knows(self, parameter: Tensor) -> bool:
+        """Whether the gradients of a parameter are averaged.
+
+        Args:
+            parameter: Any tensor.
+        """
+        return id(parameter) in self._owners
+
+    def note_reached(self, parameters: Iterable[Tensor]) -> None:
+        """Count gradients among those to average that no backward pass of this process has computed.
+
+        Args:
+            parameters: The parameters that have such gradients.
+        """
+        self._reached.update((id(parameter), parameter) for parameter in parameters)
+
+    def start_batch(self, batch_idx: int) -> None:
+        """Begin a batch, which is expected to reach the same models as the batch before.
+
+        Args:
+            batch_idx: Its index.
+        """
+        self._batch_idx, self._position = batch_idx, 0
+
+    def start_pass(self) -> None:
+        """Begin a backward pass that ``average`` follows: gradients are sent while it is in progress.
+
+        Where several models are expected, the processes might not come to them in the same order.
+        """
+        expected = self._models_expected()
+        if len(expected) == 1:
+            self._exchanges[expected[0]].open()
+
+    def average(self, *, asks: bool = False) -> bool:
+        """Replace the gradients by their means over the processes; every process must call this.
+
+        Args:
+            asks: Whether this process requests a stop, which is sent with the gradients.
+
+        Returns:
+            Whether any process requests it.
+
+        Raises:
+            InvalidExperimentException: A parameter was frozen before its gradient was averaged.
+            RanksDifferError: This process is in another place of the training than the others.
+        """
+        expected = self._models_expected()
+        place = (3 * self._batch_idx + self._position) % _PLACES
+        reached = {self._owners[key] for key in self._reached}
+        numbers = [float(place), float(asks), *(float(index in reached) for index in range(len(self._exchanges)))]
+        travels_along = self._travels_along and bool(expected)
+        sums = self._exchange(expected, numbers) if travels_along else self._sum_on_host(numbers)
+        sum_of_places, num_asking, *counts = cast("list[float]", sums.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+        if sum_of_places != place * dist.get_world_size():
+            raise RanksDifferError(
+                "The processes have diverged within a batch.",
+                given="a backward pass, or a step, that only some of the processes have made",
+                do="Call context.backward() equally often on all processes. If a process has nothing to "
+                "differentiate, call context.backward(0 * loss) there.",
+            )
+        found = [index for index, count in enumerate(counts) if count]
+        unexpected = [index for index in found if index not in expected]
+        self._exchange(unexpected if travels_along else expected + unexpected, numbers)
+        is_new = self._position == len(self._expected)
+        self._expected[self._position : self._position + 1] = [found if is_new else sorted(expected + unexpected)]
+        self._require_exchanged()
+        self._reached.clear()
+        self._position += 1
+        return num_asking > 0
+
+    def _require_exchanged(self) -> None:
+        """Raise an error for parameters that were unfrozen for backward passes only, so that no exchange knows them."""
+        frozen = [key for key, parameter in self._reached.items() if not parameter.requires_grad]
+        if frozen and not {id(one) for exchange in self._exchanges for one in exchange.parameters}.issuperset(frozen):
+            raise InvalidExperimentException(
+                "Parameters were frozen again between a backward pass and the exchange of its gradients, so the "
+                "processes would diverge.",
+                do="Freeze them after context.step_optimizer().",
+            )
+
+    def _models_expected(self) -> list[int]:
+        """Those of this place in the batches before; of a place that is new, those of the place before it."""
+        return self._expected[min(self._position, len(self._expected) - 1)] if self._expected else []
+
+    def _sum_on_host(self, numbers: Sequence[float]) -> Tensor:
+        sums = torch.tensor(numbers)
+        _collectives.all_reduce(sums, group=self._host_group)
+        return sums
+
+    def _exchange(self, models: Sequence[int], numbers: Sequence[float]) -> Tensor:
+        """Average the gradients of some models, and return the sums of the numbers that travel with them."""
+        sums = torch.empty(0)
+        for index in models:
+            sums = self._exchanges[index].finish(numbers)
+            self._exchanges[index].end_update()
+        return sums
+
+    def close(self) -> None:
+        """Leave the parameters as they were before."""
+        for exchange in self._exchanges:
+            exchange.close()
+        for handle in self._handles:
+            handle.remove()
+        self._reached.clear()
+        if self._host_group is not None:
+            _collectives.destroy_process_group(self._host_group)
+
+
+def _may_have_gradient(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()
+
+
+def _watch(parameter: nn.Parameter, reached: dict[int, Tensor]) -> RemovableHandle:
+    """Let backward passes that reach a parameter note it."""
+
+    def note(one: Tensor) -> None:
+        reached[id(one)] = one
+
+    is_frozen = not parameter.requires_grad
+    if is_frozen:  # torch refuses the hook, which acts only when the parameter is unfrozen
+        parameter.requires_grad_(True)
+    try:
+        untyped: Any = parameter  # torch annotates the method only in part
+        handle: RemovableHandle = untyped.register_post_accumulate_grad_hook(note)
+    finally:
+        if is_frozen:
+            parameter.requires_grad_(False)
+    return handle
