@@ -96,7 +96,7 @@ def test_the_code_that_the_page_refers_to_is_there() -> None:
     references: list[tuple[str, str, str]] = REFERENCE.findall(ARCHITECTURE)
     assert len(references) >= 15
     for file, name, line in references:
-        path = map_of("pa-core").modules / file
+        path = next(ROOT.glob(f"packages/*/src/{file}"), map_of("pa-core").modules / file)
         found = definition_of(path.read_text(), name) if path.exists() else None
         assert found is not None, f"{file} has no {name}"
         assert any(line in one for one in found.splitlines()), f"{name} in {file} has no line with {line}"

@@ -7,7 +7,6 @@ forward passes and backward passes works, in any order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -44,22 +43,16 @@ class TrialGradients:
         for index, model in enumerate(models):
             for parameter in filter(_may_have_gradient, model.parameters()):
                 self._owners.setdefault(id(parameter), index)
-        num_values = 2 + len(models)
-        self._exchanges = [
-            GradientExchange([model], num_values, device, includes=partial(self._belongs_to, index))
-            for index, model in enumerate(models)
-        ]
-        self._reached: dict[int, Tensor] = {}
+        self._models, self._device = list(models), device
+        self._exchanges: dict[tuple[int, ...], GradientExchange] = {}  # by the indices of their models
+        self._reached: list[Tensor] = []
         parameters = {id(one): one for model in models for one in model.parameters() if id(one) in self._owners}
         self._handles = [_watch(parameter, self._reached) for parameter in parameters.values()]
         self._host_group: Any = None if _collectives.get_backend() == "gloo" else _collectives.new_group(backend="gloo")
         self._travels_along = self._host_group is None and device.type == "cpu"
         self._batch_idx = 0
         self._position = 0
-        self._expected: list[list[int]] = []  # for each place of a batch, the indices of the models
-
-    def _belongs_to(self, model: int, parameter: Tensor) -> bool:
-        return self._owners.get(id(parameter)) == model
+        self._expected: list[tuple[int, ...]] = []  # for each place of a batch, the indices of the models
 
     @property
     def is_due(self) -> bool:
@@ -72,7 +65,10 @@ class TrialGradients:
         Args:
             parameters: Parameters of an optimizer.
         """
-        return bool(self._reached) and any(id(parameter) in self._reached for parameter in parameters)
+        if not self._reached:
+            return False
+        pending = set(map(id, self._reached))
+        return any(id(parameter) in pending for parameter in parameters)
 
     def knows(self, parameter: Tensor) -> bool:
         """Whether the gradients of a parameter are averaged.
@@ -88,7 +84,7 @@ class TrialGradients:
         Args:
             parameters: The parameters that have such gradients.
         """
-        self._reached.update((id(parameter), parameter) for parameter in parameters)
+        self._reached.extend(parameters)
 
     def start_batch(self, batch_idx: int) -> None:
         """Begin a batch, which is expected to reach the same models as the batch before.
@@ -99,13 +95,10 @@ class TrialGradients:
         self._batch_idx, self._position = batch_idx, 0
 
     def start_pass(self) -> None:
-        """Begin a backward pass that ``average`` follows: gradients are sent while it is in progress.
-
-        Where several models are expected, the processes might not come to them in the same order.
-        """
+        """Begin a backward pass that ``average`` follows: gradients are sent while it is in progress."""
         expected = self._models_expected()
-        if len(expected) == 1:
-            self._exchanges[expected[0]].open()
+        if expected:
+            self._exchange_of(expected).open()
 
     def average(self, *, asks: bool = False) -> bool:
         """Replace the gradients by their means over the processes; every process must call this.
@@ -122,10 +115,10 @@ class TrialGradients:
         """
         expected = self._models_expected()
         place = (3 * self._batch_idx + self._position) % _PLACES
-        reached = {self._owners[key] for key in self._reached}
-        numbers = [float(place), float(asks), *(float(index in reached) for index in range(len(self._exchanges)))]
-        travels_along = self._travels_along and bool(expected)
-        sums = self._exchange(expected, numbers) if travels_along else self._sum_on_host(numbers)
+        reached = {self._owners[id(parameter)] for parameter in self._reached}
+        numbers = [float(place), float(asks), *(float(index in reached) for index in range(len(self._models)))]
+        travels_along = self._travels_along and expected != ()
+        sums = self._finish(expected, numbers) if travels_along else self._sum_on_host(numbers)
         sum_of_places, num_asking, *counts = cast("list[float]", sums.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
         if sum_of_places != place * dist.get_world_size():
             raise RanksDifferError(
@@ -134,11 +127,15 @@ class TrialGradients:
                 do="Call context.backward() equally often on all processes. If a process has nothing to "
                 "differentiate, call context.backward(0 * loss) there.",
             )
-        found = [index for index, count in enumerate(counts) if count]
-        unexpected = [index for index in found if index not in expected]
-        self._exchange(unexpected if travels_along else expected + unexpected, numbers)
-        is_new = self._position == len(self._expected)
-        self._expected[self._position : self._position + 1] = [found if is_new else sorted(expected + unexpected)]
+        found = tuple(index for index, count in enumerate(counts) if count)
+        unexpected = tuple(index for index in found if index not in expected)
+        for models in (unexpected,) if travels_along else (expected, unexpected):
+            if models:
+                self._finish(models, numbers)
+        if self._position == len(self._expected):
+            self._expected.append(found)
+        elif unexpected:
+            self._expected[self._position] = tuple(sorted(expected + unexpected))
         self._require_exchanged()
         self._reached.clear()
         self._position += 1
@@ -146,34 +143,44 @@ class TrialGradients:
 
     def _require_exchanged(self) -> None:
         """Raise an error for parameters that were unfrozen for backward passes only, so that no exchange knows them."""
-        frozen = [key for key, parameter in self._reached.items() if not parameter.requires_grad]
-        if frozen and not {id(one) for exchange in self._exchanges for one in exchange.parameters}.issuperset(frozen):
+        frozen = {id(parameter) for parameter in self._reached if not parameter.requires_grad}
+        if frozen and frozen.difference(
+            id(one) for exchange in self._exchanges.values() for one in exchange.parameters
+        ):
             raise InvalidExperimentException(
                 "Parameters were frozen again between a backward pass and the exchange of its gradients, so the "
                 "processes would diverge.",
                 do="Freeze them after context.step_optimizer().",
             )
 
-    def _models_expected(self) -> list[int]:
+    def _finish(self, models: tuple[int, ...], numbers: Sequence[float]) -> Tensor:
+        exchange = self._exchange_of(models)
+        sums = exchange.finish(numbers)
+        exchange.end_update()
+        return sums
+
+    def _models_expected(self) -> tuple[int, ...]:
         """Those of this place in the batches before; of a place that is new, those of the place before it."""
-        return self._expected[min(self._position, len(self._expected) - 1)] if self._expected else []
+        return self._expected[min(self._position, len(self._expected) - 1)] if self._expected else ()
 
     def _sum_on_host(self, numbers: Sequence[float]) -> Tensor:
         sums = torch.tensor(numbers)
         _collectives.all_reduce(sums, group=self._host_group)
         return sums
 
-    def _exchange(self, models: Sequence[int], numbers: Sequence[float]) -> Tensor:
-        """Average the gradients of some models, and return the sums of the numbers that travel with them."""
-        sums = torch.empty(0)
-        for index in models:
-            sums = self._exchanges[index].finish(numbers)
-            self._exchanges[index].end_update()
-        return sums
+    def _exchange_of(self, models: tuple[int, ...]) -> GradientExchange:
+        if models not in self._exchanges:
+            self._exchanges[models] = GradientExchange(
+                [self._models[index] for index in models],
+                2 + len(self._models),
+                self._device,
+                includes=lambda parameter: self._owners.get(id(parameter)) in models,
+            )
+        return self._exchanges[models]
 
     def close(self) -> None:
         """Leave the parameters as they were before."""
-        for exchange in self._exchanges:
+        for exchange in self._exchanges.values():
             exchange.close()
         for handle in self._handles:
             handle.remove()
@@ -186,18 +193,14 @@ def _may_have_gradient(parameter: Tensor) -> bool:
     return parameter.is_floating_point() or parameter.is_complex()
 
 
-def _watch(parameter: nn.Parameter, reached: dict[int, Tensor]) -> RemovableHandle:
-    """Let backward passes that reach a parameter note it."""
-
-    def note(one: Tensor) -> None:
-        reached[id(one)] = one
-
+def _watch(parameter: nn.Parameter, reached: list[Tensor]) -> RemovableHandle:
+    """Let backward passes that reach a parameter add it to a list."""
     is_frozen = not parameter.requires_grad
     if is_frozen:  # torch refuses the hook, which acts only when the parameter is unfrozen
         parameter.requires_grad_(True)
     try:
         untyped: Any = parameter  # torch annotates the method only in part
-        handle: RemovableHandle = untyped.register_post_accumulate_grad_hook(note)
+        handle: RemovableHandle = untyped.register_post_accumulate_grad_hook(reached.append)
     finally:
         if is_frozen:
             parameter.requires_grad_(False)
