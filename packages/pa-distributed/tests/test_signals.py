@@ -33,7 +33,7 @@ def test_what_is_no_signal_is_refused() -> None:
     refused = pytest.raises(ValueError, match="cannot be watched from the thread 'aside'")
 
     def watch() -> None:
-        with refused, SignalWatch(["SIGTERM"], int):
+        with refused, SignalWatch(["SIGTERM"], lambda: None):
             raise AssertionError
 
     aside = threading.Thread(target=watch, name="aside")

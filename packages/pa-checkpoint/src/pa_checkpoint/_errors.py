@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import Any
 
 from typing_extensions import override
 
@@ -73,7 +72,7 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(problem, given, expected, do)
         # OSError takes several arguments for a number, a text and the name of a file.
-        self.args: tuple[Any, ...] = (problem, given, expected, do)
+        self.args = (problem, given, expected, do)
         self.errno: int | None = errno.ENOENT
         self.strerror: str | None = problem
         self.filename: str | None = None

@@ -79,7 +79,7 @@ class FolderLock:
         >>> temporary.cleanup()
     """
 
-    def __init__(self, folder: str | Path, say: Callable[[str], object] | None = None) -> None:
+    def __init__(self, folder: str | Path, say: Callable[[str], None] | None = None) -> None:
         self._folder = Path(folder)
         self._path = self._folder / LOCK
         _require_file(self._path)
@@ -138,7 +138,7 @@ class FolderLock:
         self._lock.release()
         _held.discard(self)
 
-    def _acquire(self, say: Callable[[str], object] | None) -> None:
+    def _acquire(self, say: Callable[[str], None] | None) -> None:
         from filelock import Timeout
 
         for seconds in (0.0, SECONDS_TO_DIE):

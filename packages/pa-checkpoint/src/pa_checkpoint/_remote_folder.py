@@ -551,7 +551,7 @@ class RemoteFolder:
         *,
         name: str | None = None,
         digest: str | None = None,
-        say: Callable[[str], object] | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> tuple[Path, list[Skipped]]:
         """Have the newest whole checkpoint in a local folder, each file compared with its digest.
 
@@ -608,7 +608,7 @@ class RemoteFolder:
         known = {run for run in {record.run for record in records} if key_of(run) in keys or self.has_run(run)}
         return next((one for one in reversed(records) if one.run in known and _is_whole(one.path)), None)
 
-    def _bring(self, state: RemoteCheckpoint, folder: Folder, say: Callable[[str], object] | None) -> Path:
+    def _bring(self, state: RemoteCheckpoint, folder: Folder, say: Callable[[str], None] | None) -> Path:
         digest = self.digest(state)
         for record in folder.records():
             if record.digest == digest and _is_whole(record.path):

@@ -44,7 +44,7 @@ _SHARED = "_shared_by_processes"
 
 
 @contextmanager
-def fail_fast(on_failure: Callable[[BaseException, bool], object] | None = None) -> Generator[None]:
+def fail_fast(on_failure: Callable[[BaseException, bool], None] | None = None) -> Generator[None]:
     """End this process if an exception leaves the context here and not on all processes.
 
     A process that failed alone must not live on. The others wait for it in a collective, perhaps for many minutes, and

@@ -140,7 +140,7 @@ def _explained() -> Generator[None]:
         ) from error
 
 
-def do_while_others_wait(action: Callable[[], object] | None) -> None:
+def do_while_others_wait(action: Callable[[], None] | None) -> None:
     """Do something that may take long on some processes, while the others wait; every process must call this.
 
     They wait without a collective, and so without a timeout. The first error that ends the action on a process is

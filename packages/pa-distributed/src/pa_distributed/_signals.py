@@ -45,7 +45,7 @@ class SignalWatch:
     def __init__(
         self,
         signals: Iterable[str | int],
-        on_signal: Callable[[], object],
+        on_signal: Callable[[], None],
         *,
         ends_by: type[BaseException] | tuple[()] = (),
     ) -> None:

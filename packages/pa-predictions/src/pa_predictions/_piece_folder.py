@@ -35,7 +35,7 @@ class PieceFolder:
         self._identity = b""
         self._lock: FolderLock | None = None
 
-    def open(self, identity: Mapping[str, str], say: Callable[[str], object], *, remove_others: bool) -> None:
+    def open(self, identity: Mapping[str, str], say: Callable[[str], None], *, remove_others: bool) -> None:
         """Begin to read and write; the first process before all others, and `close` at the end.
 
         Args:

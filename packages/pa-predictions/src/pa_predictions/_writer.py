@@ -112,7 +112,7 @@ class ResumableWriter:
         """
         return _parts(piece, self._batch_size)
 
-    def open(self, identity: Mapping[str, str], say: Callable[[str], object] = print) -> None:
+    def open(self, identity: Mapping[str, str], say: Callable[[str], None] = print) -> None:
         """Find out which pieces are there; on several processes, the first one has to call this before the others.
 
         Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import islice
+from types import TracebackType
 from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
@@ -98,7 +99,7 @@ class LimitBatches:
         os.environ[BATCH_LIMIT_VARIABLE] = str(self.num_batches)
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info: BaseException | type[BaseException] | TracebackType | None) -> None:
         before = self._before.pop()
         if before is None:
             os.environ.pop(BATCH_LIMIT_VARIABLE, None)

@@ -54,7 +54,7 @@ class PieceWriter(Protocol):
         """The pieces that are not there yet, in order, once it is open."""
         ...
 
-    def open(self, identity: Mapping[str, str], say: Callable[[str], object], /) -> None:
+    def open(self, identity: Mapping[str, str], say: Callable[[str], None], /) -> None:
         """Find out which pieces are there; called on the first process, and then on all others.
 
         Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -144,7 +145,7 @@ class StepMeans(dict[str, LossTracker]):
     def __enter__(self) -> None:
         self.start_step()
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: BaseException | type[BaseException] | TracebackType | None) -> None:
         self.end_step()
 
     def start_step(self) -> None:

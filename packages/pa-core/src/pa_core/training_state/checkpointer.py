@@ -262,7 +262,7 @@ class Checkpointer:
 
     # States
 
-    def reserve_folder(self, folder: Path, say: Callable[[str], object], upload_to: str | None = None) -> Path | None:
+    def reserve_folder(self, folder: Path, say: Callable[[str], None], upload_to: str | None = None) -> Path | None:
         """Acquire a folder for this run until it is over.
 
         Args:

@@ -156,7 +156,7 @@ class StateWriter:
         self._locks: dict[Path, FolderLock] = {}
         self._writer = Writer(connect=RankMessages)
 
-    def reserve(self, folder: Path, say: Callable[[str], object], upload_to: str | None = None) -> None:
+    def reserve(self, folder: Path, say: Callable[[str], None], upload_to: str | None = None) -> None:
         """Make a folder, see that it can be written to, and acquire it for this run.
 
         Args:
