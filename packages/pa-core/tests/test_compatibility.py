@@ -290,28 +290,6 @@ def test_what_is_refused(row: str) -> None:
 
 
 @pytest.mark.runs_on("two_ranks")
-def test_unused_parameters_where_they_are_looked_for() -> None:
-    """With `find_unused_parameters`, a layer that no batch reaches keeps its weights while the others train."""
-
-    class HalfUsed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = nn.Linear(4, 1).double(), nn.Linear(4, 1).double()
-
-        @override
-        def forward(self, inputs: Tensor) -> Tensor:
-            return cast("Tensor", self.used(inputs))
-
-    torch.manual_seed(0)
-    model = HalfUsed()
-    before = copy.deepcopy(model)
-    trainer_of("`find_unused_parameters=True`", model).train(InMemory(9), 2, per_device_batch_size=2, **IN_PROCESS)
-    assert torch.equal(weights_of(model.unused), weights_of(before.unused))
-    assert not torch.equal(weights_of(model.used), weights_of(before.used))
-    assert all(torch.equal(weights_of(model), other) for other in gather_objects(weights_of(model)))
-
-
-@pytest.mark.runs_on("two_ranks")
 @pytest.mark.parametrize("hook", [row for row in rows_that("supported", "rounded") if "comm_hook" in row])
 def test_counts_are_not_compressed(hook: str) -> None:
     """Counts of items that half precision cannot hold weigh a step as they do without compression."""

@@ -546,23 +546,6 @@ def test_a_tracker_keeps_no_graph() -> None:
     assert not tracker.totals().requires_grad
 
 
-def test_recording_reads_nothing_from_a_device() -> None:
-    """Losses and metrics are taken as they come: a tensor whose value cannot be read yet is no obstacle."""
-    loss = torch.tensor(1.0, device="meta")  # any attempt to read it raises
-    tracker, history = LossTracker(), InMemoryRunHistory()
-
-    tracker.update(2.0, 3)
-    for _ in range(100):
-        tracker.update(loss, 3)
-        history.update_metric("loss", loss)
-
-    assert tracker.running_count == 303
-    assert tracker.totals().device.type == "meta"
-    assert list(history.get_metric_names()) == ["loss"]
-    with pytest.raises(RuntimeError, match="meta"):
-        tracker.total_loss  # noqa: B018  # reading is the point
-
-
 class _Elsewhere(Tensor):
     """A tensor that is treated as one on an accelerator, for machines without one."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -316,55 +316,6 @@ def test_a_trainer_without_an_optimizer_says_how_to_load_the_rest(tmp_path: Path
     assert same(dict(model.state_dict()), dict(before))
     trainer.load_checkpoint(tmp_path / "checkpoint.pt", load_optimizer=False)
     assert same(dict(model.state_dict()), dict(saved.model.state_dict()))
-
-
-class SaveAfter(TrainerCallback):
-    """Saves in the middle of a run, after an update, and keeps what should be in the file."""
-
-    def __init__(self, path: Path, update: int = 2) -> None:
-        self.path = path
-        self.update = update
-        self.expected: dict[str, Any] = {}
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == self.update:
-            trainer.save_checkpoint(self.path)
-            self.expected = copy.deepcopy(trainer.get_model(keep_torch_compile=False).state_dict())
-
-
-def test_a_checkpoint_of_the_middle_of_a_run_has_the_plain_names(tmp_path: Path) -> None:
-    """It holds what the model was after that update, under the names of the user's own module."""
-    save = SaveAfter(tmp_path / "checkpoint.pt")
-    trainer = make_trainer(0, save)
-    train(trainer)
-
-    weights = torch.load(tmp_path / "checkpoint.pt")["model_state_dict"]
-    assert list(weights) == list(TinyClassifier(batch_norm=True).state_dict())
-    assert same(dict(weights), dict(save.expected))
-    assert not same(dict(weights), dict(trainer.model.state_dict()))
-
-
-@pytest.mark.runs_on("one_process", "bf16")
-def test_a_compiled_model_is_saved_and_loaded_under_its_plain_names(tmp_path: Path) -> None:
-    """Files go to and fro between compiled models and those that are not."""
-    plain = make_trainer(seed=1)
-    model = cast("nn.Module", torch.compile(TinyClassifier(batch_norm=True), backend="eager"))
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    save = SaveAfter(tmp_path / "middle.pt")
-    compiled = Trainer[nn.Module](model, nn.CrossEntropyLoss(), optimizer, callbacks=[save])
-    train(compiled)
-    compiled.save_checkpoint(tmp_path / "compiled.pt")
-
-    names = list(TinyClassifier(batch_norm=True).state_dict())
-    assert list(torch.load(tmp_path / "middle.pt")["model_state_dict"]) == names
-    plain.load_checkpoint(tmp_path / "compiled.pt")
-    assert same(list(plain.model.state_dict().values()), list(compiled.model.state_dict().values()))
-
-    other = make_trainer(seed=2)
-    other.save_checkpoint(tmp_path / "plain.pt")
-    compiled.load_checkpoint(tmp_path / "plain.pt", load_optimizer=False)
-    assert same(list(compiled.model.state_dict().values()), list(other.model.state_dict().values()))
 
 
 @pytest.mark.runs_on("two_ranks")

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, InMemoryRunHistory, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader
-from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
+from pa_core.testing import TinyClassifier, make_classification, make_regression
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.models import weights_of
 
@@ -48,30 +48,6 @@ def test_the_seed_of_the_user_decides_everything() -> None:
     assert first == again != later
     assert first[:2] != first[2:]
     assert sorted(first[0] + first[1]) == list(range(16))
-
-
-def test_events_fire_in_the_documented_order() -> None:
-    """Two batches in one update, and one evaluation batch, fire each event once, in its place."""
-    recorder = RecordingCallback()
-    trainer = linear_trainer(recorder)
-    trainer.train(
-        make_regression(4),
-        num_epochs=1,
-        eval_dataset=make_regression(2),
-        per_device_batch_size=2,
-        gradient_accumulation_steps=2,
-    )
-    step = ["on_train_step_start", "on_train_step_end"]
-    assert recorder.events == [
-        *("on_init_end", "on_prepare_start", "on_training_run_start", "on_train_epoch_start"),
-        *step,
-        *step,
-        *("on_optimizer_step_end", "on_train_epoch_end"),
-        *("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_eval_epoch_end"),
-        *("on_training_run_epoch_end", "on_training_run_end"),
-    ]
-    assert [kwargs["step"] for kwargs in recorder.arguments if "step" in kwargs] == [1, 2, 1]
-    assert recorder.arguments[recorder.events.index("on_optimizer_step_end")] == {"update": 1}
 
 
 def test_gradients_are_clipped_once_per_update() -> None:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, TrainerCallback, gather_objects
 from pa_core.device_reads import LateReader
-from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
+from pa_core.testing import RecordingCallback, make_regression
 from tests.support.callbacks import CallAt
 from tests.support.models import weights_of
 
@@ -65,39 +65,6 @@ def test_fewer_samples_than_ranks_cannot_be_evaluated() -> None:
     trainer = Trainer(small_network(), nn.MSELoss(), None, callbacks=[])
     with pytest.raises(ConfigurationError):
         trainer.evaluate(regression(1))
-
-
-def test_running_statistics_are_those_of_rank_zero_when_evaluated() -> None:
-    """BatchNorm evaluates with the same statistics on each rank, although each saw other samples."""
-    statistics: list[list[float]] = []
-
-    class Statistics(TrainerCallback):
-        @override
-        def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            model = trainer.get_model()
-            assert isinstance(model, TinyClassifier)
-            norm = model.layers[1]
-            assert isinstance(norm, nn.BatchNorm1d)
-            assert norm.running_mean is not None
-            statistics.extend(gather_objects(norm.running_mean.tolist()))
-
-    torch.manual_seed(0)
-    model = TinyClassifier(batch_norm=True)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[Statistics])
-    trainer.train(make_classification(36), 1, make_classification(12), per_device_batch_size=6)
-    assert statistics[0] == statistics[1]
-
-
-def test_the_seed_of_rank_zero_is_that_of_all() -> None:
-    """Ranks that were seeded differently, or not at all, still share one order of the samples."""
-    torch.manual_seed(dist.get_rank())
-    model = small_network(seed=dist.get_rank())
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(regression(8), 1)
-    seeds = gather_objects(trainer.run_config.seed)
-    assert seeds[0] == seeds[1]
-    weights = gather_objects(weights_of(model).tolist())
-    assert weights[0] == weights[1]
 
 
 class Drawing(Dataset[tuple[Tensor, Tensor]]):

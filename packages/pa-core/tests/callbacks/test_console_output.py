@@ -357,13 +357,6 @@ def test_a_long_epoch_shows_signs_of_life_in_a_log(
     assert [line.split()[2] for line in lines] == ["1/5", "2/5", "3/5", "4/5", "5/5", *([] if rows else ["5/5"])]
 
 
-def test_a_run_that_ends_within_an_epoch_fills_its_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 5 batches in each epoch, 7 updates leave 2 for the second one."""
-    linear_trainer(ProgressBarCallback).train(DATA, 1, max_num_train_steps=7)
-    counts = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
-    assert counts == ["5/5", "2/2"]
-
-
 def test_an_early_stop_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     """The reason is printed, and what was done until then."""
     stop = FailAt("on_train_step_end", StopTrainingError("good enough"), update=2)
