@@ -15,7 +15,6 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import BatchOutput, BatchOutputError, Trainer
-from pa_core.trained import Accumulation, MicroBatch
 from tests.support.loops import updates_of
 from tests.support.models import weights_of
 
@@ -116,43 +115,19 @@ def test_a_batch_without_items_counts_for_nothing() -> None:
     assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(expected, rel=1e-12)
 
 
-def test_counting_in_some_steps_only_is_refused() -> None:
+@pytest.mark.parametrize(("uncounted", "message"), [(1, "every step"), (0, "in this step, and none in earlier ones")])
+def test_counting_in_some_steps_only_is_refused(uncounted: int, message: str) -> None:
     """A run cannot weigh some updates by items and others by samples without saying so."""
 
     class Sometimes(TokenTrainer):
         @override
         def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
             output: dict[str, Any] = {**super().calculate_train_batch_loss(batch)}
-            if self.num_updates_completed == 1:
+            if self.num_updates_completed == uncounted:
                 del output["num_items_in_batch"]
             return output
 
     model = network()
     trainer = Sometimes(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-    with pytest.raises(BatchOutputError, match="every step"):
+    with pytest.raises(BatchOutputError, match=message):
         trainer.train(rows(8), 1, per_device_batch_size=2)
-
-
-def test_items_that_appear_on_the_way_are_refused_too() -> None:
-    """A step that counts items after others did not is named as what it is."""
-    accumulation = Accumulation(num_processes=1)
-    accumulation.take_counts(batch_size=2)
-    with pytest.raises(BatchOutputError, match="num_items_in_batch=7 in this step, and none in earlier ones"):
-        accumulation.take_counts(batch_size=2, items=7)
-
-
-@given(items=st.lists(st.integers(0, 50), min_size=1, max_size=6), nominal=st.sampled_from([None, 1.0, 64.0]))
-def test_weighed_batches_add_up_to_the_mean_over_items(items: list[int], nominal: float | None) -> None:
-    """Whatever was taken for the nominal number, the gradient of the update is that of the mean over its items."""
-    parameter = nn.Parameter(torch.zeros((), dtype=torch.float64))
-    accumulation = Accumulation(num_processes=1, nominal=nominal)
-    for step, number in enumerate(items, start=1):
-        accumulation.take_counts(batch_size=1, items=number)
-        part = MicroBatch(step, weight=1 / len(items), ends_group=step == len(items))
-        torch.autograd.backward(accumulation.weigh(parameter * step, part))
-    accumulation.normalise(lambda: [parameter], accumulation.items)
-    assert parameter.grad is not None
-    # A batch alone is its own mean, and one without items is what its step says it is.
-    total = sum(items)
-    mean = sum(step * number for step, number in enumerate(items, start=1)) / max(total, 1) if len(items) > 1 else 1.0
-    assert parameter.grad.item() == pytest.approx(mean, rel=1e-12)

@@ -16,6 +16,7 @@ from typing_extensions import override
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Run, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
 from pa_core.tracking import InMemoryRunHistory, LossTracker
+from tests.support.callbacks import CallAt
 
 STEPS = 30
 
@@ -141,12 +142,8 @@ def test_what_is_saved_on_cuda_loads_without_it(tmp_path: Path) -> None:
 @pytest.mark.needs_cuda
 def test_a_state_in_the_background_is_that_of_its_update(tmp_path: Path) -> None:
     """Though the weights have changed by the time that it is written: the copy is complete when training goes on."""
-
-    class SaveOnce(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 3:
-                trainer.save_training_state(tmp_path / "state", asynchronous=True)
+    state = tmp_path / "state"
+    save = CallAt("on_optimizer_step_end", lambda trainer: trainer.save_training_state(state, asynchronous=True), 3)
 
     def train(*callbacks: Any, resume_from: Path | None = None) -> list[Tensor]:
         torch.manual_seed(0)
@@ -156,7 +153,7 @@ def test_a_state_in_the_background_is_that_of_its_update(tmp_path: Path) -> None
         trainer.train(data, 1, per_device_batch_size=8, resume_from=resume_from)
         return [one.detach().cpu() for one in model.parameters()]
 
-    undisturbed, resumed = train(SaveOnce), train(resume_from=tmp_path / "state")
+    undisturbed, resumed = train(save), train(resume_from=state)
     assert all(torch.equal(one, other) for one, other in zip(undisturbed, resumed, strict=True))
 
 

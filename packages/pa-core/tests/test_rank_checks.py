@@ -17,10 +17,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import Trainer, TrainerCallback
 from pa_core.rank_checks import describe_value
 from pa_core.testing import make_regression
 from pa_core.types import SizedIterable
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.ranks_that_differ.cases import Case, Door, seeded_case
 
 
@@ -138,14 +139,9 @@ def test_loaders_of_each_process_have_datasets_of_their_own() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_a_metric_of_one_process_differs_only_in_what_it_decides() -> None:
     """Recorded values may differ between processes, as the history is that of each."""
-
-    class Records(TrainerCallback):
-        @override
-        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            trainer.run_history.update_metric("figure", dist.get_rank())
-
     case = seeded_case("train")
-    case.callbacks.append(Records())
+    record = CallAt("on_train_epoch_end", lambda one: one.run_history.update_metric("figure", dist.get_rank()))
+    case.callbacks.append(record)
     case.run()
 
 

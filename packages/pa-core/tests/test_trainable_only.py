@@ -26,6 +26,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.testing import make_regression
+from tests.support.callbacks import CallAt
 from tests.support.sharded_models import whole_weights
 
 DATA = make_regression(24)
@@ -150,18 +151,11 @@ def test_a_checkpoint_of_an_adapter_is_loaded_to_predict(tmp_path: Path) -> None
     require_same(other, before)
 
 
-class Unfreeze(TrainerCallback):
-    """Unfreezes everything after the first epoch."""
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.get_model().requires_grad_(True)
-
-
 def test_what_is_unfrozen_later_would_be_missing_in_the_best_model(tmp_path: Path) -> None:
     """A run that trains more from its second epoch on ends then, instead of with a mixture of two epochs."""
     save_best = SaveBestModelCallback(tmp_path / "best.pt", "figure", trainable_only=True)
-    trainer = trainer_of(adapted(), Score(1.0, 2.0), save_best, Unfreeze())
+    unfreeze = CallAt("on_training_run_epoch_end", lambda trainer: trainer.get_model().requires_grad_(True))
+    trainer = trainer_of(adapted(), Score(1.0, 2.0), save_best, unfreeze)
     with pytest.raises(ConfigurationError, match=r"model.0.layer.bias, one of 4"):
         trainer.train(DATA, 2)
 

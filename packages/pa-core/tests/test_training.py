@@ -17,6 +17,7 @@ from pa_core import AnyTrainer, InMemoryRunHistory, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader
 from pa_core.testing import TinyClassifier, make_classification, make_regression
 from tests.small_runs import NoteBatches, make_trainer, samples
+from tests.support.callbacks import CallAt
 from tests.support.models import weights_of
 
 
@@ -53,15 +54,9 @@ def test_the_seed_of_the_user_decides_everything() -> None:
 def test_gradients_are_clipped_once_per_update() -> None:
     """Clipping sees the gradient of the whole update, by value and by norm, and tells the norm it measured."""
     norms: list[float] = []
-
-    class Norms(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            assert trainer.gradient_norm is not None
-            norms.append(trainer.gradient_norm.item())
-
+    note = CallAt("on_optimizer_step_end", lambda trainer: norms.append(trainer.gradient_norm.item()))
     data = TensorDataset(torch.ones(4, 4), torch.full((4, 1), 100.0))
-    by_norm = linear_trainer(Norms(), lr=1.0)
+    by_norm = linear_trainer(note, lr=1.0)
     before = weights_of(by_norm.model)
     by_norm.train(data, 1, per_device_batch_size=2, gradient_accumulation_steps=2, gradient_clip_norm=0.5)
     assert (weights_of(by_norm.model) - before).norm().item() == pytest.approx(0.5, rel=1e-3)
@@ -160,17 +155,14 @@ def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:
             super().train_epoch_start()
             self.model.layers[1].eval()
 
-    class EvaluatesAtTwo(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 2:
-                modes = [module.training for module in trainer.model.modules()]
-                trainer.run_evaluation_epoch(is_intermediate=True)
-                assert [module.training for module in trainer.model.modules()] == modes
-                assert modes.count(False) == 1
+    def evaluate(trainer: AnyTrainer) -> None:
+        modes = [module.training for module in trainer.model.modules()]
+        trainer.run_evaluation_epoch(is_intermediate=True)
+        assert [module.training for module in trainer.model.modules()] == modes
+        assert modes.count(False) == 1
 
     ends: list[Any] = []
-    for callbacks in ([], [EvaluatesAtTwo]):
+    for callbacks in ([], [CallAt("on_optimizer_step_end", evaluate, 2)]):
         torch.manual_seed(1)
         model = TinyClassifier(batch_norm=True)
         trainer = FrozenNorm(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)

@@ -153,17 +153,12 @@ def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
 
 def test_parameters_unfrozen_in_mid_run_train_equally() -> None:
     """A layer that was frozen when the run began gets the gradients of all ranks once it is unfrozen."""
-
-    class Unfreeze(TrainerCallback):
-        @override
-        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            trainer.get_model().requires_grad_(True)
-
     model = small_network()
+    unfreeze = CallAt("on_training_run_epoch_end", lambda _trainer: model.requires_grad_(True))
     for parameter in list(model.parameters())[:2]:
         parameter.requires_grad_(False)
     before = weights_of(model)
-    trainer = Trainer(model, nn.MSELoss(), Adam(model.parameters(), lr=0.01), callbacks=[Unfreeze])
+    trainer = Trainer(model, nn.MSELoss(), Adam(model.parameters(), lr=0.01), callbacks=[unfreeze])
     trainer.train(regression(12), 3, per_device_batch_size=2)
     weights = gather_objects(weights_of(model).tolist())
     assert weights[0] == weights[1]

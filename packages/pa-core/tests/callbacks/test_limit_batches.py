@@ -23,7 +23,7 @@ from pa_core import (
 )
 from pa_core.data.batch_limit import batch_limit_from_environment
 from pa_core.testing import RecordingCallback, make_regression
-from tests.support.callbacks import FailAt
+from tests.support.callbacks import CallAt, FailAt
 from tests.support.histories import updates_of
 from tests.support.trainers import linear_trainer
 
@@ -164,17 +164,10 @@ def test_evaluations_come_after_every_nth_update() -> None:
     assert updates_of(trainer, "intermediate_eval_loss_epoch") == [2, 4, 6, 8]
 
 
-class RecordsAccuracy(TrainerCallback):
-    """Records a metric in each evaluation, as scripts do."""
-
-    @override
-    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.run_history.update_metric("accuracy", 0.5)
-
-
 def test_metrics_have_one_value_an_epoch_also_with_evaluations_within_it() -> None:
     """What is recorded within an epoch, by the trainer or a callback, has names of its own."""
-    trainer = linear_trainer(StepBasedEvaluationCallback(2), RecordsAccuracy())
+    record = CallAt("on_eval_epoch_end", lambda trainer: trainer.run_history.update_metric("accuracy", 0.5))
+    trainer = linear_trainer(StepBasedEvaluationCallback(2), record)
     data = make_regression(80)
     trainer.train(data, 2, data, per_device_batch_size=16)
     for name in ("train_loss_epoch", "eval_loss_epoch", "accuracy"):

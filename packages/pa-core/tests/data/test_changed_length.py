@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,8 +9,9 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core import ConfigurationError, Trainer
 from pa_core.data import KeyedDataLoader
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.custom_loops.loops import make_line
 
 EVERYWHERE = pytest.mark.runs_on("one_process", "two_ranks")
@@ -32,22 +31,10 @@ class Changing(Dataset[tuple[Tensor, Tensor]]):
         return torch.full((2,), float(index)), torch.zeros(1)
 
 
-class Changes(TrainerCallback):
-    """Changes the number of samples after the first epoch."""
-
-    def __init__(self, dataset: Changing, length: int) -> None:
-        self.dataset = dataset
-        self.length = length
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.dataset.length = self.length
-
-
 def trainer_that_changes(dataset: Changing, length: int) -> Trainer:
     """A trainer of a line whose callback changes a dataset."""
-    model = nn.Linear(2, 1)
-    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-4), [Changes(dataset, length)])
+    model, change = nn.Linear(2, 1), CallAt("on_training_run_epoch_end", lambda _: setattr(dataset, "length", length))
+    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-4), [change])
 
 
 @EVERYWHERE

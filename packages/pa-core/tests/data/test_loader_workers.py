@@ -19,10 +19,11 @@ from torch.optim import SGD
 from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core import ConfigurationError, Trainer
 from pa_core.data import KeyedDataLoader
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.callbacks import FailAt
 from tests.support.drawing import Drawing, draw_after, preserved_streams, samples_by_index
 from tests.support.explained import assert_explained
 
@@ -339,17 +340,10 @@ def test_a_worker_that_is_stuck_ends_after_some_time(monkeypatch: pytest.MonkeyP
 def test_no_worker_outlives_a_run_that_failed(persistent: bool) -> None:
     """Not even while the exception, and with it everything that it passed through, is still held."""
     model = TinyClassifier()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[Fails])
+    fails = FailAt("on_train_step_end", OSError("no space left"))
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[fails])
     workers = {"num_workers": 2, "persistent_workers": persistent}
     with pytest.raises(OSError, match="no space left") as held:
         trainer.train(make_classification(64), 1, train_dataloader_kwargs=workers)
     assert held.tb is not None
     assert multiprocessing.active_children() == []
-
-
-class Fails(TrainerCallback):
-    """Fails in mid-epoch."""
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        raise OSError("no space left")
