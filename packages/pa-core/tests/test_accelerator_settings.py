@@ -44,9 +44,9 @@ NOT_HANDLERS = {"GradientAccumulationPlugin", "TorchDynamoPlugin"}  # by class o
 """Arguments whose fields or classes have rows of their own."""
 
 
-def table() -> dict[str, str]:
-    """The rows of the tables of arguments: a name, and its status."""
-    tables = [part for part in DOCS.read_text().split("\n\n") if part.startswith("| argument | status")]
+def table(of: str = "argument") -> dict[str, str]:
+    """The rows of the tables of arguments, or of fields: a name, and its status."""
+    tables = [part for part in DOCS.read_text().split("\n\n") if part.startswith(f"| {of} | status")]
     return dict(re.findall(r"^\| `([\w.]+)` \| ([a-z ]+) \|", "\n".join(tables), re.MULTILINE))
 
 
@@ -242,12 +242,6 @@ def test_split_batches_on_one_process() -> None:
     assert trainer.num_updates_completed == 2
 
 
-def plugin_table() -> dict[str, str]:
-    """The rows of the table of the plugin for sharding: a field, and what becomes of it."""
-    text = next(part for part in DOCS.read_text().split("\n\n") if part.startswith("| field | status"))
-    return dict(re.findall(r"^\| `([\w.]+)` \| ([a-z ]+) \|", text, re.MULTILINE))
-
-
 def policy_of_torch() -> Any:
     """In which dtype to compute, as FSDP2 is told."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -301,14 +295,14 @@ def settings_of(trainer: Any) -> ShardingSettings | None:
 
 def test_the_table_names_each_field_of_the_plugin() -> None:
     """A new field of the plugin has to be looked at before this is green again; each row has a test."""
-    assert {field.name for field in fields(FullyShardedDataParallelPlugin)} - plugin_table().keys() == set()
-    assert plugin_table().keys() == PLUGIN_FIELDS.keys()
+    assert {field.name for field in fields(FullyShardedDataParallelPlugin)} - table("field").keys() == set()
+    assert table("field").keys() == PLUGIN_FIELDS.keys()
 
 
 @pytest.mark.parametrize("name", PLUGIN_FIELDS)
 def test_fields_of_the_plugin(name: str) -> None:
     """What is supported changes how models are sharded, and the rest does not; what is refused raises."""
-    outcome, default = plugin_table()[name], settings_of(sharding_trainer())
+    outcome, default = table("field")[name], settings_of(sharding_trainer())
     asked = PLUGIN_FIELDS[name]()
     if name not in {field.name for field in fields(FullyShardedDataParallelPlugin)}:
         pytest.skip("newer than this version of accelerate")

@@ -363,7 +363,7 @@ class NamedSteps(Trainer[WithLoss]):
         return {"loss": output.loss, "model_outputs": output, "batch_size": len(batch["labels"])}
 
 
-ROWS: Any = [{"pixels": pixels.tolist(), "labels": int(label)} for pixels, label in DATA]
+ROWS: Any = [{"pixels": pixels.tolist(), "labels": int(label)} for pixels, label in zip(*DATA.tensors, strict=True)]
 """Samples as `datasets` returns them when it was asked for no format."""
 
 

@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import StepLR
 from pa_core import (
     ProgressBarCallback,
     SaveTrainingStateCallback,
-    StepBasedEvaluationCallback,
     Trainer,
     TrainerPlaceholderValues,
 )
@@ -89,14 +88,6 @@ def test_a_run_has_the_updates_of_all_its_epochs() -> None:
     assert (trainer.num_updates_completed, trainer.num_epochs_completed) == (10, 3)
     assert [trainer.epoch_lengths.updates_of(epoch) for epoch in range(3)] == UPDATES
     assert updates_of(trainer, "train_loss_epoch") == [2, 7, 10]
-
-
-def test_an_evaluation_of_steps_leaves_the_end_of_each_epoch_to_the_epoch() -> None:
-    """After every update but those that end an epoch there is an intermediate evaluation."""
-    trainer = train(make_trainer(Trainer, StepBasedEvaluationCallback(1)), eval_dataset=samples(8))
-
-    assert updates_of(trainer, "intermediate_eval_loss_epoch") == [1, 3, 4, 5, 6, 8, 9]
-    assert updates_of(trainer, "eval_loss_epoch") == [2, 7, 10]
 
 
 def test_displays_show_the_length_of_each_epoch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

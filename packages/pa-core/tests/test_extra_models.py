@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
@@ -59,7 +59,7 @@ def test_a_run_is_that_of_a_loop_by_hand(clip: float | None) -> None:
         create_scheduler_fn=decay,
     )
     optimizers: list[Optimizer] = [SGD(model.parameters(), lr=0.1, momentum=0.9), Adam(captions.parameters(), lr=0.01)]
-    schedulers = [decay(optimizers[0]), StepLR(optimizers[1], step_size=1)]
+    schedulers = [decay(one) for one in optimizers]
     norm = torch.zeros(())
     for first, second in updates_of(data, trainer.run_config.seed, epochs=2, samples=8):
         torch.autograd.backward(contrast(model(first), captions(second)))
@@ -101,10 +101,7 @@ def test_the_optimizer_of_the_trainer_may_train_a_module_too() -> None:
 @on_two_ranks
 def test_modules_that_were_made_differently_begin_as_that_of_rank_zero() -> None:
     """As the model does; and however the processes were seeded, they share one seed, and so the order of samples."""
-    torch.manual_seed(rank())
-    model, captions = tower(3), tower(5)
-    trainer = TwoTowers(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.add_module("captions", captions, SGD(captions.parameters(), lr=0.1))
+    trainer = two_towers(seed=rank())
     trainer.train(pairs(5), 1, per_device_batch_size=2)
     assert gather_objects(weights_of(trainer)) == [weights_of(trainer)] * 2
     assert len(set(gather_objects(trainer.run_config.seed))) == 1
@@ -238,32 +235,19 @@ def test_an_update_that_overflows_in_the_module_is_made_in_neither() -> None:
 @everywhere
 def test_a_scheduler_is_stepped_when_the_trainers_is() -> None:
     """After each epoch with a metric, where `train()` is asked for it, also if the trainer itself has no scheduler."""
-    torch.manual_seed(0)
-    model, captions = tower(3), tower(5)
-    trainer = TwoTowers(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-    plateau = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=1e9)
-    trainer.add_module("captions", captions, SGD(captions.parameters(), lr=1.0), plateau)
+    trainer = two_towers(schedule=partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=1e9))
     trainer.train(pairs(8), 3, per_device_batch_size=2, watch_metric="train_loss_epoch")
-    assert trainer.named_optimizers()["captions"].param_groups[0]["lr"] == 0.5**3
+    assert trainer.named_optimizers()["captions"].param_groups[0]["lr"] == 0.01 * 0.5**3
     assert trainer.scheduler is None
 
 
 def test_a_scheduler_gets_the_length_of_the_run() -> None:
     """Placeholders are filled in, and a schedule that ends too early is refused before anything is trained."""
-    torch.manual_seed(0)
-
-    def trainer_with(total_steps: Any) -> TwoTowers:
-        model, captions = tower(3), tower(5)
-        trainer = TwoTowers(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-        schedule = partial(OneCycleLR, max_lr=1.0, total_steps=total_steps)
-        trainer.add_module("captions", captions, SGD(captions.parameters(), lr=0.1), schedule)
-        return trainer
-
     updates = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
-    trainer = trainer_with(updates + 1)
+    trainer = two_towers(schedule=partial(OneCycleLR, max_lr=1.0, total_steps=updates + 1))
     trainer.train(pairs(8), 3, per_device_batch_size=2)
     assert trainer.named_optimizers()["captions"].param_groups[0]["lr"] < 1e-3
-    short = trainer_with(5)
+    short = two_towers(schedule=partial(OneCycleLR, max_lr=1.0, total_steps=5))
     with pytest.raises(ConfigurationError, match="schedule is shorter than the run"):
         short.train(pairs(8), 3, per_device_batch_size=2)
     assert short.num_updates_completed == 0

@@ -26,6 +26,7 @@ from pa_core import (
     UnsupportedConfigurationError,
 )
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.callbacks import FailAt
 from tests.support.models import weights_of
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
@@ -91,12 +92,8 @@ def is_untouched(model: nn.Module) -> bool:
 def test_no_trace_of_a_run_that_was_stopped() -> None:
     """A run that stops early, in mid-epoch, leaves a model that computes in fp32."""
     model, during = TinyClassifier(), list[torch.dtype]()
-
-    def look_and_stop() -> None:
-        during.append(computes_in(model))
-        raise StopTrainingError("enough")
-
-    trainer = trainer_in(InBf16, model, Calls(look_and_stop))
+    look = Calls(lambda: during.append(computes_in(model)))
+    trainer = trainer_in(InBf16, model, look, FailAt("on_train_step_end", StopTrainingError("enough")))
     trainer.train(make_classification(16), 1, per_device_batch_size=2)
     assert during == [torch.bfloat16]
     assert is_untouched(model)
@@ -109,14 +106,8 @@ def test_no_trace_of_a_run_that_failed() -> None:
         trainer_in(InBf16, model, Calls(fail)).train(make_classification(16), 1)
     assert is_untouched(model)
 
-    class FailsInEvaluation(TrainerCallback):
-        @override
-        def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            assert computes_in(model) == torch.bfloat16
-            fail()
-
     with pytest.raises(LookupError):
-        trainer_in(InBf16, model, FailsInEvaluation()).evaluate(make_classification(16))
+        trainer_in(InBf16, model, FailAt("on_eval_step_start", LookupError())).evaluate(make_classification(16))
     assert is_untouched(model)
 
 

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from typing_extensions import override
 
 from pa_core import Trainer, TrainerCallback
-from pa_core.rank_checks import describe_value
 from pa_core.testing import make_regression
 from pa_core.types import SizedIterable
 from tests.support.callbacks import CallAt
@@ -143,11 +142,3 @@ def test_a_metric_of_one_process_differs_only_in_what_it_decides() -> None:
     record = CallAt("on_train_epoch_end", lambda one: one.run_history.update_metric("figure", dist.get_rank()))
     case.callbacks.append(record)
     case.run()
-
-
-def test_numbers_of_any_type_are_numbers() -> None:
-    """An integer of NumPy is the integer."""
-    numpy = pytest.importorskip("numpy")
-    assert describe_value(numpy.int64(3)) == describe_value(3) == "3"
-    assert describe_value(numpy.float64(0.5)) == describe_value(0.5) == "0.5"
-    assert describe_value(True) == "True"

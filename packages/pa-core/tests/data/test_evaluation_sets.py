@@ -185,24 +185,15 @@ def test_the_trainer_has_the_first_set_in_hand_between_evaluations() -> None:
     seen: list[tuple[str | None, bool, bool]] = []
 
     class Look(TrainerCallback):
-        def look(self, trainer: AnyTrainer) -> None:
+        @override
+        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
             name = trainer.eval_name
             dataset = trainer.eval_sets[name or "val"].dataset
             loader: Any = trainer.eval_dataloaders[name or "val"]
             seen.append((name, trainer.eval_dataset is dataset, trainer.eval_dataloader is loader))
             assert loader.dataset is dataset
 
-        @override
-        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            self.look(trainer)
-
-        @override
-        def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            self.look(trainer)
-
-        @override
-        def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            self.look(trainer)
+        on_eval_epoch_start = on_training_run_end = on_train_epoch_start
 
     make_trainer(Trainer, Look()).train(DATA, 1, {"val": VAL, "ood": OOD})
     assert seen == [(name, True, True) for name in (None, "val", "ood", None)]

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
@@ -182,11 +182,8 @@ def test_whole_batches_are_fetched_in_workers_too() -> None:
     dataset = TensorDataset(torch.randn(10, 3), torch.arange(10))
     loader = KeyedDataLoader(dataset, batch_size=4, shuffle=True, num_workers=1)
     assert loader.whole_batches
-    expected_batches = list(KeyedDataLoader(dataset, batch_size=4, shuffle=True))
-    for batch, expected in zip(loader, expected_batches, strict=True):
-        inputs, labels = batch
-        assert torch.equal(inputs, expected[0])
-        assert torch.equal(labels, expected[1])
+    for batch, expected in zip(loader, KeyedDataLoader(dataset, batch_size=4, shuffle=True), strict=True):
+        assert all(map(torch.equal, batch, expected))
 
 
 def formatted(error: BaseException) -> str:
@@ -277,6 +274,15 @@ def test_closing_ends_persistent_workers_and_the_loader_can_be_used_again() -> N
     loader.close()
 
 
+@pytest.fixture
+def handled_sigterm() -> Generator[None]:
+    """The script handles the signal, here by doing nothing."""
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("handled_sigterm")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_sigterm_while_workers_start_leaves_them_to_the_main_process(
     persistent: bool, monkeypatch: pytest.MonkeyPatch
@@ -290,14 +296,10 @@ def test_a_sigterm_while_workers_start_leaves_them_to_the_main_process(
         set_num_threads(number)
 
     monkeypatch.setattr(torch, "set_num_threads", hit_as_soon_as_torch_handles_it)
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-    try:
-        loader = KeyedDataLoader(TensorDataset(torch.arange(8)), 4, num_workers=2, persistent_workers=persistent)
-        for _ in range(2):
-            assert [batch.tolist() for (batch,) in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    loader = KeyedDataLoader(TensorDataset(torch.arange(8)), 4, num_workers=2, persistent_workers=persistent)
+    for _ in range(2):
+        assert [batch.tolist() for (batch,) in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 class Terminated(Dataset[int]):
@@ -312,28 +314,23 @@ class Terminated(Dataset[int]):
         return index
 
 
+@pytest.mark.usefixtures("handled_sigterm")
 def test_further_sigterms_leave_workers_to_the_main_process_as_well() -> None:
     """They deliver what the run needs until it has saved a state, however often they are told to end."""
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-    try:
-        assert [batch.tolist() for batch in KeyedDataLoader(Terminated(), 2, num_workers=1)] == [[0, 1], [2, 3]]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert [batch.tolist() for batch in KeyedDataLoader(Terminated(), 2, num_workers=1)] == [[0, 1], [2, 3]]
 
 
+@pytest.mark.usefixtures("handled_sigterm")
 def test_a_worker_that_is_stuck_ends_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the second SIGTERM, such as the one of a loader that is closed: it would keep the process from ending."""
     monkeypatch.setattr("pa_data._workers.SECONDS_AFTER_SECOND_SIGTERM", 0.1)
-    before, children = signal.signal(signal.SIGTERM, lambda _number, _frame: None), multiprocessing.active_children()
-    try:
-        iterator = iter(KeyedDataLoader(Terminated(), 2, num_workers=1))
-        (worker,) = set(multiprocessing.active_children()) - set(children)
-        with suppress(RuntimeError):  # torch raises it if it is the first to notice
-            worker.join(timeout=10)
-        assert worker.exitcode == 1
-        del iterator
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    children = multiprocessing.active_children()
+    iterator = iter(KeyedDataLoader(Terminated(), 2, num_workers=1))
+    (worker,) = set(multiprocessing.active_children()) - set(children)
+    with suppress(RuntimeError):  # torch raises it if it is the first to notice
+        worker.join(timeout=10)
+    assert worker.exitcode == 1
+    del iterator
 
 
 @pytest.mark.parametrize("persistent", [False, True])
