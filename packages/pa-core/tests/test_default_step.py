@@ -180,7 +180,10 @@ def first_feature(_outputs: Tensor, targets: Any) -> Tensor:
     return mean.requires_grad_()
 
 
-@pytest.mark.parametrize("targets", [lambda x: (x[:, 0], x[:, 1]), lambda x: {"first": x[:, 0]}])
+SEVERAL: list[Callable[[Tensor], Any]] = [lambda x: (x[:, 0], x[:, 1]), lambda x: {"first": x[:, 0]}]
+
+
+@pytest.mark.parametrize("targets", SEVERAL)
 def test_several_targets_are_not_counted_as_samples(targets: Callable[[Tensor], Any]) -> None:
     """The mean loss of an epoch weighs each batch by its samples, also where the targets are several tensors."""
     trainer = trainer_of(TinyClassifier(), first_feature)

@@ -11,12 +11,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from pa_core import (
-    ProgressBarCallback,
-    SaveTrainingStateCallback,
-    Trainer,
-    TrainerPlaceholderValues,
-)
+from pa_core import ProgressBarCallback, SaveTrainingStateCallback, Trainer, TrainerPlaceholderValues
 from pa_core.callbacks import PrintProgressCallback
 from pa_core.distributed import num_processes
 from pa_core.epoch_lengths import EpochLengths
@@ -25,7 +20,6 @@ from pa_core.orders import Order
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.histories import updates_of
-from tests.support.pa_core.custom_loops.loops import make_line, step_through
 from tests.support.pa_core.stages import Stages
 
 SAMPLES = [16, 40, 24]
@@ -150,15 +144,6 @@ def test_a_run_that_is_made_longer_again_and_again_trains_all_of_each_epoch(
         trained += part.trained
 
     assert trained == note.trained
-
-
-def test_a_loop_of_ones_own_has_such_epochs_too() -> None:
-    """`Run` plans and trains the same updates."""
-    with make_line(number=40, num_epochs=3, per_device_batch_size=8, order=Stages(SAMPLES), lr=1e-4) as run:
-        assert (run.run_config.max_num_train_steps, run.run_config.num_update_steps_per_epoch) == (10, 4)
-        for _ in run.epochs():
-            step_through(run)
-    assert updates_of(run, "train_loss_epoch") == [2, 7, 10]
 
 
 def test_an_epoch_without_samples_is_refused_before_the_first_step() -> None:

@@ -25,7 +25,7 @@ from pa_core import (
     TrainerWithTimmScheduler,
     UnsupportedConfigurationError,
 )
-from pa_core.testing import TinyClassifier, make_classification
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from tests.support.callbacks import FailAt
 from tests.support.models import weights_of
 
@@ -255,6 +255,24 @@ def test_a_second_precision_in_one_process(second: type[Trainer[nn.Module]]) -> 
     assert earlier.run_config.mixed_precision == there
     assert trainer_in(first, TinyClassifier()).describe_run() == described
     assert dist.is_initialized() == (earlier.run_config.num_processes > 1)
+
+
+@pytest.mark.runs_on("bf16")
+def test_the_model_computes_in_bf16_and_its_weights_stay_fp32() -> None:
+    """Launched so, training and evaluation run forward in bfloat16; weights, outputs and losses are float32."""
+    model, recorder, computed = TinyClassifier(), RecordingCallback(), set[torch.dtype]()
+    first: nn.Module = model.layers[0]
+    first.register_forward_hook(lambda _module, _inputs, output: computed.add(output.dtype))
+    trainer = trainer_in(Trainer, model, recorder)
+    trainer.train(make_classification(32), 3, make_classification(16))
+    outputs = [arguments["batch_output"] for arguments in recorder.arguments if "batch_output" in arguments]
+    assert computed == {torch.bfloat16}
+    assert {output[name].dtype for output in outputs for name in ("model_outputs", "loss")} == {torch.float32}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert trainer.run_config.mixed_precision == "bf16"
+    assert "bf16" in trainer.describe_run()
+    losses = list(trainer.run_history.get_metric_values("train_loss_epoch"))
+    assert losses[-1] < losses[0]
 
 
 def precision_of(kind: Any = Trainer, **arguments: Any) -> tuple[str, torch.dtype]:

@@ -27,7 +27,6 @@ from pa_core import (
     gather_objects,
 )
 from tests.support.callbacks import KillAt, KilledError, RatesUsed
-from tests.support.pa_core.custom_loops.loops import make_line, step_through
 from tests.support.pa_core.own_schedulers import Bare, OfEpochs, OfTwoMetrics, Timm
 
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0)
@@ -144,8 +143,6 @@ def test_the_length_of_an_evaluation_that_is_not_there_is_named() -> None:
     message = r"EVAL_DATALOADER_LEN has no value in this run(.|\n)*eval_dataset"
     with pytest.raises(ConfigurationError, match=message):
         train(make_trainer(), 1, create_scheduler_fn=create, eval_dataset=None)
-    with pytest.raises(ConfigurationError, match=message), make_line(create_scheduler_fn=create) as run:
-        step_through(run)
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -248,40 +248,6 @@ def test_a_loss_that_is_nan_is_raised_though_another_callback_stopped_first() ->
     assert recorder.events[-3:] == ["on_train_step_end", "on_stop_training_error", "on_training_run_end"]
 
 
-@pytest.mark.parametrize("accumulation", [1, 2, 3])
-def test_a_training_loss_that_is_nan_ends_the_run_without_its_update(accumulation: int) -> None:
-    """The run ends through its ordinary events, `train()` then raises, and no weight has become NaN."""
-    trainer, recorder = make_trainer(TerminateOnNaNCallback())
-    model = trainer.model
-    with pytest.raises(NonFiniteLossError, match="training loss"):
-        trainer.train(
-            with_nan_at(17, size=24),  # in the fifth batch
-            1,
-            EVAL_DATA,
-            per_device_batch_size=BATCH_SIZE,
-            gradient_accumulation_steps=accumulation,
-            train_dataloader_kwargs=IN_ORDER,
-        )
-
-    assert recorder.events[-3:] == ["on_train_step_end", "on_stop_training_error", "on_training_run_end"]
-    assert "on_exception" not in recorder.events
-    complete = 4 // accumulation
-    assert trainer.num_updates_completed == complete
-    expected, _ = make_trainer()
-    expected.train(
-        make_classification(24),
-        1,
-        per_device_batch_size=BATCH_SIZE,
-        gradient_accumulation_steps=accumulation,
-        max_num_train_steps=complete,
-        train_dataloader_kwargs=IN_ORDER,
-    )
-    for parameter, wanted in zip(model.parameters(), expected.model.parameters(), strict=True):
-        assert torch.equal(parameter, wanted)
-    model.load_state_dict(expected.model.state_dict())  # the running statistics have met the NaN
-    assert_as_before(trainer, model)
-
-
 def test_an_evaluation_loss_that_is_nan_raises_after_the_events() -> None:
     """`evaluate()`, and the evaluation in a training run, tell of a loss that is no number."""
     trainer, recorder = make_trainer(TerminateOnNaNCallback())

@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import Adam
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, TrainerCallback, gather_objects
 from pa_core.device_reads import LateReader
 from pa_core.testing import RecordingCallback, make_regression
+from tests.small_runs import make_trainer, samples
 from tests.support.callbacks import CallAt
 from tests.support.models import weights_of
 
@@ -52,9 +53,8 @@ def small_network(seed: int = 0) -> nn.Module:
 
 def test_two_ranks_run_over_gloo() -> None:
     """What follows is tested with two processes that exchange gradients, not with two that are alone."""
-    model = nn.Linear(4, 1)
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(make_regression(8), 1)
+    trainer = make_trainer()
+    trainer.train(samples(8), 1)
     assert (dist.get_world_size(), dist.get_backend()) == (2, "gloo")
     assert (trainer.run_config.num_processes, trainer.run_config.is_distributed) == (2, True)
     assert trainer.describe_run().startswith("2 processes (gloo)")
@@ -87,8 +87,7 @@ def test_augmentation_does_not_depend_on_the_number_of_ranks() -> None:
         def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
             seen.extend(batch[0].flatten().tolist())
 
-    model = nn.Linear(1, 1)
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.0), callbacks=[Seen])
+    trainer = make_trainer(Trainer, Seen, model=nn.Linear(1, 1), lr=0.0)
     torch.manual_seed(2)
     trainer.train(Drawing(), 1, per_device_batch_size=3, train_dataloader_kwargs={"num_workers": 0})
     from pa_core.data import KeyedDataLoader
@@ -102,12 +101,8 @@ def test_augmentation_does_not_depend_on_the_number_of_ranks() -> None:
 
 def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
     """Where the answer is read two updates later, as on an accelerator, all ranks stop at the same later update."""
-    model = small_network()
-    recorder = RecordingCallback()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    trainer = ReadsLate(
-        model, nn.MSELoss(), optimizer, callbacks=[stop_on_second_rank("on_train_step_end", 2), recorder]
-    )
+    model, recorder = small_network(), RecordingCallback()
+    trainer = make_trainer(ReadsLate, stop_on_second_rank("on_train_step_end", 2), recorder, model=model, lr=0.1)
     trainer.train(regression(24), 1, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [4, 4]
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
@@ -117,10 +112,7 @@ def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
 
 def test_a_stop_at_the_start_of_an_epoch_is_in_time_on_an_accelerator() -> None:
     """Asked for by one process when an epoch starts, it comes before the first update, which waits for the answer."""
-    model = small_network()
-    trainer = ReadsLate(
-        model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[stop_on_second_rank("on_train_epoch_start", 6)]
-    )
+    trainer = make_trainer(ReadsLate, stop_on_second_rank("on_train_epoch_start", 6), model=small_network())
     trainer.train(regression(24), 3, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [6, 6]
 
@@ -142,9 +134,7 @@ def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
     """Gradients of bfloat16 weights cannot carry counts: the ranks agree in another way, and stop together as well."""
     data = TensorDataset(*(tensor.bfloat16() for tensor in make_regression(24).tensors))
     model = small_network().bfloat16()
-    trainer = Trainer(
-        model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[stop_on_second_rank("on_train_step_end", 2)]
-    )
+    trainer = make_trainer(Trainer, stop_on_second_rank("on_train_step_end", 2), model=model, lr=0.1)
     trainer.train(data, 1, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [2, 2]
     weights = gather_objects(weights_of(model).tolist())

@@ -13,6 +13,8 @@ from typing_extensions import override
 from pa_core import BatchOutput, NonFiniteLossError, TerminateOnNaNCallback
 from pa_core.device_reads import ScalarTransfer
 from pa_core.testing import RecordingCallback, make_regression
+from tests.support.callbacks import CallAt
+from tests.support.models import weights_of
 from tests.support.trainers import linear_trainer
 
 
@@ -26,16 +28,18 @@ def with_a_broken_sample(value: float, position: int = 20) -> TensorDataset:
 UNSHUFFLED = {"shuffle": False, "batch_size": 8}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_training_loss_that_is_not_finite_ends_the_run(value: float) -> None:
-    """The error says where it happened, the update is not made, and the last events have fired."""
-    recorder = RecordingCallback()
-    trainer = linear_trainer(TerminateOnNaNCallback(), recorder)
+@pytest.mark.parametrize(("value", "accumulation"), [(math.nan, 1), (math.inf, 1), (math.nan, 2), (math.nan, 3)])
+def test_a_training_loss_that_is_not_finite_ends_the_run(value: float, accumulation: int) -> None:
+    """The error says where it happened, nothing of its update is made, and the last events have fired."""
+    recorder, weights = RecordingCallback(), list[Tensor]()
+    note = CallAt("on_optimizer_step_end", lambda one: weights.append(weights_of(one.get_model())))
+    trainer = linear_trainer(TerminateOnNaNCallback(), recorder, note)
+    weights.append(weights_of(trainer.model))
     data = with_a_broken_sample(value)
     with pytest.raises(NonFiniteLossError, match=rf"training loss.*\n.*loss={value} at batch 3 of epoch 1"):
-        trainer.train(data, num_epochs=2, train_dataloader_kwargs=UNSHUFFLED)
-    assert trainer.num_updates_completed == 2
-    assert trainer.model.weight.isfinite().all()
+        trainer.train(data, 2, gradient_accumulation_steps=accumulation, train_dataloader_kwargs=UNSHUFFLED)
+    assert trainer.num_updates_completed == 2 // accumulation
+    assert torch.equal(weights_of(trainer.model), weights[-1])
     assert recorder.events.count("on_train_step_start") == 3
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
 

@@ -206,11 +206,16 @@ def test_an_evaluation_of_another_length_is_said(loader: Claims, number: str) ->
     assert f"whose length is 4 yielded {number} batches in evaluation" in str(caught[0].message)
 
 
+def without_samples(output: dict[str, Any]) -> dict[str, Any]:
+    """The output of a step that says it had no sample."""
+    return {**output, "batch_size": 0}
+
+
 @pytest.mark.parametrize("phase", ["train", "eval"])
 def test_the_mean_of_no_sample_is_not_recorded(phase: str) -> None:
     """Where each step says that it had no sample, the error says so instead of a NaN in the history."""
     trainer = make_trainer()
-    setattr(trainer, f"{phase}_step", lambda output: {**output, "batch_size": 0})
+    setattr(trainer, f"{phase}_step", without_samples)
     with pytest.raises(BatchOutputError, match="returned a batch_size or num_items_in_batch of 0"):
         trainer.train(DATA, 1, DATA)
     assert losses_of(trainer, f"{phase}_loss_epoch") == []

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from pa_core import ConfigurationError, Trainer
 from pa_core.data import KeyedDataLoader
+from tests.small_runs import make_trainer
 from tests.support.callbacks import CallAt
-from tests.support.pa_core.custom_loops.loops import make_line
 
 EVERYWHERE = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -33,8 +32,8 @@ class Changing(Dataset[tuple[Tensor, Tensor]]):
 
 def trainer_that_changes(dataset: Changing, length: int) -> Trainer:
     """A trainer of a line whose callback changes a dataset."""
-    model, change = nn.Linear(2, 1), CallAt("on_training_run_epoch_end", lambda _: setattr(dataset, "length", length))
-    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-4), [change])
+    change = CallAt("on_training_run_epoch_end", lambda _: setattr(dataset, "length", length))
+    return make_trainer(Trainer, change, model=nn.Linear(2, 1))
 
 
 @EVERYWHERE
@@ -65,23 +64,6 @@ def test_evaluation_samples_that_go_end_the_run() -> None:
     trainer = trainer_that_changes(evaluated, 16)
     with pytest.raises(ConfigurationError, match="16 samples"):
         trainer.train(Changing(8), 2, evaluated, train_dataloader_kwargs={"num_workers": 0})
-
-
-@EVERYWHERE
-def test_a_loop_of_ones_own_ends_as_well() -> None:
-    """Also where the loop itself changes its dataset."""
-    dataset = Changing(24)
-    run = make_line(data=dataset, lr=1e-4, num_epochs=2, train_dataloader_kwargs={"num_workers": 0})
-
-    def loop() -> None:
-        with run:
-            for inputs, _ in run.batches():
-                run.backward(run.model(inputs.double()).square().mean())
-                run.step()
-                dataset.length = 32
-
-    with pytest.raises(ConfigurationError, match="32 samples"):
-        loop()
 
 
 @EVERYWHERE

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
 
@@ -227,31 +227,15 @@ def test_an_error_of_collation_names_samples_that_differ(num_workers: int) -> No
     traceback.clear_frames(error.tb)
 
 
-class WithTransform(Dataset[int]):
-    """A dataset that holds a function."""
-
-    def __init__(self, transform: Callable[[int], int]) -> None:
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return 4
-
-    @override
-    def __getitem__(self, index: int) -> int:
-        return self.transform(index)
-
-
 @pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")  # of torch, which knows no remedy here
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_what_cannot_be_sent_to_workers_is_named_with_the_remedy(method: str) -> None:
     """Where processes are not forked, the dataset and the functions of the loader are pickled."""
-    loaders = {
-        "dataset WithTransform": KeyedDataLoader(
-            WithTransform(lambda index: index), num_workers=1, multiprocessing_context=method
-        ),
-        "collate_fn": KeyedDataLoader(
-            WithTransform(abs), num_workers=1, multiprocessing_context=method, collate_fn=lambda samples: samples
-        ),
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": method}
+    with_functions: Any = [lambda: 0] * 4
+    loaders: dict[str, KeyedDataLoader[Any]] = {
+        "dataset list": KeyedDataLoader(with_functions, **options),
+        "collate_fn": KeyedDataLoader(Drawing(4), collate_fn=lambda samples: samples, **options),
     }
     for words, loader in loaders.items():
         with pytest.raises(ConfigurationError) as caught:
