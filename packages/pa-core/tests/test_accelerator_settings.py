@@ -221,6 +221,17 @@ def test_what_is_refused(name: str) -> None:
     assert_explained(caught.value, "is not supported")
 
 
+@pytest.mark.parametrize("name", ["fsdp_plugin", "deepspeed_plugin", "megatron_lm_plugin"])
+def test_a_plugin_for_sharding_is_refused(name: str) -> None:
+    """Also one that accelerate ignores on a CPU, or whose package is not there; later trainers are as without it."""
+    before = dict(os.environ)
+    plugin = FullyShardedDataParallelPlugin() if name == "fsdp_plugin" else object()
+    with pytest.raises(UnsupportedConfigurationError, match="FSDP" if name == "fsdp_plugin" else name):
+        trainer_with(partial(on_cpu, **{name: plugin}))
+    assert dict(os.environ) == before
+    trainer_of("cpu")
+
+
 @pytest.mark.runs_on("two_ranks")
 def test_what_is_refused_on_several_processes() -> None:
     """Batches that would be split, and uneven numbers of them where a loader is not the trainer's own."""

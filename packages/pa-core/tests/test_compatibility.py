@@ -6,7 +6,6 @@ Among them is a model from `torch.compile`, as in docs/speed-and-memory.md.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -311,29 +310,6 @@ def test_sharding_that_a_launcher_asked_for(variable: str, monkeypatch: pytest.M
     monkeypatch.setenv(variable, "true")
     with pytest.raises(UnsupportedConfigurationError, match=variable):
         trainer_of("", small_network())
-
-
-@pytest.mark.parametrize(
-    ("create", "refused"),
-    [
-        (lambda: on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin()), "FSDP"),
-        (lambda: on_cpu(deepspeed_plugin=object()), "deepspeed_plugin"),
-        (lambda: on_cpu(megatron_lm_plugin=object()), "megatron_lm_plugin"),
-    ],
-)
-def test_sharding_that_a_plugin_asked_for(create: Callable[[], Any], refused: str) -> None:
-    """A plugin that accelerate ignores on a CPU is refused, also without its package, and later trainers are not."""
-
-    class Sharding(Trainer[nn.Module]):
-        @override
-        def _create_accelerator(self) -> Any:
-            return create()
-
-    before = dict(os.environ)
-    with pytest.raises(UnsupportedConfigurationError, match=refused):
-        Sharding(small_network(), None, None)
-    assert dict(os.environ) == before
-    trainer_of("", small_network())
 
 
 def test_fp8_that_a_launcher_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

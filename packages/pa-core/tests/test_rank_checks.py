@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 from typing_extensions import override
 
 from pa_core import Trainer, TrainerCallback
@@ -45,17 +45,6 @@ class Shares(Trainer):
         return list(DataLoader(self.eval_dataset, batch_size))
 
 
-class InPython(Dataset[tuple[Tensor, Tensor]]):
-    """A dataset that workers may load."""
-
-    def __len__(self) -> int:
-        return 24
-
-    @override
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return torch.full((4,), float(index)), torch.zeros(1)
-
-
 def own_seed(case: Case) -> None:
     """Weights and random numbers of its own."""
     torch.manual_seed(1)
@@ -69,7 +58,7 @@ def own_temporary_folder(case: Case) -> None:
 
 def own_workers(case: Case) -> None:
     """As many workers as its machine has room for."""
-    case.data = InPython()
+    case.data = [(torch.full((4,), float(index)), torch.zeros(1)) for index in range(24)]
     case.arguments["train_dataloader_kwargs"] = {"num_workers": dist.get_rank(), "timeout": 30 * dist.get_rank()}
 
 

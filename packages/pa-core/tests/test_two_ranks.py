@@ -7,17 +7,19 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim import Adam
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch import nn
+from torch.optim import SGD, Adam
+from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, TrainerCallback, gather_objects
+from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, gather_objects
+from pa_core.data import KeyedDataLoader
 from pa_core.device_reads import LateReader
 from pa_core.testing import RecordingCallback, make_regression
 from tests.small_runs import make_trainer, samples
 from tests.support.callbacks import CallAt
 from tests.support.models import weights_of
+from tests.support.pa_core.training_states.small_runs import DrawingDataset, SampleLog
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -67,36 +69,15 @@ def test_fewer_samples_than_ranks_cannot_be_evaluated() -> None:
         trainer.evaluate(regression(1))
 
 
-class Drawing(Dataset[tuple[Tensor, Tensor]]):
-    """Samples with noise of their own draw."""
-
-    def __len__(self) -> int:
-        return 10
-
-    @override
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return torch.tensor([float(index)]) + torch.rand(1), torch.zeros(1)
-
-
 def test_augmentation_does_not_depend_on_the_number_of_ranks() -> None:
     """The noise of a sample is the same whichever rank fetches it."""
-    seen: list[float] = []
-
-    class Seen(TrainerCallback):
-        @override
-        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            seen.extend(batch[0].flatten().tolist())
-
-    trainer = make_trainer(Trainer, Seen, model=nn.Linear(1, 1), lr=0.0)
-    torch.manual_seed(2)
-    trainer.train(Drawing(), 1, per_device_batch_size=3, train_dataloader_kwargs={"num_workers": 0})
-    from pa_core.data import KeyedDataLoader
-
+    log, model = SampleLog(), nn.Linear(6, 3)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.0), callbacks=[log])
+    trainer.train(DrawingDataset(10), 1, per_device_batch_size=3, train_dataloader_kwargs={"num_workers": 0})
     assert trainer.run_config.seed is not None
-    alone = KeyedDataLoader(Drawing(), batch_size=6, shuffle=True, seed=trainer.run_config.seed)
-    one_process = [value for batch in alone for value in batch[0].flatten().tolist()]
-    both = gather_objects(seen)
-    assert sorted(both[0] + both[1]) == sorted(one_process)
+    alone = KeyedDataLoader(DrawingDataset(10), batch_size=6, shuffle=True, seed=trainer.run_config.seed)
+    one_process = [row for inputs, _ in alone for row in inputs[:, :2].tolist()]
+    assert sorted(row for step in log.steps for row in step) == sorted(one_process)
 
 
 def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:

@@ -17,16 +17,16 @@ from pa_core import (
     ConfigurationError,
     EvaluationSet,
     ProgressBarCallback,
-    Run,
     SaveBestModelCallback,
     StepBasedEvaluationCallback,
     Trainer,
     TrainerCallback,
     TrainerWithTimmScheduler,
 )
-from tests.small_runs import linear, make_trainer, samples
+from tests.small_runs import make_trainer, samples
 from tests.support.callbacks import CallAt, RatesUsed
 from tests.support.explained import assert_explained
+from tests.support.pa_core.custom_loops.loops import make_line, step_through
 from tests.support.pa_core.own_schedulers import Timm
 
 DATA, VAL, OOD = samples(8), samples(5), samples(3)
@@ -200,18 +200,13 @@ def test_a_loop_of_ones_own_tells_callbacks_the_name_of_its_evaluation() -> None
     """``eval_name`` is what ``evaluation_batches`` was given, and None afterwards, also where the loop was left."""
     seen: list[str | None] = []
     note = CallAt("on_eval_epoch_start", lambda run: seen.append(run.eval_name))
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    with Run(model, optimizer, DATA, num_epochs=1, callbacks=[note]) as run:
+    with make_line(data=DATA, lr=1e-4, callbacks=[note]) as run:
         for name in ("eval_val", None):
             for inputs, targets in run.evaluation_batches(VAL, name=name):
-                run.log("loss", (model(inputs) - targets).square().mean())
+                run.log("loss", (run.model(inputs) - targets).square().mean())
         for _ in run.evaluation_batches(VAL, name="left"):
             break
         assert run.eval_name is None
-        for update in run.updates():
-            for inputs, targets in update:
-                update.backward((model(inputs) - targets).square().mean())
-            update.step()
+        step_through(run)
     assert seen == ["eval_val", None, "left"]
     assert {"eval_val_loss_epoch", "eval_loss_epoch"} < set(run.run_history.get_metric_names())
