@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import BatchOutput, BatchOutputError, Trainer
-from tests.support.loops import updates_of
+from tests.support.loops import optimizer_of, updates_of
 from tests.support.models import weights_of
 
 LENGTH = 6
@@ -55,12 +55,6 @@ def token_mean(model: nn.Module, tokens: Tensor, mask: Tensor) -> Tensor:
     """The mean loss over all real tokens."""
     outputs: Tensor = model(tokens.unsqueeze(-1)).squeeze(-1)
     return (outputs.pow(2) * mask).sum() / mask.sum()
-
-
-def optimizer_of(kind: str, model: nn.Module) -> Optimizer:
-    """SGD with momentum, or Adam."""
-    parameters = model.parameters()
-    return SGD(parameters, lr=0.1, momentum=0.9) if kind == "sgd" else Adam(parameters, lr=0.01)
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")

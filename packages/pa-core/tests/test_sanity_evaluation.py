@@ -25,7 +25,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from tests.support.callbacks import CallAt, FailAt
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.small_runs import DrawingDataset, make_trainer, train
 
 DATA = make_classification(24)
@@ -171,7 +171,13 @@ def test_a_metric_of_the_training_is_not_taken_for_a_misspelt_one_of_the_evaluat
 @pytest.mark.runs_on("one_process", "two_ranks")
 def test_a_callback_that_stops_after_an_evaluation_does_not_stop_a_run_that_has_not_begun() -> None:
     """The run ends after the training of its first epoch, as without the sanity evaluation."""
-    trainer = trainer_with(FailAt("on_eval_epoch_end", StopTrainingError("good enough")))
+
+    class Stops(TrainerCallback):
+        @override
+        def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            raise StopTrainingError("good enough")
+
+    trainer = trainer_with(Stops())
     trainer.train(DATA, 3, DATA, sanity_eval_steps=1)
     assert trainer.num_updates_completed == len(trainer.train_dataloader)
 

@@ -187,17 +187,10 @@ def test_the_default_loaders_are_what_users_read() -> None:
 
 def test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds() -> None:
     """A DataLoader of the user's own tells its sizes by its sampler: accumulated batches of 4 and 2 are one of 6."""
-
-    class Plain(Trainer[nn.Linear]):
-        @override
-        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
-            return DataLoader(self.train_dataset, batch_size=batch_size)
-
     weights: list[Tensor] = []
     for batch_size, accumulation in ((6, 1), (4, 2)):
-        model = linear_trainer(dtype=torch.float64).model
-        trainer = Plain(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-        trainer.train(regression(6), 3, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation)
+        trainer = linear_trainer(dtype=torch.float64)
+        trainer.train(DataLoader(regression(6), batch_size), 3, gradient_accumulation_steps=accumulation)
         assert trainer.num_updates_completed == 3
-        weights.append(weights_of(model))
+        weights.append(weights_of(trainer.model))
     assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-14)
