@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.support.callbacks import CallAt
 DATA, EVAL_DATA = make_classification(12), make_classification(8, seed=1)
 
 
-def evaluate_other(trainer: Trainer[Any]) -> None:
+def evaluate_other(trainer: Trainer[Any], *_: object) -> None:
     """Evaluate another dataset than that of the run."""
     trainer.evaluate(make_classification(4, seed=2))
 
@@ -77,7 +78,7 @@ def test_a_run_in_a_step_or_a_hook_is_refused_by_name() -> None:
     """Methods of the trainer are parts of the run too."""
     for method in ("calculate_train_batch_loss", "training_run_end"):
         trainer = make_trainer()
-        vars(trainer)[method] = lambda *_, trainer=trainer: evaluate_other(trainer)
+        vars(trainer)[method] = partial(evaluate_other, trainer)
         with pytest.raises(ConfigurationError, match=r"evaluate\(\) within train\(\)"):
             trainer.train(DATA, 1)
 
