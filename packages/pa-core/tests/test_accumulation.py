@@ -24,12 +24,14 @@ LENGTH = 6
 class TokenTrainer(Trainer[nn.Module, list[Tensor], BatchOutput]):
     """Each sample is a row of tokens, of which a mask tells the real ones; the loss is the mean over those."""
 
+    least_items = 1
+
     @override
     def calculate_train_batch_loss(self, batch: list[Tensor]) -> BatchOutput:
         tokens, mask = batch
         outputs = self.model(tokens.unsqueeze(-1)).squeeze(-1)
         items = int(mask.sum().item())
-        loss = (outputs.pow(2) * mask).sum() / items
+        loss = (outputs.pow(2) * mask).sum() / max(items, self.least_items)
         return {"loss": loss, "model_outputs": outputs, "batch_size": len(tokens), "num_items_in_batch": items}
 
     @override
@@ -38,10 +40,10 @@ class TokenTrainer(Trainer[nn.Module, list[Tensor], BatchOutput]):
 
 
 def rows(num_samples: int) -> TensorDataset:
-    """Rows of very different numbers of real tokens, at least one each."""
+    """Rows of very different numbers of real tokens, some without any."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randn(num_samples, LENGTH, generator=generator, dtype=torch.float64)
-    lengths = torch.randint(1, LENGTH + 1, (num_samples, 1), generator=generator)
+    lengths = torch.randint(LENGTH + 1, (num_samples, 1), generator=generator)
     return TensorDataset(tokens, (torch.arange(LENGTH) < lengths).double())
 
 
@@ -54,7 +56,7 @@ def network() -> nn.Module:
 def token_mean(model: nn.Module, tokens: Tensor, mask: Tensor) -> Tensor:
     """The mean loss over all real tokens."""
     outputs: Tensor = model(tokens.unsqueeze(-1)).squeeze(-1)
-    return (outputs.pow(2) * mask).sum() / mask.sum()
+    return (outputs.pow(2) * mask).sum() / mask.sum().clamp(min=1)
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -104,6 +106,7 @@ def test_a_batch_without_items_counts_for_nothing() -> None:
     mask[2:4] = 0
     model = network()
     trainer = TokenTrainer(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.least_items = 0
     trainer.evaluate(TensorDataset(inputs, mask), per_device_batch_size=2)
     expected = token_mean(model, inputs, mask).item()
     assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(expected, rel=1e-12)
