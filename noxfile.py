@@ -203,7 +203,6 @@ BESIDE_OTHERS = (
     "pa-core/tests/test_trainer_checkpoints.py",
     "pa-core/tests/test_compatibility.py",
     "pa-core/tests/test_gradient_scaler.py",
-    "pa-core/tests/test_precision.py",
     "pa-core/tests/test_precision_per_run.py",
     "pa-core/tests/test_run_config.py",
     "pa-core/tests/test_safetensors.py",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import TensorDataset
 
 from pa_core.data import epoch_order
@@ -25,3 +26,9 @@ def updates_of(data: TensorDataset, seed: int | None, epochs: int, samples: int)
         order = epoch_order(len(data), seed=seed, epoch=epoch).indices(0, len(data))
         for indices in torch.split(order, samples):
             yield [tensor[indices] for tensor in data.tensors]
+
+
+def optimizer_of(kind: str, model: nn.Module) -> Optimizer:
+    """SGD with momentum, or Adam."""
+    parameters = model.parameters()
+    return SGD(parameters, lr=0.1, momentum=0.9) if kind == "sgd" else Adam(parameters, lr=0.01)

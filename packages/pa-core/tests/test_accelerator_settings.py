@@ -44,9 +44,9 @@ NOT_HANDLERS = {"GradientAccumulationPlugin", "TorchDynamoPlugin"}  # by class o
 """Arguments whose fields or classes have rows of their own."""
 
 
-def table() -> dict[str, str]:
-    """The rows of the tables of arguments: a name, and its status."""
-    tables = [part for part in DOCS.read_text().split("\n\n") if part.startswith("| argument | status")]
+def table(of: str = "argument") -> dict[str, str]:
+    """The rows of the tables of arguments, or of fields: a name, and its status."""
+    tables = [part for part in DOCS.read_text().split("\n\n") if part.startswith(f"| {of} | status")]
     return dict(re.findall(r"^\| `([\w.]+)` \| ([a-z ]+) \|", "\n".join(tables), re.MULTILINE))
 
 
@@ -221,6 +221,17 @@ def test_what_is_refused(name: str) -> None:
     assert_explained(caught.value, "is not supported")
 
 
+@pytest.mark.parametrize("name", ["fsdp_plugin", "deepspeed_plugin", "megatron_lm_plugin"])
+def test_a_plugin_for_sharding_is_refused(name: str) -> None:
+    """Also one that accelerate ignores on a CPU, or whose package is not there; later trainers are as without it."""
+    before = dict(os.environ)
+    plugin = FullyShardedDataParallelPlugin() if name == "fsdp_plugin" else object()
+    with pytest.raises(UnsupportedConfigurationError, match="FSDP" if name == "fsdp_plugin" else name):
+        trainer_with(partial(on_cpu, **{name: plugin}))
+    assert dict(os.environ) == before
+    trainer_of("cpu")
+
+
 @pytest.mark.runs_on("two_ranks")
 def test_what_is_refused_on_several_processes() -> None:
     """Batches that would be split, and uneven numbers of them where a loader is not the trainer's own."""
@@ -240,12 +251,6 @@ def test_split_batches_on_one_process() -> None:
     trainer = trainer_with(partial(on_cpu, split_batches=True))
     trainer.train(TensorDataset(torch.ones(8, 1), torch.ones(8, 1)), 1, per_device_batch_size=4)
     assert trainer.num_updates_completed == 2
-
-
-def plugin_table() -> dict[str, str]:
-    """The rows of the table of the plugin for sharding: a field, and what becomes of it."""
-    text = next(part for part in DOCS.read_text().split("\n\n") if part.startswith("| field | status"))
-    return dict(re.findall(r"^\| `([\w.]+)` \| ([a-z ]+) \|", text, re.MULTILINE))
 
 
 def policy_of_torch() -> Any:
@@ -301,14 +306,14 @@ def settings_of(trainer: Any) -> ShardingSettings | None:
 
 def test_the_table_names_each_field_of_the_plugin() -> None:
     """A new field of the plugin has to be looked at before this is green again; each row has a test."""
-    assert {field.name for field in fields(FullyShardedDataParallelPlugin)} - plugin_table().keys() == set()
-    assert plugin_table().keys() == PLUGIN_FIELDS.keys()
+    assert {field.name for field in fields(FullyShardedDataParallelPlugin)} - table("field").keys() == set()
+    assert table("field").keys() == PLUGIN_FIELDS.keys()
 
 
 @pytest.mark.parametrize("name", PLUGIN_FIELDS)
 def test_fields_of_the_plugin(name: str) -> None:
     """What is supported changes how models are sharded, and the rest does not; what is refused raises."""
-    outcome, default = plugin_table()[name], settings_of(sharding_trainer())
+    outcome, default = table("field")[name], settings_of(sharding_trainer())
     asked = PLUGIN_FIELDS[name]()
     if name not in {field.name for field in fields(FullyShardedDataParallelPlugin)}:
         pytest.skip("newer than this version of accelerate")

@@ -10,13 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import BatchOutput, BatchOutputError, Trainer
-from pa_core.trained import Accumulation, MicroBatch
-from tests.support.loops import updates_of
+from tests.support.loops import optimizer_of, updates_of
 from tests.support.models import weights_of
 
 LENGTH = 6
@@ -25,12 +24,14 @@ LENGTH = 6
 class TokenTrainer(Trainer[nn.Module, list[Tensor], BatchOutput]):
     """Each sample is a row of tokens, of which a mask tells the real ones; the loss is the mean over those."""
 
+    least_items = 1
+
     @override
     def calculate_train_batch_loss(self, batch: list[Tensor]) -> BatchOutput:
         tokens, mask = batch
         outputs = self.model(tokens.unsqueeze(-1)).squeeze(-1)
         items = int(mask.sum().item())
-        loss = (outputs.pow(2) * mask).sum() / items
+        loss = (outputs.pow(2) * mask).sum() / max(items, self.least_items)
         return {"loss": loss, "model_outputs": outputs, "batch_size": len(tokens), "num_items_in_batch": items}
 
     @override
@@ -39,10 +40,10 @@ class TokenTrainer(Trainer[nn.Module, list[Tensor], BatchOutput]):
 
 
 def rows(num_samples: int) -> TensorDataset:
-    """Rows of very different numbers of real tokens, at least one each."""
+    """Rows of very different numbers of real tokens, some without any."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randn(num_samples, LENGTH, generator=generator, dtype=torch.float64)
-    lengths = torch.randint(1, LENGTH + 1, (num_samples, 1), generator=generator)
+    lengths = torch.randint(LENGTH + 1, (num_samples, 1), generator=generator)
     return TensorDataset(tokens, (torch.arange(LENGTH) < lengths).double())
 
 
@@ -55,13 +56,7 @@ def network() -> nn.Module:
 def token_mean(model: nn.Module, tokens: Tensor, mask: Tensor) -> Tensor:
     """The mean loss over all real tokens."""
     outputs: Tensor = model(tokens.unsqueeze(-1)).squeeze(-1)
-    return (outputs.pow(2) * mask).sum() / mask.sum()
-
-
-def optimizer_of(kind: str, model: nn.Module) -> Optimizer:
-    """SGD with momentum, or Adam."""
-    parameters = model.parameters()
-    return SGD(parameters, lr=0.1, momentum=0.9) if kind == "sgd" else Adam(parameters, lr=0.01)
+    return (outputs.pow(2) * mask).sum() / mask.sum().clamp(min=1)
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -111,48 +106,25 @@ def test_a_batch_without_items_counts_for_nothing() -> None:
     mask[2:4] = 0
     model = network()
     trainer = TokenTrainer(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.least_items = 0
     trainer.evaluate(TensorDataset(inputs, mask), per_device_batch_size=2)
     expected = token_mean(model, inputs, mask).item()
     assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(expected, rel=1e-12)
 
 
-def test_counting_in_some_steps_only_is_refused() -> None:
+@pytest.mark.parametrize(("uncounted", "message"), [(1, "every step"), (0, "in this step, and none in earlier ones")])
+def test_counting_in_some_steps_only_is_refused(uncounted: int, message: str) -> None:
     """A run cannot weigh some updates by items and others by samples without saying so."""
 
     class Sometimes(TokenTrainer):
         @override
         def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
             output: dict[str, Any] = {**super().calculate_train_batch_loss(batch)}
-            if self.num_updates_completed == 1:
+            if self.num_updates_completed == uncounted:
                 del output["num_items_in_batch"]
             return output
 
     model = network()
     trainer = Sometimes(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-    with pytest.raises(BatchOutputError, match="every step"):
+    with pytest.raises(BatchOutputError, match=message):
         trainer.train(rows(8), 1, per_device_batch_size=2)
-
-
-def test_items_that_appear_on_the_way_are_refused_too() -> None:
-    """A step that counts items after others did not is named as what it is."""
-    accumulation = Accumulation(num_processes=1)
-    accumulation.take_counts(batch_size=2)
-    with pytest.raises(BatchOutputError, match="num_items_in_batch=7 in this step, and none in earlier ones"):
-        accumulation.take_counts(batch_size=2, items=7)
-
-
-@given(items=st.lists(st.integers(0, 50), min_size=1, max_size=6), nominal=st.sampled_from([None, 1.0, 64.0]))
-def test_weighed_batches_add_up_to_the_mean_over_items(items: list[int], nominal: float | None) -> None:
-    """Whatever was taken for the nominal number, the gradient of the update is that of the mean over its items."""
-    parameter = nn.Parameter(torch.zeros((), dtype=torch.float64))
-    accumulation = Accumulation(num_processes=1, nominal=nominal)
-    for step, number in enumerate(items, start=1):
-        accumulation.take_counts(batch_size=1, items=number)
-        part = MicroBatch(step, weight=1 / len(items), ends_group=step == len(items))
-        torch.autograd.backward(accumulation.weigh(parameter * step, part))
-    accumulation.normalise(lambda: [parameter], accumulation.items)
-    assert parameter.grad is not None
-    # A batch alone is its own mean, and one without items is what its step says it is.
-    total = sum(items)
-    mean = sum(step * number for step, number in enumerate(items, start=1)) / max(total, 1) if len(items) > 1 else 1.0
-    assert parameter.grad.item() == pytest.approx(mean, rel=1e-12)

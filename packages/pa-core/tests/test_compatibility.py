@@ -6,7 +6,6 @@ Among them is a model from `torch.compile`, as in docs/speed-and-memory.md.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import (
@@ -51,7 +50,6 @@ from tests.support.sharded_models import whole_weights
 
 DOCS = Path(__file__).parents[3] / "docs" / "beyond-ddp.md"
 CLIP_AT = 0.3
-IN_PROCESS: Any = {f"{split}_dataloader_kwargs": {"num_workers": 0} for split in ("train", "eval")}
 
 
 def table() -> dict[str, str]:
@@ -144,24 +142,11 @@ MODELS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-class InMemory(Dataset[list[Tensor]]):
-    """A regression dataset in double precision that can be asked for whole batches only."""
-
-    def __init__(self, num_samples: int) -> None:
-        generator = torch.Generator().manual_seed(num_samples)
-        self.inputs = torch.randn(num_samples, 4, generator=generator, dtype=torch.float64)
-        self.targets = self.inputs.sum(1, keepdim=True).sin()
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    @override
-    def __getitem__(self, index: int) -> list[Tensor]:
-        raise AssertionError(f"sample {index} was fetched by itself")
-
-    def fetch_batch(self, indices: Tensor) -> list[Tensor]:
-        """Inputs and targets of the samples at the indices."""
-        return [self.inputs[indices], self.targets[indices]]
+def regression(num_samples: int) -> TensorDataset:
+    """Samples in double precision."""
+    generator = torch.Generator().manual_seed(num_samples)
+    inputs = torch.randn(num_samples, 4, generator=generator, dtype=torch.float64)
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
 
 
 class Blocks(nn.Module):
@@ -186,10 +171,10 @@ def small_network() -> nn.Module:
     return Blocks().double()
 
 
-def train_by_hand(model: nn.Module, data: InMemory, seed: int, samples_per_update: int) -> None:
+def train_by_hand(model: nn.Module, data: TensorDataset, seed: int, samples_per_update: int) -> None:
     """Two epochs of clipped updates, each of the whole batch of the update."""
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for inputs, targets in updates_of(TensorDataset(data.inputs, data.targets), seed, 2, samples_per_update):
+    for inputs, targets in updates_of(data, seed, 2, samples_per_update):
         torch.autograd.backward(nn.functional.mse_loss(model(inputs), targets))
         clip_grad_norm_(model.parameters(), CLIP_AT)
         optimizer.step()
@@ -246,12 +231,12 @@ def test_what_works(row: str, shared_tmp_path: Path) -> None:
     """Uneven clipped updates are those of whole batches, evaluation is exact, all stop together, names are plain."""
     if row in TWO_RANKS_ONLY and not dist.is_initialized():
         return
-    model, data, unseen = small_network(), InMemory(37), InMemory(13)
+    model, data, unseen = small_network(), regression(37), regression(13)
     by_hand, checks = copy.deepcopy(model), Checks(shared_tmp_path / "checkpoint.pt")
     trainer = trainer_of(row, model, checks)
     given = trainer.model
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    run = partial(trainer.train, data, 2, unseen, 8 // ranks, gradient_accumulation_steps=3, **IN_PROCESS)
+    run = partial(trainer.train, data, 2, unseen, 8 // ranks, gradient_accumulation_steps=3)
     run(gradient_clip_norm=CLIP_AT)
     assert trainer.model is given
 
@@ -263,7 +248,7 @@ def test_what_works(row: str, shared_tmp_path: Path) -> None:
     assert all(torch.equal(weights, other) for other in gather_objects(weights))
 
     with torch.no_grad():
-        expected = nn.functional.mse_loss(model(unseen.inputs), unseen.targets).item()
+        expected = nn.functional.mse_loss(model(unseen.tensors[0]), unseen.tensors[1]).item()
     assert float(trainer.run_history.get_latest_metric("eval_loss_epoch")) == pytest.approx(expected, abs=1e-12)
 
     trainer.save_model(shared_tmp_path / "exported")
@@ -290,28 +275,6 @@ def test_what_is_refused(row: str) -> None:
 
 
 @pytest.mark.runs_on("two_ranks")
-def test_unused_parameters_where_they_are_looked_for() -> None:
-    """With `find_unused_parameters`, a layer that no batch reaches keeps its weights while the others train."""
-
-    class HalfUsed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = nn.Linear(4, 1).double(), nn.Linear(4, 1).double()
-
-        @override
-        def forward(self, inputs: Tensor) -> Tensor:
-            return cast("Tensor", self.used(inputs))
-
-    torch.manual_seed(0)
-    model = HalfUsed()
-    before = copy.deepcopy(model)
-    trainer_of("`find_unused_parameters=True`", model).train(InMemory(9), 2, per_device_batch_size=2, **IN_PROCESS)
-    assert torch.equal(weights_of(model.unused), weights_of(before.unused))
-    assert not torch.equal(weights_of(model.used), weights_of(before.used))
-    assert all(torch.equal(weights_of(model), other) for other in gather_objects(weights_of(model)))
-
-
-@pytest.mark.runs_on("two_ranks")
 @pytest.mark.parametrize("hook", [row for row in rows_that("supported", "rounded") if "comm_hook" in row])
 def test_counts_are_not_compressed(hook: str) -> None:
     """Counts of items that half precision cannot hold weigh a step as they do without compression."""
@@ -327,13 +290,14 @@ def test_counts_are_not_compressed(hook: str) -> None:
             items = 70_001 if dist.get_rank() == 0 else 210_003
             return {**output, "loss": output["loss"] * 1e-3, "num_items_in_batch": items}
 
-    model, data = small_network(), InMemory(8)
+    model, data = small_network(), regression(8)
     by_hand = copy.deepcopy(model)
     trainer = CountsItems(model, nn.MSELoss(), SGD(model.parameters(), lr=100), [])
-    trainer.train(data, 1, per_device_batch_size=4, **IN_PROCESS)
+    trainer.train(data, 1, per_device_batch_size=4)
 
     order = epoch_order(8, seed=cast("int", trainer.run_config.seed), epoch=0).indices(0, 8)
-    losses = [nn.functional.mse_loss(by_hand(data.inputs[part]), data.targets[part]) for part in torch.split(order, 4)]
+    batches = [data[part] for part in torch.split(order, 4)]
+    losses = [nn.functional.mse_loss(by_hand(inputs), targets) for inputs, targets in batches]
     torch.autograd.backward(0.25 * losses[0] + 0.75 * losses[1])
     SGD(by_hand.parameters(), lr=0.1).step()
     tolerance = 1e-3 if "BF16" in hook else 1e-4
@@ -346,29 +310,6 @@ def test_sharding_that_a_launcher_asked_for(variable: str, monkeypatch: pytest.M
     monkeypatch.setenv(variable, "true")
     with pytest.raises(UnsupportedConfigurationError, match=variable):
         trainer_of("", small_network())
-
-
-@pytest.mark.parametrize(
-    ("create", "refused"),
-    [
-        (lambda: on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin()), "FSDP"),
-        (lambda: on_cpu(deepspeed_plugin=object()), "deepspeed_plugin"),
-        (lambda: on_cpu(megatron_lm_plugin=object()), "megatron_lm_plugin"),
-    ],
-)
-def test_sharding_that_a_plugin_asked_for(create: Callable[[], Any], refused: str) -> None:
-    """A plugin that accelerate ignores on a CPU is refused, also without its package, and later trainers are not."""
-
-    class Sharding(Trainer[nn.Module]):
-        @override
-        def _create_accelerator(self) -> Any:
-            return create()
-
-    before = dict(os.environ)
-    with pytest.raises(UnsupportedConfigurationError, match=refused):
-        Sharding(small_network(), None, None)
-    assert dict(os.environ) == before
-    trainer_of("", small_network())
 
 
 def test_fp8_that_a_launcher_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,32 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core import ConfigurationError, Trainer
 from pa_core.testing import TinyClassifier, make_classification
 from tests.support.explained import assert_explained
+from tests.support.models import weights_of
 
 DATA = make_classification(20)
-
-
-class Autoencoder(nn.Linear):
-    """Learns to return what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 4)
-
-
-class Images(Dataset[Tensor]):
-    """Samples that are one tensor, as for an autoencoder."""
-
-    def __len__(self) -> int:
-        return 20
-
-    @override
-    def __getitem__(self, index: int) -> Tensor:
-        return DATA.tensors[0][index]
 
 
 class Record(UserDict[str, Tensor]):
@@ -71,6 +53,11 @@ def stacked(samples: list[Any]) -> tuple[Tensor, Tensor]:
     return torch.stack([x for x, _ in samples]), torch.stack([y for _, y in samples])
 
 
+def trainer_of(model: nn.Module, loss_func: Any = None, kind: type[Trainer[Any]] = Trainer) -> Trainer[Any]:
+    """A trainer of a model, without anything on the console."""
+    return kind(model, loss_func, SGD(model.parameters(), lr=0.1), callbacks=[])
+
+
 def made_with(make: Callable[[Tensor, Tensor], Any]) -> Callable[[list[Any]], Any]:
     """A function that collates samples into a batch of another kind."""
     return lambda samples: make(*stacked(samples))
@@ -97,38 +84,37 @@ REFUSED: dict[str, tuple[Callable[[list[Any]], Any], tuple[str, ...]]] = {
 def test_a_batch_that_cannot_be_taken_apart_is_refused(name: str) -> None:
     """The error shows the structure of the batch, and how to override the step; nothing is trained."""
     collate, words = REFUSED[name]
-    model = TinyClassifier()
-    before = [parameter.clone() for parameter in model.parameters()]
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer = trainer_of(TinyClassifier(), nn.CrossEntropyLoss())
+    before = weights_of(trainer.model)
 
     with pytest.raises(ConfigurationError) as caught:
         trainer.train(DATA, 1, per_device_batch_size=4, collate_fn=collate)
 
     assert_explained(caught.value, *words, "def calculate_train_batch_loss(self, batch):", "self.loss_func")
-    assert all(map(torch.equal, before, model.parameters()))
+    assert torch.equal(before, weights_of(trainer.model))
 
 
-ADVISED: dict[str, tuple[type[nn.Module], nn.Module, Callable[[list[Any]], Any]]] = {
-    "a tensor": (Autoencoder, nn.MSELoss(), made_with(lambda x, _y: x)),
-    "a tuple of one": (Autoencoder, nn.MSELoss(), made_with(lambda x, _y: (x,))),
-    "a dict": (TinyClassifier, nn.CrossEntropyLoss(), made_with(lambda x, y: {"label": y, "image": x})),
-    "what has keys": (TinyClassifier, nn.CrossEntropyLoss(), made_with(lambda x, y: Graph(x=x, y=y))),
-    "a dataclass": (TinyClassifier, nn.CrossEntropyLoss(), made_with(Fields)),
+ADVISED: dict[str, tuple[nn.Module, Callable[[list[Any]], Any]]] = {
+    "a tensor": (nn.MSELoss(), made_with(lambda x, _y: x)),
+    "a tuple of one": (nn.MSELoss(), made_with(lambda x, _y: (x,))),
+    "a dict": (nn.CrossEntropyLoss(), made_with(lambda x, y: {"label": y, "image": x})),
+    "what has keys": (nn.CrossEntropyLoss(), made_with(lambda x, y: Graph(x=x, y=y))),
+    "a dataclass": (nn.CrossEntropyLoss(), made_with(Fields)),
 }
 
 
 @pytest.mark.parametrize("name", ADVISED)
 def test_the_advised_lines_train(name: str) -> None:
     """What the error shows can be copied into a subclass, which then trains and evaluates on every sample."""
-    kind, loss_func, collate = ADVISED[name]
-    model = kind()
+    loss_func, collate = ADVISED[name]
+    model = TinyClassifier() if isinstance(loss_func, nn.CrossEntropyLoss) else nn.Linear(4, 4)
     with pytest.raises(ConfigurationError) as caught:
-        Trainer(model, loss_func, SGD(model.parameters(), lr=0.1), callbacks=[]).train(DATA, 1, collate_fn=collate)
+        trainer_of(model, loss_func).train(DATA, 1, collate_fn=collate)
 
     body = textwrap.dedent(caught.value.do.partition("\n")[2])
     names: dict[str, Any] = {"Trainer": Trainer}
     exec(f"class Advised(Trainer):\n{textwrap.indent(body, '    ')}", names)  # the point is to try it out
-    trainer = names["Advised"](model, loss_func, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer = trainer_of(model, loss_func, names["Advised"])
     trainer.train(DATA, 3, DATA, per_device_batch_size=8, collate_fn=collate)
 
     losses = list(trainer.run_history.get_metric_values("eval_loss_epoch"))
@@ -138,16 +124,15 @@ def test_the_advised_lines_train(name: str) -> None:
 def test_a_step_that_only_evaluates_is_named() -> None:
     """Where the training step is overridden, the error is about that of the evaluation."""
 
-    class TrainsOnly(Trainer[Autoencoder]):
+    class TrainsOnly(Trainer[nn.Linear]):
         @override
         def calculate_train_batch_loss(self, batch: Tensor) -> dict[str, Any]:
             outputs = self.model(batch)
             return {"loss": self.loss_func(outputs, batch), "model_outputs": outputs, "batch_size": len(batch)}
 
-    model = Autoencoder()
-    trainer = TrainsOnly(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer = trainer_of(nn.Linear(4, 4), nn.MSELoss(), TrainsOnly)
     with pytest.raises(ConfigurationError, match=r"def calculate_eval_batch_loss\(self, batch\)"):
-        trainer.train(Images(), 1, Images(), train_dataloader_kwargs={"num_workers": 0})
+        trainer.train(DATA, 1, DATA, collate_fn=made_with(lambda x, _y: x))
 
 
 class Pair(NamedTuple):
@@ -180,14 +165,13 @@ TAKEN: dict[str, Callable[[Tensor, Tensor], Any]] = {
 def test_whatever_has_inputs_and_targets_at_0_and_1_trains_alike(name: str) -> None:
     """The kind of the batch changes nothing."""
 
-    def weights(collate: Callable[[list[Any]], Any]) -> list[Tensor]:
+    def weights(collate: Callable[[list[Any]], Any]) -> Tensor:
         torch.manual_seed(0)
-        model = TinyClassifier()
-        trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+        trainer = trainer_of(TinyClassifier(), nn.CrossEntropyLoss())
         trainer.train(DATA, 2, per_device_batch_size=8, collate_fn=collate)
-        return list(model.parameters())
+        return weights_of(trainer.model)
 
-    assert all(map(torch.equal, weights(made_with(TAKEN[name])), weights(stacked)))
+    assert torch.equal(weights(made_with(TAKEN[name])), weights(stacked))
 
 
 def first_feature(_outputs: Tensor, targets: Any) -> Tensor:
@@ -196,22 +180,14 @@ def first_feature(_outputs: Tensor, targets: Any) -> Tensor:
     return mean.requires_grad_()
 
 
-def two_targets(x: Tensor) -> Any:
-    """Inputs, and a tuple of targets."""
-    return x, (x[:, 0], x[:, 1])
+SEVERAL: list[Callable[[Tensor], Any]] = [lambda x: (x[:, 0], x[:, 1]), lambda x: {"first": x[:, 0]}]
 
 
-def named_target(x: Tensor) -> Any:
-    """Inputs, and targets with names."""
-    return x, {"first": x[:, 0]}
-
-
-@pytest.mark.parametrize("make", [two_targets, named_target])
-def test_several_targets_are_not_counted_as_samples(make: Callable[[Tensor], Any]) -> None:
+@pytest.mark.parametrize("targets", SEVERAL)
+def test_several_targets_are_not_counted_as_samples(targets: Callable[[Tensor], Any]) -> None:
     """The mean loss of an epoch weighs each batch by its samples, also where the targets are several tensors."""
-    model = TinyClassifier()
-    trainer = Trainer(model, first_feature, SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(DATA, 1, per_device_batch_size=16, collate_fn=lambda samples: make(stacked(samples)[0]))
+    trainer = trainer_of(TinyClassifier(), first_feature)
+    trainer.train(DATA, 1, per_device_batch_size=16, collate_fn=made_with(lambda x, _y: (x, targets(x))))
     expected = DATA.tensors[0][:, 0].mean().item()
     assert trainer.run_history.get_latest_metric("train_loss_epoch") == pytest.approx(expected)
 
@@ -266,7 +242,7 @@ def named(samples: list[Any]) -> dict[str, Tensor]:
 
 def losses_and_weights(model: nn.Module, loss_func: Any, collate: Any) -> list[float | Tensor]:
     """What a run with accumulation, and with a shorter last batch, leaves behind."""
-    trainer = Trainer(model, loss_func, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer = trainer_of(model, loss_func)
     trainer.train(DATA, 2, DATA, per_device_batch_size=3, gradient_accumulation_steps=2, collate_fn=collate)
     history = trainer.run_history
     losses = [*history.get_metric_values("train_loss_epoch"), *history.get_metric_values("eval_loss_epoch")]
@@ -288,8 +264,7 @@ def test_a_model_that_computes_its_own_loss_trains_without_an_override(make_outp
 
 def test_the_outputs_of_such_a_model_are_handed_on() -> None:
     """Callbacks get what the model returned, and the number of samples."""
-    model = WithLoss()
-    trainer = Trainer(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer = trainer_of(WithLoss())
     batch = named([DATA[index] for index in range(5)])
     output = trainer.calculate_eval_batch_loss(batch)
     assert isinstance(output["model_outputs"], ModelOutput)
@@ -300,18 +275,9 @@ def test_the_outputs_of_such_a_model_are_handed_on() -> None:
 @pytest.mark.parametrize("kind", [Record, Graph])
 def test_such_a_model_takes_whatever_has_keys(kind: Callable[..., Any]) -> None:
     """A batch need not be a dict."""
-    model = WithLoss()
-    trainer = Trainer(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer = trainer_of(WithLoss())
     trainer.train(DATA, 1, per_device_batch_size=4, collate_fn=made_with(lambda x, y: kind(pixels=x, labels=y)))
     assert trainer.num_updates_completed == 5
-
-
-class WithoutLoss(TinyClassifier):
-    """A model that has no labels to compute a loss from."""
-
-    @override
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs)
 
 
 def renamed(*names: str) -> Callable[[list[Any]], dict[str, Tensor]]:
@@ -326,7 +292,11 @@ NO_LOSS: dict[str, tuple[nn.Module, Callable[[list[Any]], Any], tuple[str, ...]]
         ("'pixels': Tensor of shape", "ModelOutput", "in WithLoss.forward(self, pixels: ", "labels: "),
     ),
     "no labels, in a dict": (WithLoss(in_dict), renamed("pixels"), ("labels: ",)),
-    "a model without a loss": (WithoutLoss(), renamed("inputs"), ("WithoutLoss.forward", "return the loss from it")),
+    "a model without a loss": (
+        TinyClassifier(),
+        renamed("inputs"),
+        ("TinyClassifier.forward", "return the loss"),
+    ),
     "not a mapping": (WithLoss(), stacked, ("loss_func=None", "a tuple of 2", "calculate_train_batch_loss")),
 }
 
@@ -335,7 +305,7 @@ NO_LOSS: dict[str, tuple[nn.Module, Callable[[list[Any]], Any], tuple[str, ...]]
 def test_without_a_loss_the_error_says_what_the_batch_lacks(name: str) -> None:
     """It shows what was in the batch and what the model returned."""
     model, collate, words = NO_LOSS[name]
-    trainer = Trainer(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer = trainer_of(model)
     with pytest.raises(ConfigurationError) as caught:
         trainer.train(DATA, 1, collate_fn=collate)
     assert_explained(caught.value, *words)
@@ -343,17 +313,13 @@ def test_without_a_loss_the_error_says_what_the_batch_lacks(name: str) -> None:
 
 def test_a_loss_function_in_the_way_of_such_a_model_is_named() -> None:
     """Where the model takes all that is in the batch, labels too, the advice is not to override the step."""
-    model = WithLoss()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
     with pytest.raises(ConfigurationError, match="Pass loss_func=None to the trainer: the model takes the labels"):
-        trainer.train(DATA, 1, collate_fn=named)
-    trainer = Trainer(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(DATA, 1, collate_fn=named)
+        trainer_of(WithLoss(), nn.CrossEntropyLoss()).train(DATA, 1, collate_fn=named)
 
 
 def test_items_that_such_a_model_does_not_take_are_named() -> None:
     """Python's own error names the argument, and a note shows the batch."""
-    trainer = Trainer(WithLoss(), None, None, callbacks=[])
+    trainer = trainer_of(WithLoss())
     with pytest.raises(TypeError, match=r"WithLoss.forward\(\) got an unexpected keyword argument 'text'") as caught:
         trainer.evaluate(DATA, collate_fn=renamed("pixels", "text"))
     assert "whose batch is a dict {'pixels': Tensor of shape" in caught.value.__notes__[0]
@@ -367,10 +333,8 @@ def test_an_error_of_the_model_itself_is_not_taken_for_one_of_the_batch() -> Non
         def forward(self, pixels: Tensor, labels: Tensor | None = None) -> Any:
             raise TypeError("a fault of the model")
 
-    model = Faulty()
-    trainer = Trainer(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
     with pytest.raises(TypeError, match="a fault of the model"):
-        trainer.train(DATA, 1, collate_fn=named)
+        trainer_of(Faulty()).train(DATA, 1, collate_fn=named)
 
 
 class Scaled(TinyClassifier):
@@ -387,10 +351,8 @@ class Scaled(TinyClassifier):
 
 def test_a_tensor_that_does_not_move_with_the_model_is_explained() -> None:
     """Where torch fails because of it, a note says how to make it a buffer."""
-    model = Scaled(torch.ones(4, device="meta"))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
     with pytest.raises(RuntimeError) as caught:
-        trainer.train(DATA, 1)
+        trainer_of(Scaled(torch.ones(4, device="meta")), nn.CrossEntropyLoss()).train(DATA, 1)
     (note,) = [note for note in caught.value.__notes__ if "register_buffer" in note]
     assert "do not move with the model" in note
 
@@ -404,25 +366,15 @@ class NamedSteps(Trainer[WithLoss]):
         return {"loss": output.loss, "model_outputs": output, "batch_size": len(batch["labels"])}
 
 
-class Rows(Dataset[dict[str, Any]]):
-    """Samples as `datasets` returns them when it was asked for no format."""
-
-    def __len__(self) -> int:
-        return 20
-
-    @override
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        pixels, label = DATA[index]
-        return {"pixels": pixels.tolist(), "labels": int(label)}
+ROWS: Any = [{"pixels": pixels.tolist(), "labels": int(label)} for pixels, label in zip(*DATA.tensors, strict=True)]
+"""Samples as `datasets` returns them when it was asked for no format."""
 
 
 @pytest.mark.parametrize("kind", [Trainer, NamedSteps])
 def test_lists_that_were_taken_apart_are_named(kind: type[Trainer[Any]]) -> None:
     """Collation makes a list of tensors of the lists in samples, with which no model can do anything."""
-    model = WithLoss()
-    trainer = kind(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
     with pytest.raises(TypeError) as caught:
-        trainer.train(Rows(), 1, train_dataloader_kwargs={"num_workers": 0})
+        trainer_of(WithLoss(), None, kind).train(ROWS, 1, train_dataloader_kwargs={"num_workers": 0})
     assert any(
         "'pixels' were taken apart" in note and 'with_format("torch")' in note for note in caught.value.__notes__
     )
@@ -430,7 +382,6 @@ def test_lists_that_were_taken_apart_are_named(kind: type[Trainer[Any]]) -> None
 
 def test_lists_that_the_default_step_cannot_use_are_named() -> None:
     """A loss function beside a mapping would need a step of its own, which could not use them either."""
-    model = TinyClassifier()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer = trainer_of(TinyClassifier(), nn.CrossEntropyLoss())
     with pytest.raises(ConfigurationError, match=r'after with_format\("torch"\)'):
-        trainer.train(Rows(), 1, train_dataloader_kwargs={"num_workers": 0})
+        trainer.train(ROWS, 1, train_dataloader_kwargs={"num_workers": 0})

@@ -22,7 +22,6 @@ from pa_core.errors import EmptyDatasetError
 from pa_core.orders import Sequential
 from tests.small_runs import NoteBatches, linear, make_trainer, samples
 from tests.support.callbacks import KillAt, KilledError
-from tests.support.pa_core.custom_loops.loops import make_line
 
 Sample = tuple[Tensor, ...]
 NO_WORKERS: dict[str, Any] = {"num_workers": 0}
@@ -204,23 +203,6 @@ def test_a_run_on_a_stream_is_made_longer(tmp_path: Path) -> None:
         trained += part.trained
 
     assert trained == note.trained
-
-
-def test_a_loop_of_ones_own_goes_over_a_stream() -> None:
-    """`Run` makes the same updates as the trainer."""
-    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "train_dataloader_kwargs": NO_WORKERS}
-    trained = train(make_trainer(lr=1e-2), Stream(20), 5, **settings)
-    torch.manual_seed(1)
-    run = make_line(
-        data=Stream(20), lr=1e-2, num_epochs=None, max_num_train_steps=5, per_device_batch_size=8, **settings
-    )
-    with run:
-        for inputs, targets in run.batches():
-            run.backward(nn.functional.mse_loss(run.model(inputs), targets))
-            run.step()
-
-    assert (run.num_updates_completed, run.num_epochs_completed) == (5, 3)
-    torch.testing.assert_close(run.model.weight.detach(), weights(trained), rtol=0, atol=0)
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")

@@ -11,13 +11,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from pa_core import (
-    ProgressBarCallback,
-    SaveTrainingStateCallback,
-    StepBasedEvaluationCallback,
-    Trainer,
-    TrainerPlaceholderValues,
-)
+from pa_core import ProgressBarCallback, SaveTrainingStateCallback, Trainer, TrainerPlaceholderValues
 from pa_core.callbacks import PrintProgressCallback
 from pa_core.distributed import num_processes
 from pa_core.epoch_lengths import EpochLengths
@@ -26,7 +20,6 @@ from pa_core.orders import Order
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.histories import updates_of
-from tests.support.pa_core.custom_loops.loops import make_line, step_through
 from tests.support.pa_core.stages import Stages
 
 SAMPLES = [16, 40, 24]
@@ -91,14 +84,6 @@ def test_a_run_has_the_updates_of_all_its_epochs() -> None:
     assert updates_of(trainer, "train_loss_epoch") == [2, 7, 10]
 
 
-def test_an_evaluation_of_steps_leaves_the_end_of_each_epoch_to_the_epoch() -> None:
-    """After every update but those that end an epoch there is an intermediate evaluation."""
-    trainer = train(make_trainer(Trainer, StepBasedEvaluationCallback(1)), eval_dataset=samples(8))
-
-    assert updates_of(trainer, "intermediate_eval_loss_epoch") == [1, 3, 4, 5, 6, 8, 9]
-    assert updates_of(trainer, "eval_loss_epoch") == [2, 7, 10]
-
-
 def test_displays_show_the_length_of_each_epoch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The line of an epoch names its batches, also of the one that is cut short; the first line the sum of updates."""
     trainers = [make_trainer(Trainer, display) for display in (PrintProgressCallback, ProgressBarCallback)]
@@ -159,15 +144,6 @@ def test_a_run_that_is_made_longer_again_and_again_trains_all_of_each_epoch(
         trained += part.trained
 
     assert trained == note.trained
-
-
-def test_a_loop_of_ones_own_has_such_epochs_too() -> None:
-    """`Run` plans and trains the same updates."""
-    with make_line(number=40, num_epochs=3, per_device_batch_size=8, order=Stages(SAMPLES), lr=1e-4) as run:
-        assert (run.run_config.max_num_train_steps, run.run_config.num_update_steps_per_epoch) == (10, 4)
-        for _ in run.epochs():
-            step_through(run)
-    assert updates_of(run, "train_loss_epoch") == [2, 7, 10]
 
 
 def test_an_epoch_without_samples_is_refused_before_the_first_step() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
@@ -32,7 +30,6 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.distributed import num_processes, rank
-from tests.launching import Launch
 from tests.support.callbacks import CallAt, KillAt, KilledError
 from tests.support.loops import updates_of
 from tests.support.pa_core.towers import TwoTowers, contrast, decay, pairs, tower, two_towers, weights_of
@@ -62,7 +59,7 @@ def test_a_run_is_that_of_a_loop_by_hand(clip: float | None) -> None:
         create_scheduler_fn=decay,
     )
     optimizers: list[Optimizer] = [SGD(model.parameters(), lr=0.1, momentum=0.9), Adam(captions.parameters(), lr=0.01)]
-    schedulers = [decay(optimizers[0]), StepLR(optimizers[1], step_size=1)]
+    schedulers = [decay(one) for one in optimizers]
     norm = torch.zeros(())
     for first, second in updates_of(data, trainer.run_config.seed, epochs=2, samples=8):
         torch.autograd.backward(contrast(model(first), captions(second)))
@@ -103,13 +100,11 @@ def test_the_optimizer_of_the_trainer_may_train_a_module_too() -> None:
 
 @on_two_ranks
 def test_modules_that_were_made_differently_begin_as_that_of_rank_zero() -> None:
-    """As the model does."""
-    torch.manual_seed(rank())
-    model, captions = tower(3), tower(5)
-    trainer = TwoTowers(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.add_module("captions", captions, SGD(captions.parameters(), lr=0.1))
+    """As the model does; and however the processes were seeded, they share one seed, and so the order of samples."""
+    trainer = two_towers(seed=rank())
     trainer.train(pairs(5), 1, per_device_batch_size=2)
     assert gather_objects(weights_of(trainer)) == [weights_of(trainer)] * 2
+    assert len(set(gather_objects(trainer.run_config.seed))) == 1
 
 
 class Twice(TwoTowers):
@@ -135,30 +130,28 @@ def test_a_module_may_be_called_often_or_not_at_all() -> None:
 
 
 class Normalised(TwoTowers):
-    """Notes the statistics of a layer of the module at the end of each epoch."""
+    """Notes the statistics of a layer of the model, and of one of the module, at the end of each epoch."""
 
     @override
     def eval_epoch_start(self) -> None:
         super().eval_epoch_start()
-        captions: Any = self.modules["captions"]
-        layer = captions[1]
-        self.run_history.update_metric("mean", layer.running_mean.sum().item())
-        self.run_history.update_metric("is_training", layer.training)
+        layers: list[Any] = [self.get_model()[1], self.modules["captions"].get_submodule("1")]
+        self.run_history.update_metric("means", [layer.running_mean.sum().item() for layer in layers])
+        self.run_history.update_metric("are_training", [layer.training for layer in layers])
 
 
 @everywhere
 def test_modes_and_buffers_are_those_of_a_model() -> None:
-    """In evaluation the module is in eval mode with the statistics of rank zero; training goes on in training mode."""
+    """In evaluation both are in eval mode with the statistics of rank zero; training goes on in training mode."""
     torch.manual_seed(0)
-    model = tower(3)
-    captions = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).double()
+    model, captions = (nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).double() for _ in range(2))
     trainer = Normalised(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
     trainer.add_module("captions", captions, SGD(captions.parameters(), lr=0.1))
     trainer.train(pairs(16), 2, pairs(8), per_device_batch_size=4)
-    means = list(trainer.run_history.get_metric_values("mean"))
+    means = list(trainer.run_history.get_metric_values("means"))
     assert gather_objects(means) == [means] * num_processes()
     assert means[0] != means[1]
-    assert list(trainer.run_history.get_metric_values("is_training")) == [False, False]
+    assert list(trainer.run_history.get_metric_values("are_training")) == [[False, False]] * 2
     assert captions.training
 
 
@@ -242,32 +235,19 @@ def test_an_update_that_overflows_in_the_module_is_made_in_neither() -> None:
 @everywhere
 def test_a_scheduler_is_stepped_when_the_trainers_is() -> None:
     """After each epoch with a metric, where `train()` is asked for it, also if the trainer itself has no scheduler."""
-    torch.manual_seed(0)
-    model, captions = tower(3), tower(5)
-    trainer = TwoTowers(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-    plateau = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=1e9)
-    trainer.add_module("captions", captions, SGD(captions.parameters(), lr=1.0), plateau)
+    trainer = two_towers(schedule=partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=1e9))
     trainer.train(pairs(8), 3, per_device_batch_size=2, watch_metric="train_loss_epoch")
-    assert trainer.named_optimizers()["captions"].param_groups[0]["lr"] == 0.5**3
+    assert trainer.named_optimizers()["captions"].param_groups[0]["lr"] == 0.01 * 0.5**3
     assert trainer.scheduler is None
 
 
 def test_a_scheduler_gets_the_length_of_the_run() -> None:
     """Placeholders are filled in, and a schedule that ends too early is refused before anything is trained."""
-    torch.manual_seed(0)
-
-    def trainer_with(total_steps: Any) -> TwoTowers:
-        model, captions = tower(3), tower(5)
-        trainer = TwoTowers(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-        schedule = partial(OneCycleLR, max_lr=1.0, total_steps=total_steps)
-        trainer.add_module("captions", captions, SGD(captions.parameters(), lr=0.1), schedule)
-        return trainer
-
     updates = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
-    trainer = trainer_with(updates + 1)
+    trainer = two_towers(schedule=partial(OneCycleLR, max_lr=1.0, total_steps=updates + 1))
     trainer.train(pairs(8), 3, per_device_batch_size=2)
     assert trainer.named_optimizers()["captions"].param_groups[0]["lr"] < 1e-3
-    short = trainer_with(5)
+    short = two_towers(schedule=partial(OneCycleLR, max_lr=1.0, total_steps=5))
     with pytest.raises(ConfigurationError, match="schedule is shorter than the run"):
         short.train(pairs(8), 3, per_device_batch_size=2)
     assert short.num_updates_completed == 0
@@ -488,51 +468,3 @@ def test_a_resumed_run_goes_on_bit_for_bit(update: int, shared_tmp_path: Path) -
     assert resumed.run_history.get_metric_values("train_loss_epoch") == whole.run_history.get_metric_values(
         "train_loss_epoch"
     )
-
-
-def test_a_state_without_the_module_is_refused(tmp_path: Path) -> None:
-    """A run with another module than the one that was saved does not go on from it, with its name."""
-    model = tower(3)
-    alone = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1, momentum=0.9), callbacks=[])
-    things = torch.randn(8, 4).double()
-    alone.train(TensorDataset(things, things[:, :2]), 1)
-    alone.save_training_state(tmp_path / "state")
-    with pytest.raises(CheckpointError, match=r"would not continue(.|\n)*captions: Adam"):
-        two_towers().train(pairs(8), 2, resume_from=tmp_path / "state")
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from pa_core import SaveTrainingStateCallback, TrainerCallback, gather_objects
-from tests.support.pa_core.towers import decay, pairs, two_towers, weights_of
-
-class Kill(TrainerCallback):
-    def on_optimizer_step_end(self, trainer, update, **kwargs):
-        if update == 7 and trainer.process_index == trainer.num_processes - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-def train(*callbacks, **arguments):
-    trainer = two_towers(*callbacks, drops=0.2)
-    torch.manual_seed(3)
-    trainer.train(pairs(21), 3, per_device_batch_size=2, create_scheduler_fn=decay, **arguments)
-    return trainer
-
-save = SaveTrainingStateCallback("states", save_every_n_steps=2)
-if sys.argv[1] == "killed":
-    train(save, Kill())
-resumed, whole = train(save, resume_from="states"), train()
-ended = [(weights_of(trainer), trainer.num_updates_completed) for trainer in (resumed, whole)]
-whole.print("equal on each process:", gather_objects(ended[0] == ended[1]))
-"""
-
-
-def test_a_killed_run_goes_on_bit_for_bit(launch: Launch) -> None:
-    """One of two processes is killed between two saves; what is started again ends as if nothing had been."""
-    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    assert launch(KILLED, "killed", ranks=2, env=path).status != 0
-    assert any((launch.folder / "states").iterdir())
-    launched = launch(KILLED, "resumed", ranks=2, env=path)
-    assert launched.status == 0, launched.output
-    assert "equal on each process: [True, True]" in launched.output

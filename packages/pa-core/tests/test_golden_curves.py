@@ -7,21 +7,21 @@ double precision, so that a tolerance far below any real change holds on every C
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torch.utils.data import TensorDataset
-from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import Trainer
 from pa_core.data import epoch_order
-from pa_core.testing import TinyClassifier, make_classification
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 
 UPDATES = 20
 
@@ -61,24 +61,6 @@ VARIANTS = {
         scheduler=partial(OneCycleLR, max_lr=0.05, total_steps=UPDATES + 1),
     ),
 }
-
-
-class Losses(TrainerCallback):
-    """Notes the loss of the last batch of each update."""
-
-    def __init__(self) -> None:
-        self.of_batches: list[float] = []
-        self.of_updates: list[float] = []
-
-    @override
-    def on_train_step_end(
-        self, trainer: AnyTrainer, batch: object, batch_output: dict[str, Tensor], **_: object
-    ) -> None:
-        self.of_batches.append(batch_output["loss"].item())
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **_: object) -> None:
-        self.of_updates.append(self.of_batches[-1])
 
 
 def dataset() -> TensorDataset:
@@ -121,8 +103,8 @@ def test_a_curve_is_that_of_the_loop_by_hand_and_that_of_before(name: str) -> No
     torch.manual_seed(11)
     model = TinyClassifier(batch_norm=True).double()
     hand_model = copy.deepcopy(model)
-    losses = Losses()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), variant.optimizer(model), callbacks=[losses])
+    recorder = RecordingCallback()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), variant.optimizer(model), callbacks=[recorder])
     trainer.train(
         dataset(),
         1,
@@ -132,7 +114,11 @@ def test_a_curve_is_that_of_the_loop_by_hand_and_that_of_before(name: str) -> No
         gradient_clip_norm=variant.clip_norm,
         create_scheduler_fn=variant.scheduler,
     )
+    losses, loss = list[float](), math.nan
+    for event, arguments in zip(recorder.events, recorder.arguments, strict=True):
+        loss = arguments["batch_output"]["loss"].item() if event == "on_train_step_end" else loss
+        losses += [loss] if event == "on_optimizer_step_end" else []
     assert trainer.run_config.seed is not None
-    assert losses.of_updates == by_hand(hand_model, variant, trainer.run_config.seed)
-    chosen = [losses.of_updates[update - 1] for update in (1, 5, 10, 15, UPDATES)]
+    assert losses == by_hand(hand_model, variant, trainer.run_config.seed)
+    chosen = [losses[update - 1] for update in (1, 5, 10, 15, UPDATES)]
     assert chosen == pytest.approx(variant.losses, rel=1e-8), chosen

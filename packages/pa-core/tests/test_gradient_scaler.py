@@ -14,8 +14,9 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import NonFiniteLossError, Run, SaveTrainingStateCallback, Trainer
+from pa_core import NonFiniteLossError, SaveTrainingStateCallback, Trainer
 from pa_core.testing import RecordingCallback, make_regression
+from tests.support.models import weights_of
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -38,12 +39,11 @@ class TokenScaled(Scaled):
         return {**super().calculate_train_batch_loss(batch), "num_items_in_batch": len(batch[0])}
 
 
-def linear() -> nn.Linear:
+def linear(weight: float = 0.1) -> nn.Linear:
     """A linear model with fixed weights."""
     model = nn.Linear(4, 1)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[0.1, -0.2, 0.3, -0.4]]))
-        model.bias.zero_()
+    nn.init.constant_(model.weight, weight)
+    nn.init.zeros_(model.bias)
     return model
 
 
@@ -55,7 +55,7 @@ def weights_after(trainer_class: type[Trainer[nn.Linear]]) -> Tensor:
     trainer.train(
         make_regression(21), 2, per_device_batch_size=2, gradient_accumulation_steps=2, gradient_clip_norm=0.5
     )
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    return weights_of(model)
 
 
 @pytest.mark.parametrize("trainer_class", [Scaled, TokenScaled])
@@ -69,10 +69,7 @@ def test_a_skipped_update_counts_for_nothing_but_the_data() -> None:
     inputs, targets = make_regression(12).tensors
     inputs = inputs.clone()
     inputs[:, 0] = torch.tensor([1e30] + [0.0] * 11)  # its gradient overflows, its loss does not
-    model = linear()
-    with torch.no_grad():
-        model.weight.fill_(1e-15)
-    recorder = RecordingCallback()
+    model, recorder = linear(weight=1e-15), RecordingCallback()
     trainer = Scaled(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-3), callbacks=[recorder])
     trainer.train(
         TensorDataset(inputs, targets),
@@ -89,54 +86,15 @@ def test_a_skipped_update_counts_for_nothing_but_the_data() -> None:
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
-def overflowing_data() -> TensorDataset:
-    """Samples with a finite loss, whose gradients are infinite at every scale."""
-    return TensorDataset(torch.full((160, 4), 1e30), torch.zeros(160, 1))
-
-
-@pytest.fixture
-def overflowing_model() -> nn.Linear:
-    """A model with weights so small that the loss of these samples is finite."""
-    model = linear()
-    with torch.no_grad():
-        model.weight.fill_(1e-15)
-    return model
-
-
-def test_gradients_that_overflow_for_ever_end_the_run(overflowing_model: nn.Linear, shared_tmp_path: Path) -> None:
+def test_gradients_that_overflow_for_ever_end_the_run(shared_tmp_path: Path) -> None:
     """Before the scale is zero, which would make the weights NaN; no state of the end is saved, as with such a loss."""
-    recorder = RecordingCallback()
-    optimizer = SGD(overflowing_model.parameters(), lr=1e-3)
-    save = SaveTrainingStateCallback(shared_tmp_path)
-    trainer = Scaled(overflowing_model, nn.MSELoss(), optimizer, callbacks=[recorder, save])
-    before = overflowing_model.weight.detach().clone()
+    model, data = linear(weight=1e-15), TensorDataset(torch.full((160, 4), 1e30), torch.zeros(160, 1))
+    recorder, save = RecordingCallback(), SaveTrainingStateCallback(shared_tmp_path)
+    trainer = Scaled(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-3), callbacks=[recorder, save])
+    before = model.weight.detach().clone()
     with pytest.raises(NonFiniteLossError, match=r"overflow(.|\n)*scale of 5\.96e-08(.|\n)*bf16"):
-        trainer.train(overflowing_data(), 4, per_device_batch_size=1)
-    assert torch.equal(overflowing_model.weight, before)
+        trainer.train(data, 4, per_device_batch_size=1)
+    assert torch.equal(model.weight, before)
     assert trainer.num_updates_completed == 0
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
     assert not [path for path in shared_tmp_path.iterdir() if not path.name.startswith(".")]
-
-
-def step_through(run: Run[nn.Linear]) -> None:
-    """A loop over all batches, one to an update."""
-    for inputs, targets in run.batches():
-        run.backward(nn.functional.mse_loss(run.model(inputs), targets))
-        run.step()
-
-
-def test_so_it_is_in_a_loop_of_ones_own(overflowing_model: nn.Linear) -> None:
-    """The block is left by the same error."""
-
-    class ScaledRun(Run[nn.Linear]):
-        @override
-        def _create_accelerator(self) -> Any:
-            accelerator: Any = super()._create_accelerator()
-            accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-            return accelerator
-
-    optimizer = SGD(overflowing_model.parameters(), lr=1e-3)
-    run = ScaledRun(overflowing_model, optimizer, overflowing_data(), num_epochs=4, per_device_batch_size=1)
-    with pytest.raises(NonFiniteLossError, match="overflow"), run:
-        step_through(run)
-    assert all(torch.isfinite(parameter).all() for parameter in overflowing_model.parameters())

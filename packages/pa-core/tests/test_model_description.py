@@ -57,14 +57,8 @@ def test_frozen_and_half_precision_parameters() -> None:
 
 def test_weights_that_are_not_there_yet() -> None:
     """Those on the meta device count with what they are going to take; lazy ones not at all before the first batch."""
-    assert rows(describe_model(nn.Linear(4, 2, device="meta")))["model"][2:] == [
-        "10",
-        "10",
-        "40",
-        "B",
-        "float32",
-        "meta",
-    ]
+    on_meta = rows(describe_model(nn.Linear(4, 2, device="meta")))["model"]
+    assert " ".join(on_meta[2:]) == "10 10 40 B float32 meta"
     lazy = nn.LazyLinear(2)
     assert rows(describe_model(lazy))["model"][2:] == ["0", "0", "0", "B", "lazy"]
     lazy(torch.ones(1, 4))

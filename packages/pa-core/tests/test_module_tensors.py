@@ -1,4 +1,4 @@
-"""The parameters and buffers of a module as torch lists them, and the parameters of an optimizer."""
+"""Parameters and buffers of a module as torch lists them, parameters of an optimizer, and models inside of wrappers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from pa_core import unwrap_model
 from pa_core.model_tensors import buffers_of_module, parameters_of, parameters_of_module
 
 
@@ -33,8 +34,9 @@ def _with_gaps() -> nn.Module:
     return model
 
 
-def _compiled() -> nn.Module:
-    return cast("nn.Module", torch.compile(nn.Linear(2, 1), backend="eager"))
+def _compiled(model: nn.Module) -> nn.Module:
+    """A compiled model; nothing is compiled before it is called."""
+    return cast("nn.Module", torch.compile(model, backend="eager"))
 
 
 def _scripted() -> nn.Module:
@@ -42,7 +44,8 @@ def _scripted() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "make", [_tied, _within_itself, _with_gaps, _compiled, lambda: nn.TransformerEncoderLayer(4, 2)]
+    "make",
+    [_tied, _within_itself, _with_gaps, lambda: _compiled(nn.Linear(2, 1)), lambda: nn.TransformerEncoderLayer(4, 2)],
 )
 def test_they_are_those_of_torch(make: Callable[[], nn.Module]) -> None:
     """Each once, and in the same order."""
@@ -65,3 +68,31 @@ def test_parameters_of_an_optimizer_come_in_the_order_of_its_groups() -> None:
     optimizer = torch.optim.SGD(layers[1].parameters(), lr=0.1)
     optimizer.add_param_group({"params": layers[0].parameters()})
     assert [id(one) for one in parameters_of(optimizer)] == [id(layers[1].weight), id(layers[0].weight)]
+
+
+@pytest.mark.parametrize("keep_torch_compile", [True, False])
+def test_a_model_without_wrappers_is_returned_itself(keep_torch_compile: bool) -> None:
+    """Scripts need not know whether there is a wrapper, even around a model without a layer."""
+    model = nn.Sequential()
+    assert unwrap_model(model, keep_torch_compile=keep_torch_compile) is model
+
+
+def test_wrappers_for_several_devices_come_off() -> None:
+    """However many there are."""
+    model = nn.Linear(2, 1)
+    assert unwrap_model(nn.DataParallel(nn.DataParallel(model))) is model
+
+
+def test_a_compiled_model_stays_compiled_unless_asked_otherwise() -> None:
+    """What is saved has plain names; what is called is fast."""
+    model = nn.Linear(2, 1)
+    compiled = _compiled(model)
+    assert unwrap_model(compiled) is compiled
+    assert unwrap_model(nn.DataParallel(compiled)) is compiled
+    assert unwrap_model(compiled, keep_torch_compile=False) is model
+
+
+def test_what_was_compiled_around_a_wrapper_is_not_kept() -> None:
+    """The wrapper is a part of what was compiled, so one cannot be had without the other."""
+    model = nn.Linear(2, 1)
+    assert unwrap_model(_compiled(nn.DataParallel(model))) is model

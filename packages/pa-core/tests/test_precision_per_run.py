@@ -25,7 +25,8 @@ from pa_core import (
     TrainerWithTimmScheduler,
     UnsupportedConfigurationError,
 )
-from pa_core.testing import TinyClassifier, make_classification
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from tests.support.callbacks import FailAt
 from tests.support.models import weights_of
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
@@ -91,12 +92,8 @@ def is_untouched(model: nn.Module) -> bool:
 def test_no_trace_of_a_run_that_was_stopped() -> None:
     """A run that stops early, in mid-epoch, leaves a model that computes in fp32."""
     model, during = TinyClassifier(), list[torch.dtype]()
-
-    def look_and_stop() -> None:
-        during.append(computes_in(model))
-        raise StopTrainingError("enough")
-
-    trainer = trainer_in(InBf16, model, Calls(look_and_stop))
+    look = Calls(lambda: during.append(computes_in(model)))
+    trainer = trainer_in(InBf16, model, look, FailAt("on_train_step_end", StopTrainingError("enough")))
     trainer.train(make_classification(16), 1, per_device_batch_size=2)
     assert during == [torch.bfloat16]
     assert is_untouched(model)
@@ -109,14 +106,8 @@ def test_no_trace_of_a_run_that_failed() -> None:
         trainer_in(InBf16, model, Calls(fail)).train(make_classification(16), 1)
     assert is_untouched(model)
 
-    class FailsInEvaluation(TrainerCallback):
-        @override
-        def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            assert computes_in(model) == torch.bfloat16
-            fail()
-
     with pytest.raises(LookupError):
-        trainer_in(InBf16, model, FailsInEvaluation()).evaluate(make_classification(16))
+        trainer_in(InBf16, model, FailAt("on_eval_step_start", LookupError())).evaluate(make_classification(16))
     assert is_untouched(model)
 
 
@@ -264,6 +255,24 @@ def test_a_second_precision_in_one_process(second: type[Trainer[nn.Module]]) -> 
     assert earlier.run_config.mixed_precision == there
     assert trainer_in(first, TinyClassifier()).describe_run() == described
     assert dist.is_initialized() == (earlier.run_config.num_processes > 1)
+
+
+@pytest.mark.runs_on("bf16")
+def test_the_model_computes_in_bf16_and_its_weights_stay_fp32() -> None:
+    """Launched so, training and evaluation run forward in bfloat16; weights, outputs and losses are float32."""
+    model, recorder, computed = TinyClassifier(), RecordingCallback(), set[torch.dtype]()
+    first: nn.Module = model.layers[0]
+    first.register_forward_hook(lambda _module, _inputs, output: computed.add(output.dtype))
+    trainer = trainer_in(Trainer, model, recorder)
+    trainer.train(make_classification(32), 3, make_classification(16))
+    outputs = [arguments["batch_output"] for arguments in recorder.arguments if "batch_output" in arguments]
+    assert computed == {torch.bfloat16}
+    assert {output[name].dtype for output in outputs for name in ("model_outputs", "loss")} == {torch.float32}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert trainer.run_config.mixed_precision == "bf16"
+    assert "bf16" in trainer.describe_run()
+    losses = list(trainer.run_history.get_metric_values("train_loss_epoch"))
+    assert losses[-1] < losses[0]
 
 
 def precision_of(kind: Any = Trainer, **arguments: Any) -> tuple[str, torch.dtype]:

@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 from typing_extensions import override
 
-from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
-from pa_core.rank_checks import describe_callbacks, describe_models, describe_value
-from pa_core.run_arguments import RunArguments
+from pa_core import Trainer, TrainerCallback
 from pa_core.testing import make_regression
 from pa_core.types import SizedIterable
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.ranks_that_differ.cases import Case, Door, seeded_case
 
 
@@ -46,17 +45,6 @@ class Shares(Trainer):
         return list(DataLoader(self.eval_dataset, batch_size))
 
 
-class InPython(Dataset[tuple[Tensor, Tensor]]):
-    """A dataset that workers may load."""
-
-    def __len__(self) -> int:
-        return 24
-
-    @override
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return torch.full((4,), float(index)), torch.zeros(1)
-
-
 def own_seed(case: Case) -> None:
     """Weights and random numbers of its own."""
     torch.manual_seed(1)
@@ -70,7 +58,7 @@ def own_temporary_folder(case: Case) -> None:
 
 def own_workers(case: Case) -> None:
     """As many workers as its machine has room for."""
-    case.data = InPython()
+    case.data = [(torch.full((4,), float(index)), torch.zeros(1)) for index in range(24)]
     case.arguments["train_dataloader_kwargs"] = {"num_workers": dist.get_rank(), "timeout": 30 * dist.get_rank()}
 
 
@@ -139,40 +127,7 @@ def test_loaders_of_each_process_have_datasets_of_their_own() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_a_metric_of_one_process_differs_only_in_what_it_decides() -> None:
     """Recorded values may differ between processes, as the history is that of each."""
-
-    class Records(TrainerCallback):
-        @override
-        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            trainer.run_history.update_metric("figure", dist.get_rank())
-
     case = seeded_case("train")
-    case.callbacks.append(Records())
+    record = CallAt("on_train_epoch_end", lambda one: one.run_history.update_metric("figure", dist.get_rank()))
+    case.callbacks.append(record)
     case.run()
-
-
-def test_descriptions_hold_no_addresses() -> None:
-    """Two objects of a kind have the same text, functions without names too."""
-
-    def texts() -> list[object]:
-        model = nn.Sequential(nn.Linear(2, 1), nn.LazyLinear(3))
-        return [
-            describe_value({"function": lambda: None, "object": object(), "nested": [torch.ones(2), {1}]}),
-            describe_value(partial(LambdaLR, lr_lambda=lambda epoch: epoch)),
-            describe_callbacks([Knows(0, verbose=True), SaveTrainingStateCallback(tempfile.mkdtemp())]),
-            describe_models({"model": model}),
-            RunArguments(
-                call="train()", per_device_batch_size=1, resume_from=Path(tempfile.mkdtemp()) / "states"
-            ).describe(),
-        ]
-
-    first, second = texts(), texts()
-    assert first == second
-    assert "0x" not in str(first)
-
-
-def test_numbers_of_any_type_are_numbers() -> None:
-    """An integer of NumPy is the integer."""
-    numpy = pytest.importorskip("numpy")
-    assert describe_value(numpy.int64(3)) == describe_value(3) == "3"
-    assert describe_value(numpy.float64(0.5)) == describe_value(0.5) == "0.5"
-    assert describe_value(True) == "True"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core import ConfigurationError, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.callbacks import CallAt
 from tests.support.disks import full_disk
 
 DATA = make_classification(24)
@@ -150,14 +151,8 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.runs_on("one_process", "two_ranks", "bf16")
 def test_an_export_in_the_middle_of_a_run_has_the_plain_names(shared_tmp_path: Path) -> None:
     """Wrapped for several processes or for mixed precision, the weights are exported as they are and once."""
-
-    class Export(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            trainer.save_model(shared_tmp_path)
-
     model = network()
-    trainer = trainer_of(model, Export())
+    trainer = trainer_of(model, CallAt("on_optimizer_step_end", lambda trainer: trainer.save_model(shared_tmp_path)))
     trainer.train(DATA, 1)
 
     if trainer.run_config.is_world_process_zero:

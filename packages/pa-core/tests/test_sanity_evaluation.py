@@ -25,7 +25,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from tests.support.callbacks import FailAt
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.small_runs import DrawingDataset, make_trainer, train
 
 DATA = make_classification(24)
@@ -93,27 +93,20 @@ def test_a_run_is_the_same_to_the_last_bit(eval_dataset: Any, shared_tmp_path: P
     assert outcome(2) == outcome(0)
 
 
-class NotesStart(TrainerCallback):
-    """Notes what is there when each epoch starts."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    @override
-    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        names = sorted(vars(trainer)), sorted(trainer.run_history.get_metric_names())
-        self.seen.append((*names, len(vars(trainer)["outputs"]), trainer.run_history.clock.samples))
-
-
 def test_what_callbacks_and_a_subclass_keep_stays_as_it_was() -> None:
     """Also buffers of the model, and the generators of a loader of the script's own."""
 
     def outcome(steps: int) -> list[Any]:
-        counts, starts, generator = CountsInEvaluation(), NotesStart(), torch.Generator().manual_seed(5)
-        trainer = CountsItself(counts, starts)
+        counts, generator, starts = CountsInEvaluation(), torch.Generator().manual_seed(5), list[Any]()
+
+        def note_start(trainer: AnyTrainer) -> None:
+            names = sorted(vars(trainer)), sorted(trainer.run_history.get_metric_names())
+            starts.append((*names, len(vars(trainer)["outputs"]), trainer.run_history.clock.samples))
+
+        trainer = CountsItself(counts, CallAt("on_train_epoch_start", note_start))
         trainer.train(DATA, 2, loader_that_draws(generator), sanity_eval_steps=steps)
         return [
-            starts.seen,
+            starts,
             counts.calls,
             counts.seen.tolist(),
             counts.losses,
@@ -127,23 +120,20 @@ def test_what_callbacks_and_a_subclass_keep_stays_as_it_was() -> None:
     assert outcome(1) == outcome(0)
 
 
-class FailsInEvaluation(Trainer[Any]):
-    """Has a mistake that shows in the first evaluation."""
-
-    @override
-    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-        raise KeyError("labels")
-
-
-def trainer_with(*callbacks: TrainerCallback, kind: type[Trainer[Any]] = Trainer) -> Trainer[Any]:
+def trainer_with(*callbacks: TrainerCallback) -> Trainer[Any]:
     """A trainer of a small model."""
     model = TinyClassifier()
-    return kind(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
+    return Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
 
 
 def test_a_mistake_in_the_evaluation_is_found_before_anything_is_trained(tmp_path: Path) -> None:
     """The error says where it was raised, and the trainer can be used again."""
-    trainer = trainer_with(kind=FailsInEvaluation)
+
+    def fail(_batch: Any) -> None:
+        raise KeyError("labels")
+
+    trainer = trainer_with()
+    vars(trainer)["calculate_eval_batch_loss"] = fail
     with pytest.raises(KeyError, match="labels") as caught:
         trainer.train(DATA, 1, DATA, sanity_eval_steps=2)
     assert any("sanity evaluation of 2 batches" in note for note in caught.value.__notes__)
@@ -160,32 +150,34 @@ def test_a_misspelt_metric_is_refused_with_the_nearest_name(tmp_path: Path) -> N
     assert trainer.num_updates_completed == 0
 
 
-class LogsAccuracy(Trainer[TinyClassifier]):
+class LogsAccuracy(TrainerCallback):
     """Logs the same metric in training and in evaluation."""
 
     @override
-    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-        self.log("multiclass_accuracy", 0.5)
-        return super().calculate_train_batch_loss(batch)
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        trainer.log("multiclass_accuracy", 0.5)
 
-    @override
-    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-        self.log("multiclass_accuracy", 0.5)
-        return super().calculate_eval_batch_loss(batch)
+    on_eval_step_end = on_train_step_end
 
 
 def test_a_metric_of_the_training_is_not_taken_for_a_misspelt_one_of_the_evaluation(tmp_path: Path) -> None:
     """Only an epoch of training records it, however much its name is like that of the evaluation."""
     watched = "train_multiclass_accuracy_epoch"
     best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric=watched, greater_is_better=True)
-    trainer_with(best, kind=LogsAccuracy).train(DATA, 1, DATA, sanity_eval_steps=1)
+    trainer_with(best, LogsAccuracy()).train(DATA, 1, DATA, sanity_eval_steps=1)
     assert best.best.value == 0.5
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
 def test_a_callback_that_stops_after_an_evaluation_does_not_stop_a_run_that_has_not_begun() -> None:
     """The run ends after the training of its first epoch, as without the sanity evaluation."""
-    trainer = trainer_with(FailAt("on_eval_epoch_end", StopTrainingError("good enough")))
+
+    class Stops(TrainerCallback):
+        @override
+        def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            raise StopTrainingError("good enough")
+
+    trainer = trainer_with(Stops())
     trainer.train(DATA, 3, DATA, sanity_eval_steps=1)
     assert trainer.num_updates_completed == len(trainer.train_dataloader)
 

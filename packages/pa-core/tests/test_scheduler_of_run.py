@@ -86,32 +86,6 @@ def test_a_factory_makes_a_new_scheduler() -> None:
     assert len(set(used.rates)) == 1
 
 
-def test_methods_of_schedulers_are_called_only_where_there_is_one() -> None:
-    """Without a scheduler, overrides that use the factory or the scheduler are not called."""
-
-    class WithMetrics(Trainer):
-        steps = 0
-
-        @override
-        def create_scheduler(self) -> SchedulerLike | None:
-            assert self.create_scheduler_fn is not None
-            return self.create_scheduler_fn(self.optimizer)
-
-        @override
-        def scheduler_step(self) -> None:
-            assert self.scheduler is not None
-            self.scheduler.step()
-            self.steps += 1
-
-    trainer = make_trainer(trainer_class=WithMetrics)
-    with pytest.warns(UserWarning, match=r"WithMetrics.create_scheduler\(\) uses create_scheduler_fn.*not called"):
-        train(trainer)
-    assert isinstance(trainer, WithMetrics)
-    assert trainer.steps == 0
-    train(trainer, create_scheduler_fn=HALVING)
-    assert trainer.steps == 4
-
-
 def test_an_override_that_needs_no_factory_makes_the_scheduler_of_each_run() -> None:
     """It is called for each run without a factory, unless a scheduler was assigned since."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel
@@ -109,26 +109,11 @@ class Adversarial(Trainer[Any]):
 
     @override
     def calculate_train_batch_loss(self, batch: Any) -> Any:
-        real, noise = batch[1], batch[0]
+        made = self.model(batch[0])
         self.discriminator_optimizer.zero_grad()
-        torch.autograd.backward(self.judge(real.mean()) - self.judge(self.generate(noise).detach().mean()))
+        torch.autograd.backward(self.discriminator(made.detach()).square().mean())
         self.discriminator_optimizer.step()
-        return {"loss": self.judge(self.generate(noise).mean()), "model_outputs": noise, "batch_size": len(noise)}
-
-    def generate(self, noise: Tensor) -> Tensor:
-        """What the generator makes of noise."""
-        generated: Tensor = self.model(noise)
-        return generated
-
-    def judge(self, mean: Tensor) -> Tensor:
-        """What the discriminator says."""
-        judgement: Tensor = self.discriminator(mean.reshape(1, 1)).square().sum()
-        return judgement
-
-
-def wrap(trainer: Adversarial) -> None:
-    """Wrap the discriminator as plain scripts do."""
-    trainer.discriminator = DistributedDataParallel(trainer.discriminator)
+        return {"loss": self.discriminator(made).mean(), "model_outputs": made, "batch_size": len(made)}
 
 
 @on_two_ranks
@@ -141,7 +126,7 @@ def test_a_module_that_is_wrapped_already_is_trained_equally() -> None:
     trainer.discriminator_optimizer = SGD(discriminator.parameters(), lr=0.1)
     with pytest.raises(UnsupportedConfigurationError, match=r"self.discriminator\b"):
         trainer.train(make_regression(8), 1, per_device_batch_size=2)
-    wrap(trainer)
+    trainer.discriminator = DistributedDataParallel(discriminator)
     trainer.train(make_regression(8), 2, per_device_batch_size=2)
     for module in (model, discriminator):
         assert len(set(gather_objects(str(list(module.parameters()))))) == 1

@@ -11,14 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerCallback, distributed, gather_objects
 from pa_core.testing import make_classification, make_regression
-from tests.support.loops import updates_of
+from tests.support.loops import optimizer_of, updates_of
 from tests.support.models import weights_of
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
@@ -28,12 +27,6 @@ def network() -> nn.Module:
     """A network in double precision, none of whose gradients is zero by nature."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()
-
-
-def optimizer_of(kind: str, model: nn.Module) -> Optimizer:
-    """SGD with momentum, or Adam."""
-    parameters = model.parameters()
-    return SGD(parameters, lr=0.1, momentum=0.9) if kind == "sgd" else Adam(parameters, lr=0.01)
 
 
 @settings(max_examples=40)

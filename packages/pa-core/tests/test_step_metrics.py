@@ -24,8 +24,7 @@ from pa_core import (
 )
 from pa_core.callbacks import progress_bar
 from pa_core.distributed import rank
-from pa_core.testing import RecordingCallback
-from tests.support.callbacks import KillAt, KilledError
+from tests.support.callbacks import CallAt, KillAt, KilledError
 from tests.support.pa_core.tensor_reads import Reads
 
 NUM_SAMPLES, BATCH_SIZE = 22, 4
@@ -34,8 +33,6 @@ VALUES = torch.arange(NUM_SAMPLES, dtype=torch.float64) / 7
 
 class LogsValues(Trainer[nn.Linear]):
     """Logs the mean of the inputs of each step, as a tensor that needs a gradient, and as a number."""
-
-    logs = True
 
     @override
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
@@ -46,9 +43,8 @@ class LogsValues(Trainer[nn.Linear]):
         return self._logging(batch, super().calculate_eval_batch_loss(batch))
 
     def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
-        if self.logs:
-            self.log("value", batch[0].mean() + 0 * output["loss"])
-            self.log("double", 2 * float(batch[0].mean()))
+        self.log("value", batch[0].mean() + 0 * output["loss"])
+        self.log("double", 2 * float(batch[0].mean()))
         return output
 
 
@@ -271,16 +267,13 @@ def test_logging_costs_no_exchange_in_a_step(kind: type[Trainer[nn.Linear]], num
 def test_a_value_is_taken_as_it_is_when_it_is_logged() -> None:
     """What an update or a later line changes in place does not reach the mean."""
 
-    class LogsItsWeight(LogsValues):
-        @override
-        def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
-            counter = torch.zeros(())
-            self.log("before", counter)
-            self.log("weight", self.model.weight)
-            counter.fill_(9)
-            return output
+    def log(trainer: Any) -> None:
+        counter = torch.zeros(())
+        trainer.log("before", counter)
+        trainer.log("weight", trainer.get_model().weight)
+        counter.fill_(9)
 
-    trainer = make_trainer(kind=LogsItsWeight)
+    trainer = make_trainer(CallAt("on_train_step_end", log))
     weight = trainer.model.weight.item()
 
     trainer.train(make_data(4), 1, per_device_batch_size=4)
@@ -306,15 +299,12 @@ def test_a_value_is_taken_as_it_is_when_it_is_logged() -> None:
 def test_what_cannot_be_logged_is_an_error(name: Any, value: Any, message: str) -> None:
     """In the first step, with what to do."""
 
-    class LogsOnce(LogsValues):
-        @override
-        def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
-            self.log("twice", 1.0)
-            self.log(name, value)
-            return output
+    def log(trainer: AnyTrainer) -> None:
+        trainer.log("twice", 1.0)
+        trainer.log(name, value)
 
     with pytest.raises(ConfigurationError, match=message):
-        train(make_trainer(kind=LogsOnce))
+        train(make_trainer(CallAt("on_train_step_end", log)))
 
 
 @pytest.mark.parametrize(
@@ -326,14 +316,8 @@ def test_what_cannot_be_logged_is_an_error(name: Any, value: Any, message: str) 
 )
 def test_outside_of_a_step_logging_is_an_error_that_says_where(event: str) -> None:
     """A value of a whole epoch has another place."""
-
-    def log(trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.log("kl", 1.0)
-
-    callback = TrainerCallback()
-    setattr(callback, event, log)
     with pytest.raises(ConfigurationError, match=r"within a step only[\s\S]*run_history\.update_metric"):
-        train(make_trainer(callback))
+        train(make_trainer(CallAt(event, lambda trainer: trainer.log("kl", 1.0))))
     with pytest.raises(ConfigurationError, match="within a step only"):
         make_trainer().log("kl", 1.0)
 
@@ -341,17 +325,13 @@ def test_outside_of_a_step_logging_is_an_error_that_says_where(event: str) -> No
 def test_no_mean_is_recorded_of_nothing() -> None:
     """A name that no step of an epoch logged has no value for that epoch."""
 
-    class LogsInFirstEpoch(LogsValues):
-        @override
-        def _logging(self, batch: list[Tensor], output: dict[str, Any]) -> dict[str, Any]:
-            if self.run_history.current_epoch == 1:
-                self.log("kl", 1.0)
-            return output
+    def log(trainer: AnyTrainer) -> None:
+        if trainer.run_history.current_epoch == 1:
+            trainer.log("kl", 1.0)
 
-    recorder = RecordingCallback()
-    trainer = make_trainer(recorder, kind=LogsInFirstEpoch)
+    trainer = make_trainer(CallAt("on_train_step_end", log))
 
     train(trainer, num_epochs=3)
 
     assert trainer.run_history.get_metric_values("train_kl_epoch") == [1.0]
-    assert "on_training_run_end" in recorder.events
+    assert trainer.num_epochs_completed == 3

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, NonFiniteLossError, StopTrainingError, TerminateOnNaNCallback, Trainer, TrainerCallback
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from tests.support.callbacks import CallAt
 
 BATCH_SIZE = 4
 TRAIN_DATA = make_classification(12)
@@ -151,18 +152,6 @@ def test_a_hook_of_the_trainer_stops_the_run_as_a_callback_does(hook: str, last_
     assert_as_before(trainer, model)
 
 
-class AfterUpdates(TrainerCallback):
-    """Keeps the weights after each update."""
-
-    def __init__(self) -> None:
-        self.weights: list[list[Tensor]] = []
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        assert update == trainer.num_updates_completed == trainer.run_history.clock.update == len(self.weights) + 1
-        self.weights.append(weights_of(trainer))
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
 @pytest.mark.parametrize("position", range(len(TRAINING_RUN) - 1))
 def test_an_exception_leaves_the_run_at_once(position: int, error: type[BaseException]) -> None:
@@ -182,14 +171,8 @@ def test_an_exception_leaves_the_run_at_once(position: int, error: type[BaseExce
 
 def test_a_keyboard_interrupt_costs_nothing_that_was_recorded() -> None:
     """After Ctrl-C in the second epoch, the history of the first is there and a further run adds to it."""
-
-    class PressCtrlC(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 5:
-                signal.raise_signal(signal.SIGINT)
-
-    trainer, recorder = make_trainer(PressCtrlC())
+    press_ctrl_c = CallAt("on_optimizer_step_end", lambda _trainer: signal.raise_signal(signal.SIGINT), 5)
+    trainer, recorder = make_trainer(press_ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         train(trainer)
 
@@ -235,13 +218,8 @@ def test_all_processes_stop_with_the_same_statistics(rank: int, is_after: bool) 
     """Those of layers such as BatchNorm, although the process that stopped may have seen a batch less than others."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
     at_end: list[Tensor] = []
-
-    class AtEnd(TrainerCallback):
-        @override
-        def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            at_end.extend(buffer.clone() for buffer in model.buffers())
-
-    trainer = StopsInStep(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[AtEnd()])
+    note = CallAt("on_training_run_end", lambda _trainer: at_end.extend(one.clone() for one in model.buffers()))
+    trainer = StopsInStep(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[note])
     trainer.stops = rank, 4, is_after
     trainer.train(make_classification(40), 1, per_device_batch_size=BATCH_SIZE)
     assert trainer.num_updates_completed == 3
@@ -270,40 +248,6 @@ def test_a_loss_that_is_nan_is_raised_though_another_callback_stopped_first() ->
     assert recorder.events[-3:] == ["on_train_step_end", "on_stop_training_error", "on_training_run_end"]
 
 
-@pytest.mark.parametrize("accumulation", [1, 2, 3])
-def test_a_training_loss_that_is_nan_ends_the_run_without_its_update(accumulation: int) -> None:
-    """The run ends through its ordinary events, `train()` then raises, and no weight has become NaN."""
-    trainer, recorder = make_trainer(TerminateOnNaNCallback())
-    model = trainer.model
-    with pytest.raises(NonFiniteLossError, match="training loss"):
-        trainer.train(
-            with_nan_at(17, size=24),  # in the fifth batch
-            1,
-            EVAL_DATA,
-            per_device_batch_size=BATCH_SIZE,
-            gradient_accumulation_steps=accumulation,
-            train_dataloader_kwargs=IN_ORDER,
-        )
-
-    assert recorder.events[-3:] == ["on_train_step_end", "on_stop_training_error", "on_training_run_end"]
-    assert "on_exception" not in recorder.events
-    complete = 4 // accumulation
-    assert trainer.num_updates_completed == complete
-    expected, _ = make_trainer()
-    expected.train(
-        make_classification(24),
-        1,
-        per_device_batch_size=BATCH_SIZE,
-        gradient_accumulation_steps=accumulation,
-        max_num_train_steps=complete,
-        train_dataloader_kwargs=IN_ORDER,
-    )
-    for parameter, wanted in zip(model.parameters(), expected.model.parameters(), strict=True):
-        assert torch.equal(parameter, wanted)
-    model.load_state_dict(expected.model.state_dict())  # the running statistics have met the NaN
-    assert_as_before(trainer, model)
-
-
 def test_an_evaluation_loss_that_is_nan_raises_after_the_events() -> None:
     """`evaluate()`, and the evaluation in a training run, tell of a loss that is no number."""
     trainer, recorder = make_trainer(TerminateOnNaNCallback())
@@ -324,8 +268,8 @@ def test_an_evaluation_loss_that_is_nan_raises_after_the_events() -> None:
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
 def test_a_number_of_updates_ends_the_run_exactly_there(limit: int, accumulation: int) -> None:
     """`max_num_train_steps` wins over the epochs, and the events of the last epoch close as of any other."""
-    after_updates = AfterUpdates()
-    whole, _ = make_trainer(after_updates)
+    after_updates: list[list[Tensor]] = []
+    whole, _ = make_trainer(CallAt("on_optimizer_step_end", lambda one: after_updates.append(weights_of(one))))
     torch.manual_seed(1)
     train(whole, num_epochs=5, gradient_accumulation_steps=accumulation)
     trainer, recorder = make_trainer()
@@ -345,7 +289,7 @@ def test_a_number_of_updates_ends_the_run_exactly_there(limit: int, accumulation
     for event in ("on_train_epoch_start", "on_train_epoch_end", "on_eval_epoch_end", "on_training_run_epoch_end"):
         assert recorder.events.count(event) == epochs
     assert trainer.run_config.num_epochs == trainer.num_epochs_completed == epochs
-    assert equal(weights_of(trainer), after_updates.weights[limit - 1])
+    assert equal(weights_of(trainer), after_updates[limit - 1])
 
 
 @contextmanager

@@ -198,13 +198,14 @@ def test_has_ended() -> None:
     assert [names.has_ended(batches) for _ in zip(range(2), batches, strict=False)] == [False, True]
 
 
-def sharded_layer(**options: Any) -> Any:
-    """A layer that is split over both processes."""
+def sharded_layer(**options: Any) -> tuple[Any, Any]:
+    """A layer that is split over both processes, and its group of parameters."""
     from torch.distributed.fsdp import fully_shard
 
     layer = nn.Linear(2, 2)
     fully_shard(layer, **options)
-    return layer
+    (group,) = names.sharding_groups(layer)
+    return layer, group
 
 
 @pytest.mark.runs_on("two_ranks")
@@ -213,8 +214,8 @@ def test_computed_dtype() -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    assert names.computed_dtype(sharded_layer()) is None
-    assert names.computed_dtype(sharded_layer(mp_policy=policy)) == torch.bfloat16
+    assert names.computed_dtype(sharded_layer()[0]) is None
+    assert names.computed_dtype(sharded_layer(mp_policy=policy)[0]) == torch.bfloat16
 
 
 @pytest.mark.runs_on("two_ranks")
@@ -222,7 +223,7 @@ def test_sharding_groups() -> None:
     """A module that is sharded has one group of parameters, and a container whose blocks are sharded none."""
     from torch.distributed.fsdp import fully_shard
 
-    model: Any = nn.Sequential(sharded_layer())
+    model: Any = nn.Sequential(sharded_layer()[0])
     fully_shard(model)
     assert [len(names.sharding_groups(one)) for one in (model[0], model)] == [1, 0]
 
@@ -230,8 +231,7 @@ def test_sharding_groups() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_gradient_divide_factor() -> None:
     """The factor is the one that was set."""
-    layer = sharded_layer()
-    (group,) = names.sharding_groups(layer)
+    layer, group = sharded_layer()
     assert names.gradient_divide_factor(group) is None
     layer.set_gradient_divide_factor(3.0)
     assert names.gradient_divide_factor(group) == 3.0
@@ -240,18 +240,17 @@ def test_gradient_divide_factor() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_num_averaged_over() -> None:
     """Gradients are averaged over both processes."""
-    (group,) = names.sharding_groups(sharded_layer())
+    _, group = sharded_layer()
     assert names.num_averaged_over(group) == 2
 
 
 @pytest.mark.runs_on("two_ranks")
 def test_note_dtypes() -> None:
     """A layer that is trained only after its first pass exchanges gradients in their own precision."""
-    layer = sharded_layer()
+    layer, group = sharded_layer()
     layer.requires_grad_(requires_grad=False)
     layer(torch.ones(1, 2))
     layer.requires_grad_(requires_grad=True)
-    (group,) = names.sharding_groups(layer)
     names.note_dtypes(group)
     layer(torch.ones(1, 2)).sum().backward()
     assert layer.weight.grad.full_tensor().tolist() == [[1.0, 1.0], [1.0, 1.0]]
@@ -260,17 +259,16 @@ def test_note_dtypes() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_parameters_of_group() -> None:
     """Each parameter of a layer is one of its group."""
-    (group,) = names.sharding_groups(sharded_layer())
+    _, group = sharded_layer()
     assert len(names.parameters_of_group(group)) == 2
 
 
 @pytest.mark.runs_on("two_ranks")
 def test_sharded_parameter() -> None:
     """The parameters of the layer are those of its group, also while they are gathered."""
-    layer = sharded_layer()
+    layer, group = sharded_layer()
     before = list(layer.parameters())
     layer.unshard()
-    (group,) = names.sharding_groups(layer)
     pieces = [names.sharded_parameter(one) for one in names.parameters_of_group(group)]
     assert [id(piece) for piece in pieces] == [id(parameter) for parameter in before]
 
@@ -278,8 +276,7 @@ def test_sharded_parameter() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_gathered_parameter() -> None:
     """The parameters of a graph are none before a pass, and the whole ones afterwards."""
-    layer = sharded_layer()
-    (group,) = names.sharding_groups(layer)
+    layer, group = sharded_layer()
     assert [names.gathered_parameter(one) for one in names.parameters_of_group(group)] == [None, None]
     layer(torch.ones(1, 2))
     assert [names.gathered_parameter(one).shape for one in names.parameters_of_group(group)] == [(2, 2), (2,)]
@@ -288,8 +285,7 @@ def test_gathered_parameter() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_has_local_gradient() -> None:
     """Gradients that are kept are known until they are exchanged."""
-    layer = sharded_layer()
-    (group,) = names.sharding_groups(layer)
+    layer, group = sharded_layer()
     found: list[bool] = []
     for exchanges in (False, True):
         layer.set_requires_gradient_sync(exchanges)
@@ -301,11 +297,10 @@ def test_has_local_gradient() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_forget_local_gradients() -> None:
     """Gradients that were kept do not come back with those of the next exchange."""
-    layer = sharded_layer()
+    layer, group = sharded_layer()
     for exchanges in (False, True):
         layer.set_requires_gradient_sync(exchanges)
         layer(torch.ones(1, 2)).sum().backward()
         if not exchanges:
-            (group,) = names.sharding_groups(layer)
             names.forget_local_gradients(group)
     assert layer.weight.grad.full_tensor().tolist() == [[1.0, 1.0], [1.0, 1.0]]

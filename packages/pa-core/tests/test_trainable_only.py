@@ -26,6 +26,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.testing import make_regression
+from tests.support.callbacks import CallAt
 from tests.support.sharded_models import whole_weights
 
 DATA = make_regression(24)
@@ -97,23 +98,6 @@ class Score(TrainerCallback):
         self.weights.append(whole_weights(trainer.get_model()))
 
 
-def train_and_require_best(model: nn.Sequential, folder: Path) -> None:
-    """Train three epochs, of which the second is the best, and look at what is saved and what the model ends with."""
-    path, score = folder / "best.pt", Score(3.0, 1.0, 2.0)
-    trainer = trainer_of(model, score, SaveBestModelCallback(path, watch_metric="figure", trainable_only=True))
-    trainer.train(DATA, 3)
-    trainer.save_model(folder, trainable_only=True)
-    gather_objects(None)  # the first process has written it
-
-    assert load_file(folder / "model.safetensors").keys() == TRAINED
-    assert torch.load(path, weights_only=True)["model_state_dict"].keys() == TRAINED
-    torch.testing.assert_close(whole_weights(model), score.weights[1], rtol=0, atol=0)
-    assert not torch.equal(score.weights[1]["2.weight"], score.weights[2]["2.weight"])
-    fresh = without_statistics(adapter_seed=2)
-    assert trainer_of(fresh).load_checkpoint(path)["best_epoch"] == 2
-    torch.testing.assert_close(whole_weights(fresh), score.weights[1], rtol=0, atol=0)
-
-
 def without_statistics(adapter_seed: int = 1) -> nn.Sequential:
     """The same without a batch norm, whose statistics each process has for itself."""
     model = adapted(adapter_seed)
@@ -122,17 +106,25 @@ def without_statistics(adapter_seed: int = 1) -> nn.Sequential:
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
-def test_the_best_adapter_is_loaded_at_the_end(shared_tmp_path: Path) -> None:
-    """Its file has no frozen parameter, and the model ends with the weights of its best epoch."""
-    train_and_require_best(without_statistics(), shared_tmp_path)
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_the_best_adapter_of_a_sharded_model_is_loaded_at_the_end(shared_tmp_path: Path) -> None:
-    """Its file is that of a whole model, and each process takes its pieces of it."""
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_the_best_adapter_is_loaded_at_the_end(is_sharded: bool, shared_tmp_path: Path) -> None:
+    """Its file has no frozen parameter, and the model, whole or in pieces, ends with the weights of its best epoch."""
     model = without_statistics()
-    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    train_and_require_best(model, shared_tmp_path)
+    if is_sharded and dist.is_initialized():
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    path, score = shared_tmp_path / "best.pt", Score(3.0, 1.0, 2.0)
+    trainer = trainer_of(model, score, SaveBestModelCallback(path, watch_metric="figure", trainable_only=True))
+    trainer.train(DATA, 3)
+    trainer.save_model(shared_tmp_path, trainable_only=True)
+    gather_objects(None)  # the first process has written it
+
+    assert load_file(shared_tmp_path / "model.safetensors").keys() == TRAINED
+    assert torch.load(path, weights_only=True)["model_state_dict"].keys() == TRAINED
+    torch.testing.assert_close(whole_weights(model), score.weights[1], rtol=0, atol=0)
+    assert not torch.equal(score.weights[1]["2.weight"], score.weights[2]["2.weight"])
+    fresh = without_statistics(adapter_seed=2)
+    assert trainer_of(fresh).load_checkpoint(path)["best_epoch"] == 2
+    torch.testing.assert_close(whole_weights(fresh), score.weights[1], rtol=0, atol=0)
 
 
 def test_a_checkpoint_of_an_adapter_is_loaded_to_predict(tmp_path: Path) -> None:
@@ -150,18 +142,11 @@ def test_a_checkpoint_of_an_adapter_is_loaded_to_predict(tmp_path: Path) -> None
     require_same(other, before)
 
 
-class Unfreeze(TrainerCallback):
-    """Unfreezes everything after the first epoch."""
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.get_model().requires_grad_(True)
-
-
 def test_what_is_unfrozen_later_would_be_missing_in_the_best_model(tmp_path: Path) -> None:
     """A run that trains more from its second epoch on ends then, instead of with a mixture of two epochs."""
     save_best = SaveBestModelCallback(tmp_path / "best.pt", "figure", trainable_only=True)
-    trainer = trainer_of(adapted(), Score(1.0, 2.0), save_best, Unfreeze())
+    unfreeze = CallAt("on_training_run_epoch_end", lambda trainer: trainer.get_model().requires_grad_(True))
+    trainer = trainer_of(adapted(), Score(1.0, 2.0), save_best, unfreeze)
     with pytest.raises(ConfigurationError, match=r"model.0.layer.bias, one of 4"):
         trainer.train(DATA, 2)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer, lr_scheduler
 from typing_extensions import override
 
-from pa_core import AnyTrainer, CheckpointError, Trainer, TrainerCallback, gather_objects
+from pa_core import CheckpointError, Trainer, TrainerCallback, gather_objects
 from pa_core.testing import TinyClassifier
+from tests.support.callbacks import CallAt
 from tests.support.disks import full_disk
 from tests.support.pa_core.checkpointed_runs import DATA, halving, same, state_of, train
 
@@ -281,26 +282,6 @@ def test_a_scheduler_that_does_not_fit_leaves_everything_as_it_was(tmp_path: Pat
     assert "load_scheduler=False" in error.do
 
 
-def test_the_schedule_comes_back_if_the_optimizer_then_refuses(tmp_path: Path) -> None:
-    """What was loaded first is undone when what comes next fails."""
-
-    class Refusing(SGD):
-        @override
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            if state_dict["param_groups"][0]["lr"] == 0.5:
-                raise ValueError("no")
-            super().load_state_dict(state_dict)
-
-    trainer = make_trainer()
-    trainer.optimizer = Refusing(trainer.model.parameters(), lr=0.5, momentum=0.9)
-    train(trainer, updates=1)
-    trainer.save_checkpoint(tmp_path / "checkpoint.pt")
-    train(trainer)
-
-    error = assert_nothing_was_loaded(trainer, tmp_path / "checkpoint.pt")
-    assert "optimizer_state_dict" in error.given
-
-
 def test_a_trainer_without_an_optimizer_says_how_to_load_the_rest(tmp_path: Path) -> None:
     """A checkpoint with the state of an optimizer needs one, unless it is left out."""
     saved = make_trainer()
@@ -318,73 +299,16 @@ def test_a_trainer_without_an_optimizer_says_how_to_load_the_rest(tmp_path: Path
     assert same(dict(model.state_dict()), dict(saved.model.state_dict()))
 
 
-class SaveAfter(TrainerCallback):
-    """Saves in the middle of a run, after an update, and keeps what should be in the file."""
-
-    def __init__(self, path: Path, update: int = 2) -> None:
-        self.path = path
-        self.update = update
-        self.expected: dict[str, Any] = {}
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == self.update:
-            trainer.save_checkpoint(self.path)
-            self.expected = copy.deepcopy(trainer.get_model(keep_torch_compile=False).state_dict())
-
-
-def test_a_checkpoint_of_the_middle_of_a_run_has_the_plain_names(tmp_path: Path) -> None:
-    """It holds what the model was after that update, under the names of the user's own module."""
-    save = SaveAfter(tmp_path / "checkpoint.pt")
-    trainer = make_trainer(0, save)
-    train(trainer)
-
-    weights = torch.load(tmp_path / "checkpoint.pt")["model_state_dict"]
-    assert list(weights) == list(TinyClassifier(batch_norm=True).state_dict())
-    assert same(dict(weights), dict(save.expected))
-    assert not same(dict(weights), dict(trainer.model.state_dict()))
-
-
-@pytest.mark.runs_on("one_process", "bf16")
-def test_a_compiled_model_is_saved_and_loaded_under_its_plain_names(tmp_path: Path) -> None:
-    """Files go to and fro between compiled models and those that are not."""
-    plain = make_trainer(seed=1)
-    model = cast("nn.Module", torch.compile(TinyClassifier(batch_norm=True), backend="eager"))
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    save = SaveAfter(tmp_path / "middle.pt")
-    compiled = Trainer[nn.Module](model, nn.CrossEntropyLoss(), optimizer, callbacks=[save])
-    train(compiled)
-    compiled.save_checkpoint(tmp_path / "compiled.pt")
-
-    names = list(TinyClassifier(batch_norm=True).state_dict())
-    assert list(torch.load(tmp_path / "middle.pt")["model_state_dict"]) == names
-    plain.load_checkpoint(tmp_path / "compiled.pt")
-    assert same(list(plain.model.state_dict().values()), list(compiled.model.state_dict().values()))
-
-    other = make_trainer(seed=2)
-    other.save_checkpoint(tmp_path / "plain.pt")
-    compiled.load_checkpoint(tmp_path / "plain.pt", load_optimizer=False)
-    assert same(list(compiled.model.state_dict().values()), list(other.model.state_dict().values()))
-
-
 @pytest.mark.runs_on("two_ranks")
 @pytest.mark.parametrize("per_node", [True, False])
 def test_two_ranks_write_one_file_and_both_load_it(shared_tmp_path: Path, per_node: bool) -> None:
     """The file of a distributed run is that of a plain model, and brings every rank back to it."""
     path = shared_tmp_path / "checkpoint.pt"
-
-    saved: list[int] = []
-
-    class Save(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 2 and not saved:
-                trainer.save_checkpoint(path, save_per_node=per_node)
-                saved.append(update)
-
-    trainer = make_trainer(0, Save())
+    save = CallAt("on_optimizer_step_end", lambda one: one.save_checkpoint(path, save_per_node=per_node), 2)
+    trainer = make_trainer(0, save)
     train(trainer, updates=2)
     trained = state_of(trainer)
+    trainer.callback_handler.remove_callback(save)
     train(trainer, updates=3)
     content = trainer.load_checkpoint(path)
 

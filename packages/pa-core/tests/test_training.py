@@ -15,8 +15,9 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, InMemoryRunHistory, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader
-from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
+from pa_core.testing import TinyClassifier, make_classification, make_regression
 from tests.small_runs import NoteBatches, make_trainer, samples
+from tests.support.callbacks import CallAt
 from tests.support.models import weights_of
 
 
@@ -50,42 +51,12 @@ def test_the_seed_of_the_user_decides_everything() -> None:
     assert sorted(first[0] + first[1]) == list(range(16))
 
 
-def test_events_fire_in_the_documented_order() -> None:
-    """Two batches in one update, and one evaluation batch, fire each event once, in its place."""
-    recorder = RecordingCallback()
-    trainer = linear_trainer(recorder)
-    trainer.train(
-        make_regression(4),
-        num_epochs=1,
-        eval_dataset=make_regression(2),
-        per_device_batch_size=2,
-        gradient_accumulation_steps=2,
-    )
-    step = ["on_train_step_start", "on_train_step_end"]
-    assert recorder.events == [
-        *("on_init_end", "on_prepare_start", "on_training_run_start", "on_train_epoch_start"),
-        *step,
-        *step,
-        *("on_optimizer_step_end", "on_train_epoch_end"),
-        *("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_eval_epoch_end"),
-        *("on_training_run_epoch_end", "on_training_run_end"),
-    ]
-    assert [kwargs["step"] for kwargs in recorder.arguments if "step" in kwargs] == [1, 2, 1]
-    assert recorder.arguments[recorder.events.index("on_optimizer_step_end")] == {"update": 1}
-
-
 def test_gradients_are_clipped_once_per_update() -> None:
     """Clipping sees the gradient of the whole update, by value and by norm, and tells the norm it measured."""
     norms: list[float] = []
-
-    class Norms(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            assert trainer.gradient_norm is not None
-            norms.append(trainer.gradient_norm.item())
-
+    note = CallAt("on_optimizer_step_end", lambda trainer: norms.append(trainer.gradient_norm.item()))
     data = TensorDataset(torch.ones(4, 4), torch.full((4, 1), 100.0))
-    by_norm = linear_trainer(Norms(), lr=1.0)
+    by_norm = linear_trainer(note, lr=1.0)
     before = weights_of(by_norm.model)
     by_norm.train(data, 1, per_device_batch_size=2, gradient_accumulation_steps=2, gradient_clip_norm=0.5)
     assert (weights_of(by_norm.model) - before).norm().item() == pytest.approx(0.5, rel=1e-3)
@@ -184,17 +155,14 @@ def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:
             super().train_epoch_start()
             self.model.layers[1].eval()
 
-    class EvaluatesAtTwo(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == 2:
-                modes = [module.training for module in trainer.model.modules()]
-                trainer.run_evaluation_epoch(is_intermediate=True)
-                assert [module.training for module in trainer.model.modules()] == modes
-                assert modes.count(False) == 1
+    def evaluate(trainer: AnyTrainer) -> None:
+        modes = [module.training for module in trainer.model.modules()]
+        trainer.run_evaluation_epoch(is_intermediate=True)
+        assert [module.training for module in trainer.model.modules()] == modes
+        assert modes.count(False) == 1
 
     ends: list[Any] = []
-    for callbacks in ([], [EvaluatesAtTwo]):
+    for callbacks in ([], [CallAt("on_optimizer_step_end", evaluate, 2)]):
         torch.manual_seed(1)
         model = TinyClassifier(batch_norm=True)
         trainer = FrozenNorm(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
@@ -219,17 +187,10 @@ def test_the_default_loaders_are_what_users_read() -> None:
 
 def test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds() -> None:
     """A DataLoader of the user's own tells its sizes by its sampler: accumulated batches of 4 and 2 are one of 6."""
-
-    class Plain(Trainer[nn.Linear]):
-        @override
-        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
-            return DataLoader(self.train_dataset, batch_size=batch_size)
-
     weights: list[Tensor] = []
     for batch_size, accumulation in ((6, 1), (4, 2)):
-        model = linear_trainer(dtype=torch.float64).model
-        trainer = Plain(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-        trainer.train(regression(6), 3, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation)
+        trainer = linear_trainer(dtype=torch.float64)
+        trainer.train(DataLoader(regression(6), batch_size), 3, gradient_accumulation_steps=accumulation)
         assert trainer.num_updates_completed == 3
-        weights.append(weights_of(model))
+        weights.append(weights_of(trainer.model))
     assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-14)

@@ -7,16 +7,19 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, TrainerCallback, gather_objects
+from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, gather_objects
+from pa_core.data import KeyedDataLoader
 from pa_core.device_reads import LateReader
-from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
+from pa_core.testing import RecordingCallback, make_regression
+from tests.small_runs import make_trainer, samples
 from tests.support.callbacks import CallAt
 from tests.support.models import weights_of
+from tests.support.pa_core.training_states.small_runs import DrawingDataset, SampleLog
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -52,9 +55,8 @@ def small_network(seed: int = 0) -> nn.Module:
 
 def test_two_ranks_run_over_gloo() -> None:
     """What follows is tested with two processes that exchange gradients, not with two that are alone."""
-    model = nn.Linear(4, 1)
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(make_regression(8), 1)
+    trainer = make_trainer()
+    trainer.train(samples(8), 1)
     assert (dist.get_world_size(), dist.get_backend()) == (2, "gloo")
     assert (trainer.run_config.num_processes, trainer.run_config.is_distributed) == (2, True)
     assert trainer.describe_run().startswith("2 processes (gloo)")
@@ -67,80 +69,21 @@ def test_fewer_samples_than_ranks_cannot_be_evaluated() -> None:
         trainer.evaluate(regression(1))
 
 
-def test_running_statistics_are_those_of_rank_zero_when_evaluated() -> None:
-    """BatchNorm evaluates with the same statistics on each rank, although each saw other samples."""
-    statistics: list[list[float]] = []
-
-    class Statistics(TrainerCallback):
-        @override
-        def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            model = trainer.get_model()
-            assert isinstance(model, TinyClassifier)
-            norm = model.layers[1]
-            assert isinstance(norm, nn.BatchNorm1d)
-            assert norm.running_mean is not None
-            statistics.extend(gather_objects(norm.running_mean.tolist()))
-
-    torch.manual_seed(0)
-    model = TinyClassifier(batch_norm=True)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[Statistics])
-    trainer.train(make_classification(36), 1, make_classification(12), per_device_batch_size=6)
-    assert statistics[0] == statistics[1]
-
-
-def test_the_seed_of_rank_zero_is_that_of_all() -> None:
-    """Ranks that were seeded differently, or not at all, still share one order of the samples."""
-    torch.manual_seed(dist.get_rank())
-    model = small_network(seed=dist.get_rank())
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(regression(8), 1)
-    seeds = gather_objects(trainer.run_config.seed)
-    assert seeds[0] == seeds[1]
-    weights = gather_objects(weights_of(model).tolist())
-    assert weights[0] == weights[1]
-
-
-class Drawing(Dataset[tuple[Tensor, Tensor]]):
-    """Samples with noise of their own draw."""
-
-    def __len__(self) -> int:
-        return 10
-
-    @override
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return torch.tensor([float(index)]) + torch.rand(1), torch.zeros(1)
-
-
 def test_augmentation_does_not_depend_on_the_number_of_ranks() -> None:
     """The noise of a sample is the same whichever rank fetches it."""
-    seen: list[float] = []
-
-    class Seen(TrainerCallback):
-        @override
-        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            seen.extend(batch[0].flatten().tolist())
-
-    model = nn.Linear(1, 1)
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.0), callbacks=[Seen])
-    torch.manual_seed(2)
-    trainer.train(Drawing(), 1, per_device_batch_size=3, train_dataloader_kwargs={"num_workers": 0})
-    from pa_core.data import KeyedDataLoader
-
+    log, model = SampleLog(), nn.Linear(6, 3)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.0), callbacks=[log])
+    trainer.train(DrawingDataset(10), 1, per_device_batch_size=3, train_dataloader_kwargs={"num_workers": 0})
     assert trainer.run_config.seed is not None
-    alone = KeyedDataLoader(Drawing(), batch_size=6, shuffle=True, seed=trainer.run_config.seed)
-    one_process = [value for batch in alone for value in batch[0].flatten().tolist()]
-    both = gather_objects(seen)
-    assert sorted(both[0] + both[1]) == sorted(one_process)
+    alone = KeyedDataLoader(DrawingDataset(10), batch_size=6, shuffle=True, seed=trainer.run_config.seed)
+    one_process = [row for inputs, _ in alone for row in inputs[:, :2].tolist()]
+    assert sorted(row for step in log.steps for row in step) == sorted(one_process)
 
 
 def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
     """Where the answer is read two updates later, as on an accelerator, all ranks stop at the same later update."""
-    model = small_network()
-    recorder = RecordingCallback()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    trainer = ReadsLate(
-        model, nn.MSELoss(), optimizer, callbacks=[stop_on_second_rank("on_train_step_end", 2), recorder]
-    )
+    model, recorder = small_network(), RecordingCallback()
+    trainer = make_trainer(ReadsLate, stop_on_second_rank("on_train_step_end", 2), recorder, model=model, lr=0.1)
     trainer.train(regression(24), 1, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [4, 4]
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
@@ -150,10 +93,7 @@ def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
 
 def test_a_stop_at_the_start_of_an_epoch_is_in_time_on_an_accelerator() -> None:
     """Asked for by one process when an epoch starts, it comes before the first update, which waits for the answer."""
-    model = small_network()
-    trainer = ReadsLate(
-        model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[stop_on_second_rank("on_train_epoch_start", 6)]
-    )
+    trainer = make_trainer(ReadsLate, stop_on_second_rank("on_train_epoch_start", 6), model=small_network())
     trainer.train(regression(24), 3, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [6, 6]
 
@@ -175,9 +115,7 @@ def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
     """Gradients of bfloat16 weights cannot carry counts: the ranks agree in another way, and stop together as well."""
     data = TensorDataset(*(tensor.bfloat16() for tensor in make_regression(24).tensors))
     model = small_network().bfloat16()
-    trainer = Trainer(
-        model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[stop_on_second_rank("on_train_step_end", 2)]
-    )
+    trainer = make_trainer(Trainer, stop_on_second_rank("on_train_step_end", 2), model=model, lr=0.1)
     trainer.train(data, 1, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [2, 2]
     weights = gather_objects(weights_of(model).tolist())
@@ -186,17 +124,12 @@ def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
 
 def test_parameters_unfrozen_in_mid_run_train_equally() -> None:
     """A layer that was frozen when the run began gets the gradients of all ranks once it is unfrozen."""
-
-    class Unfreeze(TrainerCallback):
-        @override
-        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            trainer.get_model().requires_grad_(True)
-
     model = small_network()
+    unfreeze = CallAt("on_training_run_epoch_end", lambda _trainer: model.requires_grad_(True))
     for parameter in list(model.parameters())[:2]:
         parameter.requires_grad_(False)
     before = weights_of(model)
-    trainer = Trainer(model, nn.MSELoss(), Adam(model.parameters(), lr=0.01), callbacks=[Unfreeze])
+    trainer = Trainer(model, nn.MSELoss(), Adam(model.parameters(), lr=0.01), callbacks=[unfreeze])
     trainer.train(regression(12), 3, per_device_batch_size=2)
     weights = gather_objects(weights_of(model).tolist())
     assert weights[0] == weights[1]

@@ -64,26 +64,18 @@ def evaluate(steps: int, *callbacks: CallbackLike) -> None:
     trainer_with(list(callbacks)).evaluate(make_classification(steps * BATCH_SIZE), BATCH_SIZE)
 
 
-def train_with_defaults(steps: int) -> None:
-    """Train with the default callbacks."""
-    train(steps, *DEFAULT_CALLBACKS)
-
-
-def evaluate_with_defaults(steps: int) -> None:
-    """Evaluate with the default callbacks."""
-    evaluate(steps, *DEFAULT_CALLBACKS)
-
-
-def train_with_accumulation(steps: int) -> None:
-    """Train with the default callbacks and three batches in an update."""
-    train(steps, *DEFAULT_CALLBACKS, accumulation=3)
+WITH_DEFAULTS: list[Callable[[int], None]] = [
+    lambda steps: train(steps, *DEFAULT_CALLBACKS),
+    lambda steps: evaluate(steps, *DEFAULT_CALLBACKS),
+    lambda steps: train(steps, *DEFAULT_CALLBACKS, accumulation=3),
+]
 
 
 def test_a_step_reads_no_tensor_of_an_accelerator() -> None:
     """The guard against losses that are not finite reads each loss once, when it has arrived: here, at the end."""
     assert reads_of_a_step(train, as_on_accelerator=True) == {}
     assert reads_of_a_step(evaluate, as_on_accelerator=True) == {}
-    for run in (train_with_defaults, evaluate_with_defaults, train_with_accumulation):
+    for run in WITH_DEFAULTS:
         assert reads_of_a_step(run, as_on_accelerator=True) == {"item": 1}
 
 
@@ -91,7 +83,7 @@ def test_a_step_reads_the_loss_on_a_cpu() -> None:
     """Where nobody waits for it, the mean of the epoch reads it, and so does the guard; nothing else is read."""
     assert reads_of_a_step(train) == {"item": 1}
     assert reads_of_a_step(evaluate) == {"item": 1}
-    for run in (train_with_defaults, evaluate_with_defaults, train_with_accumulation):
+    for run in WITH_DEFAULTS:
         assert reads_of_a_step(run) == {"item": 2}
 
 
@@ -229,11 +221,14 @@ class ForbidsWaiting(TrainerCallback):
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         torch.cuda.set_sync_debug_mode("error" if FEW // 2 < kwargs["step"] < MANY else "default")
 
+    on_eval_step_end = on_train_step_end
+
 
 @pytest.mark.needs_cuda
-def test_no_step_on_cuda_waits_for_the_device() -> None:
+@pytest.mark.parametrize("run", [train, evaluate])
+def test_no_step_on_cuda_waits_for_the_device(run: Callable[..., None]) -> None:
     """Batches, losses, the guard against those that are not finite, and the progress never hold up a step."""
     try:
-        train(MANY, *DEFAULT_CALLBACKS, ForbidsWaiting)
+        run(MANY, *DEFAULT_CALLBACKS, ForbidsWaiting)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -111,12 +111,26 @@ def _of_arguments(right: str, wrong: str, given: str, do: str, script: str = _CL
     return Mistake(script, right, wrong, "ArgumentTypeError", (given,), do)
 
 
-def _of_batches(script: str, right: str, wrong: str, given: str, do: str) -> Mistake:
+def _of_batches(right: str, wrong: str, given: str, do: str, script: str = _CLASSIFY) -> Mistake:
     return Mistake(script, right, wrong, "BatchMismatchError", (*given.split(" | "), "training step 1 of epoch 1"), do)
 
 
-def _of_torch(script: str, right: str, wrong: str, error: str, given: str, do: str) -> Mistake:
+def _of_torch(
+    right: str, wrong: str, given: str, do: str, script: str = _CLASSIFY, error: str = "RuntimeError"
+) -> Mistake:
     return Mistake(script, right, wrong, error, (*given.split(" | "), "training step 1 of epoch 1"), do)
+
+
+def _overriding(taken: str) -> str:
+    """The advice to override the step."""
+    return (
+        "Override the step in a subclass of Trainer, for example:\n"
+        "              def calculate_train_batch_loss(self, batch):\n"
+        f"                  outputs = self.model({taken})\n"
+        '                  return {"loss": self.loss_func(outputs, batch[2]), "model_outputs": outputs, '
+        '"batch_size": len(batch[2])}\n'
+        "              calculate_eval_batch_loss = calculate_train_batch_loss"
+    )
 
 
 ARGUMENTS = {
@@ -206,75 +220,52 @@ ARGUMENTS = {
 
 TARGETS = {
     "classes as floats": _of_torch(
-        _CLASSIFY,
         "(inputs, classes)",
         "(inputs, classes.float())",
-        "RuntimeError",
         "a Tensor of shape (8, 3) and dtype float32; the targets are a Tensor of shape (8,) and dtype float32",
         "targets.squeeze(1).long()",
     ),
     "classes with a dimension too many": _of_torch(
-        _CLASSIFY,
         "(inputs, classes)",
         "(inputs, classes.unsqueeze(1))",
-        "RuntimeError",
         "returned a Tensor of shape (8, 3) | the targets are a Tensor of shape (8, 1) and dtype int64",
         "without the second dimension: targets.squeeze(1).long()",
     ),
-    "classes with a dimension too many, as floats": _of_torch(
-        _CLASSIFY,
-        "(inputs, classes)",
-        "(inputs, classes.unsqueeze(1).float())",
-        "RuntimeError",
-        "the targets are a Tensor of shape (8, 1) and dtype float32",
-        "without the second dimension: targets.squeeze(1).long()",
-    ),
     "classes counted from 1": _of_torch(
-        _CLASSIFY,
         "(inputs, classes)",
         "(inputs, classes + 1)",
-        "IndexError",
         "Target 3 is out of bounds. | returned a Tensor of shape (8, 3)",
         "the indices of classes, from 0 to classes - 1",
-    ),
-    "more classes than outputs": _of_torch(
-        _CLASSIFY,
-        "nn.Linear(4, 3)",
-        "nn.Linear(4, 2)",
-        "IndexError",
-        "Target 2 is out of bounds. | returned a Tensor of shape (8, 2)",
-        "the indices of classes, from 0 to classes - 1",
+        error="IndexError",
     ),
     "a class that is to be left out": _of_torch(
-        _CLASSIFY.replace("inputs, classes)", "inputs, classes - 1)").replace("Loss()", "Loss(ignore_index=-1)"),
         "ignore_index=-1",
         "",
-        "IndexError",
         "Target -1 is out of bounds.",
         "from 0 to classes - 1 (or ignore_index)",
+        script=_CLASSIFY.replace("inputs, classes)", "inputs, classes - 1)").replace("Loss()", "Loss(ignore_index=-1)"),
+        error="IndexError",
     ),
     "one-hot classes as integers": _of_torch(
-        _CLASSIFY.replace("inputs, classes)", "inputs, functional.one_hot(classes).float())"),
         ".float()",
         "",
-        "RuntimeError",
         "the targets are a Tensor of shape (8, 3) and dtype int64",
         "the dtype of the outputs: targets.float()",
+        script=_CLASSIFY.replace("inputs, classes)", "inputs, functional.one_hot(classes).float())"),
     ),
     "cross entropy with a single output": _of_batches(
-        _TELL_APART,
         "nn.BCEWithLogitsLoss()",
         "nn.CrossEntropyLoss()",
         "outputs of shape (8, 1)",
         "Use nn.BCEWithLogitsLoss() with targets of dtype float32 and the shape of the outputs.",
+        script=_TELL_APART,
     ),
     "masks of bytes": _of_torch(
-        _SEGMENT,
         ".long()",
         ".byte()",
-        "RuntimeError",
         "the targets are a Tensor of shape (8, 4, 4) and dtype uint8",
         "long()",
+        script=_SEGMENT,
     ),
     "a last batch of one sample that is squeezed": Mistake(
         _SQUEEZE,
@@ -285,176 +276,141 @@ TARGETS = {
         "squeeze() takes away the dimension of a single sample too: use squeeze(1).",
     ),
     "one value and several outputs": _of_batches(
-        _REGRESS,
         "nn.Linear(4, 1)",
         "nn.Linear(4, 4)",
         "outputs of shape (8, 4), targets of shape (8, 1)",
         "Let the model return outputs of shape (8, 1): its last layer decides how many a sample has.",
+        script=_REGRESS,
     ),
     "a dimension too few, which would be broadcast": _of_batches(
-        _REGRESS,
         "values.unsqueeze(1)",
         "values",
         "outputs of shape (8, 1), targets of shape (8,)",
         "Add the last dimension to the targets: targets.unsqueeze(1).",
+        script=_REGRESS,
     ),
     "a dimension too many, which would be broadcast": _of_batches(
-        _REGRESS.replace("nn.Linear(4, 1)", "nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))").replace(
-            "values.unsqueeze(1)", "values.unsqueeze(1).squeeze(1)"
-        ),
         ".squeeze(1)",
         "",
         "outputs of shape (8,), targets of shape (8, 1)",
         "Take the last dimension from the targets: targets.squeeze(1).",
-    ),
-    "fewer outputs than values": _of_batches(
-        _REGRESS.replace("values.unsqueeze(1)", "inputs").replace("nn.Linear(4, 1)", "nn.Linear(4, 4)"),
-        "nn.Linear(4, 4)",
-        "nn.Linear(4, 1)",
-        "outputs of shape (8, 1), targets of shape (8, 4)",
-        "Let the model return outputs of shape (8, 4): its last layer decides how many a sample has.",
+        script=_REGRESS.replace("nn.Linear(4, 1)", "nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))").replace(
+            "values.unsqueeze(1)", "values.unsqueeze(1).squeeze(1)"
+        ),
     ),
     "integers for a loss of two classes": _of_torch(
-        _REGRESS.replace("MSELoss", "BCEWithLogitsLoss").replace(
-            "values.unsqueeze(1)", "classes.clamp(max=1)[:, None].float()"
-        ),
         ".float()",
         "",
-        "RuntimeError",
         "the targets are a Tensor of shape (8, 1) and dtype int64",
         "the dtype of the outputs, as from targets.unsqueeze(1) or targets.float()",
+        script=_REGRESS.replace("MSELoss", "BCEWithLogitsLoss").replace(
+            "values.unsqueeze(1)", "classes.clamp(max=1)[:, None].float()"
+        ),
     ),
     "a loss that fails in the backward pass": _of_batches(
-        _REGRESS.replace("MSELoss", "HuberLoss").replace("values.unsqueeze(1)", "values.double().unsqueeze(1).float()"),
         ".float()",
         "",
         "outputs of shape (8, 1), targets of shape (8, 1)",
         "Convert the targets: targets.to(torch.float32).",
+        script=_REGRESS.replace("MSELoss", "HuberLoss").replace(
+            "values.unsqueeze(1)", "values.double().unsqueeze(1).float()"
+        ),
     ),
     "no sigmoid before a loss of probabilities": _of_torch(
-        _REGRESS.replace("MSELoss", "BCEWithLogitsLoss").replace(
-            "values.unsqueeze(1)", "(values > 0).float().unsqueeze(1)"
-        ),
         "nn.BCEWithLogitsLoss()",
         "nn.BCELoss()",
-        "RuntimeError",
         "should be between 0 and 1",
         "nn.BCEWithLogitsLoss() applies the sigmoid to the outputs itself.",
+        script=_REGRESS.replace("MSELoss", "BCEWithLogitsLoss").replace(
+            "values.unsqueeze(1)", "(values > 0).float().unsqueeze(1)"
+        ),
     ),
     "outputs that are a tuple": _of_torch(
-        "class Two(nn.Linear):\n    def forward(self, x):\n        return super().forward(x), x\n"
+        "lambda outputs, targets: your_loss(outputs[0], targets)",
+        "your_loss",
+        "must be Tensor, not tuple | returned a tuple of 2",
+        "loss_func=lambda outputs, targets: your_loss(outputs[0], targets).",
+        script="class Two(nn.Linear):\n    def forward(self, x):\n        return super().forward(x), x\n"
         "model = Two(4, 3)\nyour_loss = nn.CrossEntropyLoss()\n"
         "trainer = Trainer(model, lambda outputs, targets: your_loss(outputs[0], targets), "
         "torch.optim.SGD(model.parameters(), lr=0.1))\n"
         "trainer.train(TensorDataset(inputs, classes), 1)\n",
-        "lambda outputs, targets: your_loss(outputs[0], targets)",
-        "your_loss",
-        "TypeError",
-        "must be Tensor, not tuple | returned a tuple of 2",
-        "loss_func=lambda outputs, targets: your_loss(outputs[0], targets).",
+        error="TypeError",
     ),
     "a model that mixes samples up": _of_torch(
-        "class Mixed(nn.Linear):\n    def forward(self, x):\n        return super().forward(x.flatten(1))\n"
+        "x.flatten(1)",
+        "x.view(2, -1)[:, :4]",
+        "returned a Tensor of shape (2, 3) | the targets are a Tensor of shape (8,)",
+        "Expected input batch_size (2) to match target batch_size (8).",
+        script="class Mixed(nn.Linear):\n    def forward(self, x):\n        return super().forward(x.flatten(1))\n"
         "model = Mixed(4, 3)\n"
         "trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))\n"
         "trainer.train(TensorDataset(inputs.unflatten(1, (2, 2)), classes), 1)\n",
-        "x.flatten(1)",
-        "x.view(2, -1)[:, :4]",
-        "ValueError",
-        "returned a Tensor of shape (2, 3) | the targets are a Tensor of shape (8,)",
-        "Expected input batch_size (2) to match target batch_size (8).",
+        error="ValueError",
     ),
 }
 
 INPUTS = {
     "too few features": _of_torch(
-        _CLASSIFY,
         "nn.Linear(4, 3)",
         "nn.Linear(5, 3)",
-        "RuntimeError",
         "the model, which is Linear(in_features=5 | with a Tensor of shape (8, 4) and dtype float32 as input",
         "Let the input have the dtype and the dimensions that the layer takes",
     ),
     "no flattening": _of_torch(
-        _SEE,
         "nn.Flatten(), nn.Linear",
         "nn.Linear",
-        "RuntimeError",
         "the layer '1', which is Linear(in_features=32 | with a Tensor of shape (8, 2, 4, 4)",
         "nn.Flatten() before a linear layer",
-    ),
-    "other channels": _of_torch(
-        _SEE,
-        "nn.Conv2d(3, 2, 3)",
-        "nn.Conv2d(1, 2, 3)",
-        "RuntimeError",
-        "the layer '0', which is Conv2d(1, 2 | (8, 3, 6, 6)",
-        "the dimensions that the layer takes",
+        script=_SEE,
     ),
     "channels last": _of_torch(
-        _SEE.replace("images", "images.permute(0, 2, 3, 1).permute(0, 3, 1, 2)"),
         ".permute(0, 3, 1, 2)",
         "",
-        "RuntimeError",
         "(8, 6, 6, 3)",
         "inputs.permute(0, 3, 1, 2) for the channels",
+        script=_SEE.replace("images", "images.permute(0, 2, 3, 1).permute(0, 3, 1, 2)"),
     ),
     "images without channels": _of_torch(
-        _SEE.replace("nn.Conv2d(3", "nn.Conv2d(1").replace("images", "images[:, 0].unsqueeze(1)"),
         ".unsqueeze(1)",
         "",
-        "RuntimeError",
         "with a Tensor of shape (8, 6, 6)",
         "inputs.unsqueeze(1) or ",
+        script=_SEE.replace("nn.Conv2d(3", "nn.Conv2d(1").replace("images", "images[:, 0].unsqueeze(1)"),
     ),
     "pixels as bytes": _of_torch(
-        _SEE.replace("images", "images.mul(9).byte().float()"),
         ".float()",
         "",
-        "RuntimeError",
         "dtype uint8 as input",
         "Let the input have the dtype and the dimensions that the layer takes: inputs.float()",
-    ),
-    "doubles from numpy": _of_torch(
-        _CLASSIFY.replace("(inputs,", "(inputs.double().float(),"),
-        ".float()",
-        "",
-        "RuntimeError",
-        "dtype float64 as input",
-        "Let the input have the dtype and the dimensions that the layer takes: inputs.float()",
+        script=_SEE.replace("images", "images.mul(9).byte().float()"),
     ),
     "indices as floats": _of_torch(
-        _READ.replace("(words", "(words.float().long()"),
         ".long()",
         "",
-        "RuntimeError",
         "Embedding(10, 4) | dtype float32 as input",
         "inputs.long() for indices",
+        script=_READ.replace("(words", "(words.float().long()"),
     ),
     "a vocabulary that is too small": _of_torch(
-        _READ.replace("10, 4", "11, 4").replace("(words", "(words.fill_(10)"),
         "nn.Embedding(11, 4)",
         "nn.Embedding(10, 4)",
-        "IndexError",
         "index out of range | Embedding(10, 4)",
         "inputs.long() for indices",
+        script=_READ.replace("10, 4", "11, 4").replace("(words", "(words.fill_(10)"),
+        error="IndexError",
     ),
     "a model of two inputs": _of_torch(
-        _OWN_STEP.replace("self.model(batch[0])", "self.model(batch[0], batch[1])")
+        "trainer = MyTrainer(",
+        "trainer = Trainer(",
+        "Bilinear.forward() missing 1 required positional argument: 'input2'",
+        _overriding("batch[0], batch[1]"),
+        script=_OWN_STEP.replace("self.model(batch[0])", "self.model(batch[0], batch[1])")
         .replace("batch[1])\n        return", "batch[2])\n        return")
         .replace("len(batch[1])", "len(batch[2])")
         .replace("nn.Linear(4, 3)", "nn.Bilinear(4, 4, 3)")
         .replace("(inputs,", "(inputs, inputs,"),
-        "trainer = MyTrainer(",
-        "trainer = Trainer(",
-        "TypeError",
-        "Bilinear.forward() missing 1 required positional argument: 'input2'",
-        "Override the step in a subclass of Trainer, for example:\n"
-        "              def calculate_train_batch_loss(self, batch):\n"
-        "                  outputs = self.model(batch[0], batch[1])\n"
-        '                  return {"loss": self.loss_func(outputs, batch[2]), "model_outputs": outputs, '
-        '"batch_size": len(batch[2])}\n'
-        "              calculate_eval_batch_loss = calculate_train_batch_loss",
+        error="TypeError",
     ),
 }
 
@@ -465,12 +421,7 @@ _THIRD_ITEM = {
         "trainer = Trainer(",
         "RuntimeError",
         ("list of 3 [Tensor", "Tensor of shape (8, 3)", "training step 1 of epoch 1"),
-        "Override the step in a subclass of Trainer, for example:\n"
-        "              def calculate_train_batch_loss(self, batch):\n"
-        f"                  outputs = self.model({taken})\n"
-        '                  return {"loss": self.loss_func(outputs, batch[2]), "model_outputs": outputs, '
-        '"batch_size": len(batch[2])}\n'
-        "              calculate_eval_batch_loss = calculate_train_batch_loss",
+        _overriding(taken),
     )
     for taken, model in (("batch[0]", "nn.Linear(4, 3)"), ("batch[0], batch[1]", "Weighted(4, 3)"))
 }

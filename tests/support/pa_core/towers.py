@@ -47,12 +47,14 @@ class TwoTowers(Trainer[nn.Sequential]):
 decay = partial(StepLR, step_size=2, gamma=0.7)
 
 
-def two_towers(*callbacks: Any, kind: type[TwoTowers] = TwoTowers, drops: float = 0.0) -> TwoTowers:
-    """A trainer of both, each with an optimizer and a scheduler of its own."""
-    torch.manual_seed(0)
+def two_towers(
+    *callbacks: Any, kind: type[TwoTowers] = TwoTowers, drops: float = 0.0, schedule: Any = decay, seed: int = 0
+) -> TwoTowers:
+    """A trainer of both, each with an optimizer of its own; the captions have a scheduler of their own too."""
+    torch.manual_seed(seed)
     model, captions = tower(3, drops=drops), tower(5, drops=drops)
     trainer = kind(model, None, SGD(model.parameters(), lr=0.1, momentum=0.9), callbacks)
-    trainer.add_module("captions", captions, Adam(captions.parameters(), lr=0.01), partial(StepLR, step_size=1))
+    trainer.add_module("captions", captions, Adam(captions.parameters(), lr=0.01), schedule)
     return trainer
 
 

@@ -25,8 +25,9 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import make_regression
-from tests.support.callbacks import FailAt
+from tests.support.callbacks import CallAt, FailAt
 from tests.support.pa_core.scripted_scores import Script
+from tests.support.trainers import linear_trainer
 
 DATA = make_regression(16)
 
@@ -71,8 +72,7 @@ def test_the_best_model_is_saved_and_loaded(
 def test_the_default_judges_by_the_evaluation_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without arguments, the lowest evaluation loss decides, and the file is best_model.pt."""
     monkeypatch.chdir(tmp_path)
-    model = nn.Linear(4, 1)
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[SaveBestModelCallback])
+    trainer = linear_trainer(SaveBestModelCallback)
     trainer.train(DATA, 3, DATA)
     losses = [float(value) for value in trainer.run_history.get_metric_values("eval_loss_epoch")]
     assert torch.load("best_model.pt", weights_only=True)["best_value"] == min(losses)
@@ -124,21 +124,11 @@ def test_a_run_that_ends_before_its_first_epoch_does_loads_nothing(path: Path) -
     assert not path.exists()
 
 
-class ReplaceFile(TrainerCallback):
-    """Does to the file what another run with the same path would do."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        if trainer.run_history.current_epoch == 2:
-            trainer.save_checkpoint(self.path, {"watch_metric": "figure", "best_value": 0.5, "best_epoch": 9})
-
-
 def test_a_file_that_another_run_replaced_is_not_loaded(path: Path) -> None:
     """The error says what was found, and the model keeps the weights that this run gave it."""
-    trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "figure"), ReplaceFile(path))
+    other = {"watch_metric": "figure", "best_value": 0.5, "best_epoch": 9}
+    replace = CallAt("on_training_run_epoch_end", lambda trainer: trainer.save_checkpoint(path, other), 4)
+    trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "figure"), replace)
     with pytest.raises(CheckpointError, match=r"replaced or removed(.|\n)*0\.5(.|\n)*1\.0"):
         trainer.train(DATA, num_epochs=2)
     assert epoch_of(trainer) == 2
@@ -180,13 +170,9 @@ def test_the_best_of_the_evaluations_within_the_epochs_is_saved_where_it_is_meas
 ) -> None:
     """With the prefix of these evaluations the model is judged after each of them, without it after each epoch."""
     scores = {1: 0.5, 2: 0.4, 3: 0.2, 4: 0.9, 5: 0.6, 6: 0.7, 7: 0.8, 8: 0.1}
-    model = nn.Linear(4, 1)
-    callbacks: list[TrainerCallback] = [
-        ScoreOfUpdates(scores),
-        StepBasedEvaluationCallback(1),
-        SaveBestModelCallback(path, metric),
-    ]
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
+    trainer = linear_trainer(
+        ScoreOfUpdates(scores), StepBasedEvaluationCallback(1), SaveBestModelCallback(path, metric)
+    )
     trainer.train(DATA, 2, DATA, per_device_batch_size=4)
     assert torch.load(path, weights_only=True)["best_value"] == scores[best]
     assert epoch_of(trainer) == best
@@ -205,10 +191,7 @@ def test_a_path_that_cannot_be_written_is_refused_when_the_run_starts(shared_tmp
     """Not after the first epoch; and on all processes."""
     (shared_tmp_path / "folder").mkdir(exist_ok=True)
     (shared_tmp_path / "file").touch()
-    model = nn.Linear(4, 1)
-    trainer = Trainer(
-        model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[SaveBestModelCallback(shared_tmp_path / name)]
-    )
+    trainer = linear_trainer(SaveBestModelCallback(shared_tmp_path / name))
     with pytest.raises(CheckpointError, match="save_path"):
         trainer.train(DATA, num_epochs=1, eval_dataset=DATA)
     assert trainer.num_updates_completed == 0

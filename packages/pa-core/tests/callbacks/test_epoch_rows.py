@@ -227,13 +227,12 @@ def test_a_run_resumed_in_an_evaluation_says_nothing_of_the_training(
 def test_evaluation_sets_share_the_row_of_an_evaluation_within_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     """As they do after the epoch; a run that ends between two of them has a row of the first."""
 
-    class FailInNoisy(TrainerCallback):
-        @override
-        def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            if trainer.eval_name == "noisy" and trainer.num_updates_completed == 3:
-                raise RuntimeError("broken")
+    def fail_in_noisy(trainer: AnyTrainer) -> None:
+        if trainer.eval_name == "noisy":
+            raise RuntimeError("broken")
 
-    trainer = linear_trainer(PrintProgressCallback, StepBasedEvaluationCallback(1), FailInNoisy)
+    fail = CallAt("on_eval_epoch_start", fail_in_noisy, 3)
+    trainer = linear_trainer(PrintProgressCallback, StepBasedEvaluationCallback(1), fail)
     with pytest.raises(RuntimeError, match="broken"):
         trainer.train(DATA, 2, {"val": DATA, "noisy": DATA})
     _, _, header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -269,12 +268,10 @@ def test_a_run_that_stops_in_an_evaluation_has_the_row_of_its_training(capsys: p
 def test_what_is_recorded_after_its_row_comes_below_it(capsys: pytest.CaptureFixture[str]) -> None:
     """By a callback behind the logger, at the end of an epoch: that is not of the next one."""
 
-    class RecordLate(TrainerCallback):
-        @override
-        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            trainer.run_history.update_metric("late", torch.tensor(float(trainer.run_history.current_epoch)))
+    def record_late(trainer: AnyTrainer) -> None:
+        trainer.run_history.update_metric("late", torch.tensor(float(trainer.run_history.current_epoch)))
 
-    rows = rows_of_run(capsys, LogMetricsCallback, RecordLate)
+    rows = rows_of_run(capsys, LogMetricsCallback, CallAt("on_training_run_epoch_end", record_late))
     assert [row[:2] for row in rows if row[0] == "late"] == [["late", "1.0000"], ["late", "2.0000"]]
     assert [row[0] for row in rows] == ["epoch", "1", "late", "2", "late", "3"]
 

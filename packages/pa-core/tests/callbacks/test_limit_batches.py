@@ -23,7 +23,7 @@ from pa_core import (
 )
 from pa_core.data.batch_limit import batch_limit_from_environment
 from pa_core.testing import RecordingCallback, make_regression
-from tests.support.callbacks import FailAt
+from tests.support.callbacks import CallAt, FailAt
 from tests.support.histories import updates_of
 from tests.support.trainers import linear_trainer
 
@@ -35,12 +35,10 @@ class CountEvalBatches(TrainerCallback):
 
     def __init__(self) -> None:
         self.batches: list[int] = []
-        self.intermediate: list[bool] = []
 
     @override
-    def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self.batches.append(0)
-        self.intermediate.append(is_intermediate)
 
     @override
     def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
@@ -164,17 +162,10 @@ def test_evaluations_come_after_every_nth_update() -> None:
     assert updates_of(trainer, "intermediate_eval_loss_epoch") == [2, 4, 6, 8]
 
 
-class RecordsAccuracy(TrainerCallback):
-    """Records a metric in each evaluation, as scripts do."""
-
-    @override
-    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.run_history.update_metric("accuracy", 0.5)
-
-
 def test_metrics_have_one_value_an_epoch_also_with_evaluations_within_it() -> None:
     """What is recorded within an epoch, by the trainer or a callback, has names of its own."""
-    trainer = linear_trainer(StepBasedEvaluationCallback(2), RecordsAccuracy())
+    record = CallAt("on_eval_epoch_end", lambda trainer: trainer.run_history.update_metric("accuracy", 0.5))
+    trainer = linear_trainer(StepBasedEvaluationCallback(2), record)
     data = make_regression(80)
     trainer.train(data, 2, data, per_device_batch_size=16)
     for name in ("train_loss_epoch", "eval_loss_epoch", "accuracy"):
@@ -210,26 +201,15 @@ def test_step_based_evaluation_needs_something_to_evaluate() -> None:
     assert "on_train_step_end" not in recorder.events
 
 
-def test_only_evaluations_within_an_epoch_are_limited() -> None:
+@pytest.mark.parametrize(("intermediate_only", "batches"), [(True, [2, 2, 10, 10]), (False, [2, 2, 2, 2])])
+def test_only_evaluations_within_an_epoch_are_limited(intermediate_only: bool, batches: list[int]) -> None:
     """By default the evaluation after the epoch is complete, and ``evaluate()`` too."""
-    counter = CountEvalBatches()
-    trainer = linear_trainer(LimitEvalStepsCallback(2), StepBasedEvaluationCallback(4), counter)
+    limit, counter = LimitEvalStepsCallback(2, limit_intermediate_only=intermediate_only), CountEvalBatches()
+    trainer = linear_trainer(limit, StepBasedEvaluationCallback(4), counter)
     data = make_regression(80)
     trainer.train(data, 1, data, per_device_batch_size=8)
     trainer.evaluate(per_device_batch_size=8)
-    assert counter.intermediate == [True, True, False, False]
-    assert counter.batches == [2, 2, 10, 10]
-
-
-def test_all_evaluations_are_limited_if_so_wanted() -> None:
-    """With ``limit_intermediate_only=False`` every evaluation epoch stops early."""
-    counter = CountEvalBatches()
-    limit = LimitEvalStepsCallback(3, limit_intermediate_only=False)
-    trainer = linear_trainer(limit, StepBasedEvaluationCallback(5), counter)
-    data = make_regression(72)
-    trainer.train(data, 1, data, per_device_batch_size=8)
-    trainer.evaluate(per_device_batch_size=8)
-    assert counter.batches == [3, 3, 3]
+    assert counter.batches == batches
 
 
 @pytest.mark.parametrize("error", [StopTrainingError("enough"), RuntimeError("broken")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pa_core.testing import make_regression
 from tests.support.trainers import linear_trainer
 
 DATA = make_regression(40)
+TRAINED = "on_train_epoch_end"
 
 
 class LogToList(LogMetricsCallback):
@@ -39,30 +41,18 @@ class RecordTensors(TrainerCallback):
     """Records metrics as users do: as tensors, in several events."""
 
     def __init__(self, **metrics: str) -> None:
-        self.metrics = metrics
+        for event in metrics.values():
+            setattr(self, event, partial(self._record, [name for name in metrics if metrics[name] == event]))
 
-    def _record(self, trainer: AnyTrainer, event: str) -> None:
-        for name, wanted in self.metrics.items():
-            if wanted == event:
-                trainer.run_history.update_metric(name, torch.tensor([0.5]))
-
-    @override
-    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self._record(trainer, "train")
-
-    @override
-    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self._record(trainer, "eval")
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self._record(trainer, "end")
+    def _record(self, names: list[str], trainer: AnyTrainer, **_: Any) -> None:
+        for name in names:
+            trainer.run_history.update_metric(name, torch.tensor([0.5]))
 
 
 def test_metrics_are_logged_when_they_belong_to_the_phase() -> None:
     """Metrics with train in their name come after the training epoch, all others after the evaluation, as numbers."""
     logger = LogToList()
-    record = RecordTensors(accuracy="train", my_train_accuracy="train", precision="eval")
+    record = RecordTensors(accuracy=TRAINED, my_train_accuracy=TRAINED, precision="on_eval_epoch_end")
     linear_trainer(record, logger).train(DATA, 2, DATA)
     assert logger.names == 2 * [{"my_train_accuracy", "train_loss_epoch"}, {"accuracy", "eval_loss_epoch", "precision"}]
     assert [epoch for epoch, _ in logger.logged] == [1, 1, 2, 2]
@@ -72,7 +62,7 @@ def test_metrics_are_logged_when_they_belong_to_the_phase() -> None:
 def test_a_metric_is_logged_once_and_none_is_forgotten() -> None:
     """What is recorded behind the logger, or without any evaluation, is logged at the end of its epoch or run."""
     logger = LogToList()
-    late = RecordTensors(late="end", behind="eval")
+    late = RecordTensors(late="on_training_run_epoch_end", behind="on_eval_epoch_end")
     linear_trainer(logger, late).train(DATA, 2, DATA)
     assert logger.names == [
         {"train_loss_epoch"},
@@ -85,7 +75,7 @@ def test_a_metric_is_logged_once_and_none_is_forgotten() -> None:
     ]
 
     logger = LogToList()
-    linear_trainer(RecordTensors(accuracy="train"), logger).train(DATA, 1)
+    linear_trainer(RecordTensors(accuracy=TRAINED), logger).train(DATA, 1)
     assert logger.names == [{"train_loss_epoch"}, {"accuracy"}]
 
 

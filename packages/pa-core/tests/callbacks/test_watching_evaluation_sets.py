@@ -17,15 +17,16 @@ from pa_core import (
     ConfigurationError,
     EvaluationSet,
     ProgressBarCallback,
-    Run,
     SaveBestModelCallback,
     StepBasedEvaluationCallback,
     Trainer,
     TrainerCallback,
     TrainerWithTimmScheduler,
 )
-from tests.small_runs import linear, make_trainer, samples
+from tests.small_runs import make_trainer, samples
+from tests.support.callbacks import CallAt, RatesUsed
 from tests.support.explained import assert_explained
+from tests.support.pa_core.custom_loops.loops import make_line, step_through
 from tests.support.pa_core.own_schedulers import Timm
 
 DATA, VAL, OOD = samples(8), samples(5), samples(3)
@@ -75,27 +76,19 @@ def test_a_scheduler_is_stepped_with_a_metric_in_the_epochs_in_which_it_is_evalu
     """The patience of ``ReduceLROnPlateau`` is then a number of evaluations."""
     trainer = values_trainer({**ALWAYS, "test_ood": [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]})
     plateau = partial(ReduceLROnPlateau, patience=1, factor=0.5)
-    rates: list[float] = []
-
-    class NoteRate(TrainerCallback):
-        @override
-        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            rates.append(trainer.optimizer.param_groups[0]["lr"])
-
-    trainer.callback_handler.add_callback(NoteRate())
+    used = RatesUsed()
+    trainer.callback_handler.add_callback(used)
     trainer.train(DATA, 6, RARE, create_scheduler_fn=plateau, watch_metric="eval_test_ood_loss_epoch")
-    assert rates == [1e-4] * 5 + [5e-5]
+    assert [*used.rates, trainer.optimizer.param_groups[0]["lr"]] == [1e-4] * 6 + [5e-5]
 
 
 def test_the_loss_of_a_single_dataset_cannot_be_watched(tmp_path: Path) -> None:
     """``eval_loss_epoch`` would never be recorded: refused before anything is trained, with the name to watch."""
-    watching: list[TrainerCallback] = [SaveBestModelCallback(tmp_path / "best.pt")]
-    for callback in watching:
-        trainer = make_trainer(Trainer, callback)
-        with pytest.raises(ConfigurationError) as refused:
-            trainer.train(DATA, 1, RARE)
-        assert_explained(refused.value, "watch_metric='eval_val_loss_epoch'")
-        assert trainer.num_updates_completed == 0
+    trainer = make_trainer(Trainer, SaveBestModelCallback(tmp_path / "best.pt"))
+    with pytest.raises(ConfigurationError) as refused:
+        trainer.train(DATA, 1, RARE)
+    assert_explained(refused.value, "watch_metric='eval_val_loss_epoch'")
+    assert trainer.num_updates_completed == 0
     with pytest.raises(ConfigurationError) as refused:
         make_trainer().train(DATA, 1, RARE, create_scheduler_fn=ReduceLROnPlateau, watch_metric="eval_loss_epoch")
     assert_explained(refused.value, "watch_metric='eval_val_loss_epoch'")
@@ -152,15 +145,13 @@ def test_names_to_evaluate_are_a_list() -> None:
 def test_a_callback_evaluates_sets_by_name() -> None:
     """``run_evaluation_epoch(eval_names=...)`` in the order of the run; an unknown name is explained."""
 
-    class Evaluate(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            trainer.run_evaluation_epoch(is_intermediate=True, eval_names=["test", "val"])
-            with pytest.raises(ConfigurationError) as refused:
-                trainer.run_evaluation_epoch(eval_names=["vall"])
-            assert_explained(refused.value, "'vall'", "'val'")
+    def evaluate(trainer: AnyTrainer) -> None:
+        trainer.run_evaluation_epoch(is_intermediate=True, eval_names=["test", "val"])
+        with pytest.raises(ConfigurationError) as refused:
+            trainer.run_evaluation_epoch(eval_names=["vall"])
+        assert_explained(refused.value, "'vall'", "'val'")
 
-    trainer = make_trainer(Trainer, Evaluate())
+    trainer = make_trainer(Trainer, CallAt("on_optimizer_step_end", evaluate))
     trainer.train(DATA, 1, RARE)
     names = [name for name in trainer.run_history.get_metric_names() if name.startswith("intermediate")]
     assert sorted(names) == ["intermediate_eval_test_loss_epoch", "intermediate_eval_val_loss_epoch"]
@@ -208,24 +199,14 @@ def test_schedulers_of_timm_get_the_loss_of_the_first_set() -> None:
 def test_a_loop_of_ones_own_tells_callbacks_the_name_of_its_evaluation() -> None:
     """``eval_name`` is what ``evaluation_batches`` was given, and None afterwards, also where the loop was left."""
     seen: list[str | None] = []
-
-    class Note(TrainerCallback):
-        @override
-        def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            seen.append(trainer.eval_name)
-
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    with Run(model, optimizer, DATA, num_epochs=1, callbacks=[Note()]) as run:
+    note = CallAt("on_eval_epoch_start", lambda run: seen.append(run.eval_name))
+    with make_line(data=DATA, lr=1e-4, callbacks=[note]) as run:
         for name in ("eval_val", None):
             for inputs, targets in run.evaluation_batches(VAL, name=name):
-                run.log("loss", (model(inputs) - targets).square().mean())
+                run.log("loss", (run.model(inputs) - targets).square().mean())
         for _ in run.evaluation_batches(VAL, name="left"):
             break
         assert run.eval_name is None
-        for update in run.updates():
-            for inputs, targets in update:
-                update.backward((model(inputs) - targets).square().mean())
-            update.step()
+        step_through(run)
     assert seen == ["eval_val", None, "left"]
     assert {"eval_val_loss_epoch", "eval_loss_epoch"} < set(run.run_history.get_metric_names())

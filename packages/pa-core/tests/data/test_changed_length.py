@@ -6,57 +6,35 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD
-from torch.utils.data import DataLoader, Dataset
-from typing_extensions import override
+from torch import nn
+from torch.utils.data import DataLoader
 
-from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core import ConfigurationError, Trainer
 from pa_core.data import KeyedDataLoader
-from tests.support.pa_core.custom_loops.loops import make_line
+from tests.small_runs import make_trainer
+from tests.support.callbacks import CallAt
 
 EVERYWHERE = pytest.mark.runs_on("one_process", "two_ranks")
 
 
-class Changing(Dataset[tuple[Tensor, Tensor]]):
-    """Samples whose number can be changed."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    @override
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return torch.full((2,), float(index)), torch.zeros(1)
+def samples(number: int) -> Any:
+    """A list of samples, whose number can be changed."""
+    return [(torch.full((2,), float(index)), torch.zeros(1)) for index in range(number)]
 
 
-class Changes(TrainerCallback):
-    """Changes the number of samples after the first epoch."""
-
-    def __init__(self, dataset: Changing, length: int) -> None:
-        self.dataset = dataset
-        self.length = length
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.dataset.length = self.length
-
-
-def trainer_that_changes(dataset: Changing, length: int) -> Trainer:
+def trainer_that_changes(dataset: Any, length: int) -> Trainer:
     """A trainer of a line whose callback changes a dataset."""
-    model = nn.Linear(2, 1)
-    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-4), [Changes(dataset, length)])
+    change = CallAt("on_training_run_epoch_end", lambda _: dataset.__setitem__(slice(None), samples(length)))
+    return make_trainer(Trainer, change, model=nn.Linear(2, 1))
 
 
 @EVERYWHERE
 @pytest.mark.parametrize("length", [16, 32])
 def test_training_samples_that_come_or_go_end_the_run(length: int) -> None:
     """New samples would never be seen, and lost ones would be asked for: the error names both lengths."""
-    dataset = Changing(24)
+    dataset = samples(24)
     trainer = trainer_that_changes(dataset, length)
-    with pytest.raises(ConfigurationError, match=rf"{length} samples of Changing, and 24 when it was made"):
+    with pytest.raises(ConfigurationError, match=rf"{length} samples of list, and 24 when it was made"):
         trainer.train(dataset, 2, per_device_batch_size=4, train_dataloader_kwargs={"num_workers": 0})
     assert trainer.num_epochs_completed == 1
 
@@ -64,7 +42,7 @@ def test_training_samples_that_come_or_go_end_the_run(length: int) -> None:
 @EVERYWHERE
 def test_the_next_run_takes_the_new_length() -> None:
     """Between two runs a dataset may change."""
-    dataset = Changing(24)
+    dataset = samples(24)
     trainer = trainer_that_changes(dataset, 16)
     trainer.train(dataset, 1, per_device_batch_size=4, train_dataloader_kwargs={"num_workers": 0})
     trainer.train(dataset, 2, per_device_batch_size=4, train_dataloader_kwargs={"num_workers": 0})
@@ -74,34 +52,17 @@ def test_the_next_run_takes_the_new_length() -> None:
 @EVERYWHERE
 def test_evaluation_samples_that_go_end_the_run() -> None:
     """The mean would be that of other samples than in the epoch before."""
-    evaluated = Changing(24)
+    evaluated = samples(24)
     trainer = trainer_that_changes(evaluated, 16)
     with pytest.raises(ConfigurationError, match="16 samples"):
-        trainer.train(Changing(8), 2, evaluated, train_dataloader_kwargs={"num_workers": 0})
-
-
-@EVERYWHERE
-def test_a_loop_of_ones_own_ends_as_well() -> None:
-    """Also where the loop itself changes its dataset."""
-    dataset = Changing(24)
-    run = make_line(data=dataset, lr=1e-4, num_epochs=2, train_dataloader_kwargs={"num_workers": 0})
-
-    def loop() -> None:
-        with run:
-            for inputs, _ in run.batches():
-                run.backward(run.model(inputs.double()).square().mean())
-                run.step()
-                dataset.length = 32
-
-    with pytest.raises(ConfigurationError, match="32 samples"):
-        loop()
+        trainer.train(samples(8), 2, evaluated, train_dataloader_kwargs={"num_workers": 0})
 
 
 @EVERYWHERE
 @pytest.mark.filterwarnings("ignore:A custom loader or sampler")
 def test_a_dataloader_may_have_another_length_in_each_epoch() -> None:
     """A custom data loader follows its dataset, as it does without a trainer."""
-    dataset = Changing(24)
+    dataset = samples(24)
     trainer = trainer_that_changes(dataset, 16)
     trainer.train(DataLoader(dataset, batch_size=4), 2)
     assert trainer.run_history.clock.samples == 40
@@ -109,9 +70,9 @@ def test_a_dataloader_may_have_another_length_in_each_epoch() -> None:
 
 def test_a_loader_by_itself_tells_as_well() -> None:
     """It is told when the loader is iterated over, with workers or without."""
-    dataset = Changing(8)
+    dataset = samples(8)
     loader = KeyedDataLoader(dataset, batch_size=4)
     assert len(list(loader)) == 2
-    dataset.length = 9
-    with pytest.raises(ConfigurationError, match="9 samples of Changing"):
+    dataset += samples(1)
+    with pytest.raises(ConfigurationError, match="9 samples of list"):
         iter(loader)

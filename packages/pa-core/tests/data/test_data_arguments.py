@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,9 @@ from torch.utils.data import (
 )
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader
 from pa_core.testing import TinyClassifier, make_classification
-from tests.support.callbacks import KillAt, KilledError
 from tests.support.explained import assert_explained
 
 DATA = make_classification(22)
@@ -124,23 +122,6 @@ def test_a_dataset_after_a_dataloader_is_loaded_by_the_trainer_again() -> None:
     assert isinstance(trainer.train_dataloader, KeyedDataLoader)
     assert isinstance(trainer.eval_dataloader, KeyedDataLoader)
     assert trainer.run_config.train_per_device_batch_size == 2
-
-
-def test_a_run_with_a_dataloader_resumes_in_mid_epoch(tmp_path: Path) -> None:
-    """The weights are those of the run that was not interrupted."""
-    whole, resumed = make_trainer(), make_trainer()
-    killed = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=8), KillAt(9))
-
-    def train(trainer: Trainer, **options: Any) -> None:
-        torch.manual_seed(3)
-        trainer.train(DataLoader(DATA, batch_size=4, shuffle=True), 2, **options)
-
-    train(whole)
-    with pytest.raises(KilledError):
-        train(killed)
-    train(resumed, resume_from=tmp_path)
-    assert resumed.num_updates_completed == 12
-    assert all(map(torch.equal, whole.model.parameters(), resumed.model.parameters()))
 
 
 @pytest.mark.runs_on("two_ranks")

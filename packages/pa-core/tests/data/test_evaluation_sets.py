@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from pa_core import (
     TrainerCallback,
 )
 from tests.small_runs import make_trainer, samples
+from tests.support.callbacks import CallAt
 from tests.support.explained import assert_explained
 from tests.support.histories import epochs_of
 
@@ -48,6 +50,11 @@ class NoteSets(TrainerCallback):
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self.events.append(f"{trainer.eval_name}, epoch {trainer.num_epochs_completed}")
+
+    @property
+    def batches(self) -> list[str]:
+        """What was noted of batches."""
+        return [event for event in self.events if re.search(r" \d", event) and "epoch" not in event]
 
 
 def test_each_set_is_evaluated_in_turn_and_recorded_under_its_name() -> None:
@@ -116,12 +123,8 @@ def test_what_a_step_logs_and_a_callback_records_is_named_after_the_set() -> Non
             self.log("loss_of_class", float(len(batch[0])))
             return super().calculate_eval_batch_loss(batch)
 
-    class Records(TrainerCallback):
-        @override
-        def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            trainer.run_history.update_metric("spread", 1.0)
-
-    trainer = make_trainer(Logs, Records())
+    record = CallAt("on_eval_epoch_end", lambda trainer: trainer.run_history.update_metric("spread", 1.0))
+    trainer = make_trainer(Logs, record)
     trainer.train(DATA, 1, {"val": VAL, "loss": OOD})
     names = set(trainer.run_history.get_metric_names()) - {"train_loss_epoch"}
     assert names == {
@@ -136,7 +139,7 @@ def test_a_set_may_be_a_loader_beside_datasets() -> None:
     note = NoteSets()
     sets: dict[str, Any] = {"val": DataLoader(VAL, batch_size=3), "ood": OOD}
     make_trainer(Trainer, note).train(DATA, 1, sets, eval_dataloader_kwargs={"batch_size": 2})
-    assert [event for event in note.events if "," in event][:-1] == ["val 0, 1, 2", "val 3, 4", "ood 0, 1"]
+    assert note.batches == ["val 0, 1, 2", "val 3, 4", "ood 0, 1", "ood 2"]
 
 
 def test_a_loader_of_ones_own_may_differ_between_sets() -> None:
@@ -150,8 +153,7 @@ def test_a_loader_of_ones_own_may_differ_between_sets() -> None:
 
     note = NoteSets()
     make_trainer(OwnSizes, note).train(DATA, 1, {"val": VAL, "ood": OOD})
-    batches = [event for event in note.events if not event.startswith("None") and "," in event]
-    assert batches == ["val 0, 1, 2, 3, 4", "ood 0, 1"]
+    assert note.batches == ["val 0, 1, 2, 3, 4", "ood 0, 1", "ood 2"]
 
 
 def test_limits_of_batches_hold_for_each_set() -> None:
@@ -160,8 +162,7 @@ def test_limits_of_batches_hold_for_each_set() -> None:
         note = NoteSets()
         trainer = make_trainer(Trainer, limit, note)
         trainer.train(DATA, 2, {"val": VAL, "ood": OOD}, per_device_batch_size=2)
-        batches = [event for event in note.events if not event.startswith("None") and "," in event]
-        assert batches == 2 * ["val 0, 1", "ood 0, 1"]
+        assert note.batches == 2 * ["val 0, 1", "ood 0, 1"]
         lengths = [len(loader) for loader in trainer.eval_dataloaders.values()]
         assert lengths == ([1, 1] if isinstance(limit, LimitBatchesCallback) else [3, 2])
 
@@ -169,17 +170,14 @@ def test_limits_of_batches_hold_for_each_set() -> None:
 def test_a_loader_that_a_callback_puts_there_stays_for_one_evaluation() -> None:
     """The next evaluation is of the whole set again, and other sets are evaluated as they are."""
 
-    class LastBatchAlone(TrainerCallback):
-        @override
-        def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            if trainer.eval_name == "val" and trainer.run_history.current_epoch == 1:
-                trainer.eval_dataloader = [list(trainer.eval_dataloader or ())[-1]]
+    def keep_last_batch(trainer: Any) -> None:
+        if trainer.eval_name == "val" and trainer.run_history.current_epoch == 1:
+            trainer.eval_dataloader = list(trainer.eval_dataloader)[-1:]
 
     note = NoteSets()
-    trainer = make_trainer(Trainer, LastBatchAlone(), note)
+    trainer = make_trainer(Trainer, CallAt("on_eval_epoch_start", keep_last_batch), note)
     trainer.train(DATA, 2, {"val": VAL, "ood": OOD}, per_device_batch_size=3)
-    batches = [event for event in note.events if not event.startswith("None") and "," in event]
-    assert batches == ["val 3, 4", "ood 0, 1, 2", "val 0, 1, 2", "val 3, 4", "ood 0, 1, 2"]
+    assert note.batches == ["val 3, 4", "ood 0, 1, 2", "val 0, 1, 2", "val 3, 4", "ood 0, 1, 2"]
 
 
 def test_the_trainer_has_the_first_set_in_hand_between_evaluations() -> None:
@@ -187,24 +185,15 @@ def test_the_trainer_has_the_first_set_in_hand_between_evaluations() -> None:
     seen: list[tuple[str | None, bool, bool]] = []
 
     class Look(TrainerCallback):
-        def look(self, trainer: AnyTrainer) -> None:
+        @override
+        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
             name = trainer.eval_name
             dataset = trainer.eval_sets[name or "val"].dataset
             loader: Any = trainer.eval_dataloaders[name or "val"]
             seen.append((name, trainer.eval_dataset is dataset, trainer.eval_dataloader is loader))
             assert loader.dataset is dataset
 
-        @override
-        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            self.look(trainer)
-
-        @override
-        def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            self.look(trainer)
-
-        @override
-        def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            self.look(trainer)
+        on_eval_epoch_start = on_training_run_end = on_train_epoch_start
 
     make_trainer(Trainer, Look()).train(DATA, 1, {"val": VAL, "ood": OOD})
     assert seen == [(name, True, True) for name in (None, "val", "ood", None)]

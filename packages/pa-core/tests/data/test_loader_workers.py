@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
 
@@ -19,10 +19,11 @@ from torch.optim import SGD
 from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core import ConfigurationError, Trainer
 from pa_core.data import KeyedDataLoader
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.callbacks import FailAt
 from tests.support.drawing import Drawing, draw_after, preserved_streams, samples_by_index
 from tests.support.explained import assert_explained
 
@@ -181,11 +182,8 @@ def test_whole_batches_are_fetched_in_workers_too() -> None:
     dataset = TensorDataset(torch.randn(10, 3), torch.arange(10))
     loader = KeyedDataLoader(dataset, batch_size=4, shuffle=True, num_workers=1)
     assert loader.whole_batches
-    expected_batches = list(KeyedDataLoader(dataset, batch_size=4, shuffle=True))
-    for batch, expected in zip(loader, expected_batches, strict=True):
-        inputs, labels = batch
-        assert torch.equal(inputs, expected[0])
-        assert torch.equal(labels, expected[1])
+    for batch, expected in zip(loader, KeyedDataLoader(dataset, batch_size=4, shuffle=True), strict=True):
+        assert all(map(torch.equal, batch, expected))
 
 
 def formatted(error: BaseException) -> str:
@@ -206,54 +204,28 @@ def test_an_error_of_a_dataset_names_the_sample(num_workers: int, keyed: bool) -
     traceback.clear_frames(error.tb)
 
 
-class Ragged(Dataset[Tensor]):
-    """Samples of different lengths."""
-
-    def __len__(self) -> int:
-        return 4
-
-    @override
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.zeros(2 if index < 3 else 5)
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_of_collation_names_samples_that_differ(num_workers: int) -> None:
     """And what each of them is like."""
+    ragged: Any = [torch.zeros(2)] * 3 + [torch.zeros(5)]
     with pytest.raises(RuntimeError, match="stack expects") as error:
-        list(KeyedDataLoader(Ragged(), batch_size=2, num_workers=num_workers))
+        list(KeyedDataLoader(ragged, batch_size=2, num_workers=num_workers))
     text = formatted(error.value)
-    assert "a batch was made of samples 2, 3 of Ragged" in text
+    assert "a batch was made of samples 2, 3 of list" in text
     assert "sample 2 is a Tensor of shape (2,)" in text
     assert "sample 3 is a Tensor of shape (5,)" in text
     traceback.clear_frames(error.tb)
-
-
-class WithTransform(Dataset[int]):
-    """A dataset that holds a function."""
-
-    def __init__(self, transform: Callable[[int], int]) -> None:
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return 4
-
-    @override
-    def __getitem__(self, index: int) -> int:
-        return self.transform(index)
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")  # of torch, which knows no remedy here
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_what_cannot_be_sent_to_workers_is_named_with_the_remedy(method: str) -> None:
     """Where processes are not forked, the dataset and the functions of the loader are pickled."""
-    loaders = {
-        "dataset WithTransform": KeyedDataLoader(
-            WithTransform(lambda index: index), num_workers=1, multiprocessing_context=method
-        ),
-        "collate_fn": KeyedDataLoader(
-            WithTransform(abs), num_workers=1, multiprocessing_context=method, collate_fn=lambda samples: samples
-        ),
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": method}
+    with_functions: Any = [lambda: 0] * 4
+    loaders: dict[str, KeyedDataLoader[Any]] = {
+        "dataset list": KeyedDataLoader(with_functions, **options),
+        "collate_fn": KeyedDataLoader(Drawing(4), collate_fn=lambda samples: samples, **options),
     }
     for words, loader in loaders.items():
         with pytest.raises(ConfigurationError) as caught:
@@ -276,6 +248,15 @@ def test_closing_ends_persistent_workers_and_the_loader_can_be_used_again() -> N
     loader.close()
 
 
+@pytest.fixture
+def handled_sigterm() -> Generator[None]:
+    """The script handles the signal, here by doing nothing."""
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("handled_sigterm")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_sigterm_while_workers_start_leaves_them_to_the_main_process(
     persistent: bool, monkeypatch: pytest.MonkeyPatch
@@ -289,14 +270,10 @@ def test_a_sigterm_while_workers_start_leaves_them_to_the_main_process(
         set_num_threads(number)
 
     monkeypatch.setattr(torch, "set_num_threads", hit_as_soon_as_torch_handles_it)
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-    try:
-        loader = KeyedDataLoader(TensorDataset(torch.arange(8)), 4, num_workers=2, persistent_workers=persistent)
-        for _ in range(2):
-            assert [batch.tolist() for (batch,) in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    loader = KeyedDataLoader(TensorDataset(torch.arange(8)), 4, num_workers=2, persistent_workers=persistent)
+    for _ in range(2):
+        assert [batch.tolist() for (batch,) in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 class Terminated(Dataset[int]):
@@ -311,45 +288,33 @@ class Terminated(Dataset[int]):
         return index
 
 
+@pytest.mark.usefixtures("handled_sigterm")
 def test_further_sigterms_leave_workers_to_the_main_process_as_well() -> None:
     """They deliver what the run needs until it has saved a state, however often they are told to end."""
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-    try:
-        assert [batch.tolist() for batch in KeyedDataLoader(Terminated(), 2, num_workers=1)] == [[0, 1], [2, 3]]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert [batch.tolist() for batch in KeyedDataLoader(Terminated(), 2, num_workers=1)] == [[0, 1], [2, 3]]
 
 
+@pytest.mark.usefixtures("handled_sigterm")
 def test_a_worker_that_is_stuck_ends_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the second SIGTERM, such as the one of a loader that is closed: it would keep the process from ending."""
     monkeypatch.setattr("pa_data._workers.SECONDS_AFTER_SECOND_SIGTERM", 0.1)
-    before, children = signal.signal(signal.SIGTERM, lambda _number, _frame: None), multiprocessing.active_children()
-    try:
-        iterator = iter(KeyedDataLoader(Terminated(), 2, num_workers=1))
-        (worker,) = set(multiprocessing.active_children()) - set(children)
-        with suppress(RuntimeError):  # torch raises it if it is the first to notice
-            worker.join(timeout=10)
-        assert worker.exitcode == 1
-        del iterator
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    children = multiprocessing.active_children()
+    iterator = iter(KeyedDataLoader(Terminated(), 2, num_workers=1))
+    (worker,) = set(multiprocessing.active_children()) - set(children)
+    with suppress(RuntimeError):  # torch raises it if it is the first to notice
+        worker.join(timeout=10)
+    assert worker.exitcode == 1
+    del iterator
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_no_worker_outlives_a_run_that_failed(persistent: bool) -> None:
     """Not even while the exception, and with it everything that it passed through, is still held."""
     model = TinyClassifier()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[Fails])
+    fails = FailAt("on_train_step_end", OSError("no space left"))
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[fails])
     workers = {"num_workers": 2, "persistent_workers": persistent}
     with pytest.raises(OSError, match="no space left") as held:
         trainer.train(make_classification(64), 1, train_dataloader_kwargs=workers)
     assert held.tb is not None
     assert multiprocessing.active_children() == []
-
-
-class Fails(TrainerCallback):
-    """Fails in mid-epoch."""
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        raise OSError("no space left")
