@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, TrainingPreempted
+from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainingPreempted
 from pa_core.storage import StateFolder
 from tests.support.callbacks import CallAt, KilledError
 from tests.support.pa_core.custom_loops.loops import fingerprint, make_run, train
@@ -122,21 +122,3 @@ def test_what_is_registered_before_the_loop_is_restored(tmp_path: Path) -> None:
         resumed.register_for_checkpointing(other)
         assert list(resumed.updates()) == []
     assert other.weight.item() == 3.0
-
-
-def test_a_changed_run_is_refused(tmp_path: Path) -> None:
-    """What would change the meaning of the run is refused, and can be allowed by name, as by train()."""
-    train(make_run(SaveTrainingStateCallback(tmp_path)))
-    with pytest.raises(CheckpointError, match="samples_per_update"):
-        train(make_run(resume_from=tmp_path, per_device_batch_size=16))
-    train(make_run(resume_from=tmp_path, per_device_batch_size=16, resume_allow=["samples_per_update"]))
-
-
-def test_more_epochs_continue_a_complete_run(tmp_path: Path) -> None:
-    """A run of three epochs that was asked for two first is the run of three."""
-    train(make_run(SaveTrainingStateCallback(tmp_path), num_epochs=2, create_scheduler_fn=None))
-    longer = make_run(seed=4, resume_from=tmp_path, create_scheduler_fn=None)
-    train(longer)
-    whole = make_run(create_scheduler_fn=None)
-    train(whole)
-    assert fingerprint(longer) == fingerprint(whole)

@@ -11,7 +11,7 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import BatchOutput, Run, Trainer
+from pa_core import BatchOutput, Trainer
 from tests.support.loops import updates_of
 from tests.support.sharded_models import TinyTransformer, sentences, sharded, tiny_transformer, whole_weights
 
@@ -66,21 +66,6 @@ def test_last_step_with_a_sample_on_one_process_only() -> None:
         expected = tiny_transformer()
         train_by_hand(expected, data, trainer.run_config.seed, 8 * accumulation)
         torch.testing.assert_close(whole_weights(model), whole_weights(expected), rtol=0, atol=1e-12)
-
-
-def test_a_loop_of_ones_own() -> None:
-    """A ``Run`` hands out the batch of another process, which counts for nothing, even if its loss is not finite."""
-    data = TensorDataset(*sentences(9))
-    model = sharded(tiny_transformer())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with Run(model, optimizer, data, num_epochs=1, per_device_batch_size=4) as run:
-        for words, classes in run.batches():
-            loss = nn.functional.cross_entropy(model(words), classes)
-            run.backward(loss + torch.inf if run.is_at_empty_batch else loss)
-            run.step()
-    expected = tiny_transformer()
-    train_by_hand(expected, data, run.run_config.seed, 8)
-    torch.testing.assert_close(whole_weights(model), whole_weights(expected), rtol=0, atol=1e-12)
 
 
 def test_a_step_calls_the_model_as_it_likes() -> None:

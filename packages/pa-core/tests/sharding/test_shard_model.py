@@ -13,11 +13,11 @@ from torch.optim import AdamW, Optimizer
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import ArgumentTypeError, ConfigurationError, Run, Trainer, UnsupportedConfigurationError
+from pa_core import ArgumentTypeError, ConfigurationError, Trainer, UnsupportedConfigurationError
 from pa_core.model_tensors import is_sharded, is_unit
 from tests.cells import forget_accelerate_state
 from tests.support.loops import updates_of
-from tests.support.pa_core.sharding.plugins import accelerator_with, sharding
+from tests.support.pa_core.sharding.plugins import sharding
 from tests.support.sharded_models import Block, TinyTransformer, sentences, tiny_transformer, whole_weights
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -58,27 +58,6 @@ def test_a_plugin_shards_what_the_trainer_was_given() -> None:
     assert all(is_sharded(parameter) for parameter in model.parameters())
     assert set(map(id, optimizer.param_groups[0]["params"])) == set(map(id, model.parameters()))
     by_hand = updated_by_hand(expected, data, trainer.run_config.seed)
-    torch.testing.assert_close(whole_weights(model), by_hand, rtol=0, atol=1e-12)
-
-
-def test_a_plugin_shards_what_a_run_was_given() -> None:
-    """The same in a loop of one's own; its blocks are found where nobody names them."""
-    data = TensorDataset(*sentences(20))
-    model, expected = tiny_transformer(seed=dist.get_rank()), tiny_transformer(seed=0)
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    class Sharding(Run[nn.Module, Any]):
-        @override
-        def _create_accelerator(self) -> Any:
-            return accelerator_with()
-
-    with Sharding(model, optimizer, data, num_epochs=1, per_device_batch_size=4) as run:
-        for update in run.updates():
-            for words, classes in update:
-                update.backward(nn.functional.cross_entropy(model(words), classes))
-            update.step()
-    assert units(model) == {"", "blocks.0", "blocks.1"}
-    by_hand = updated_by_hand(expected, data, run.run_config.seed)
     torch.testing.assert_close(whole_weights(model), by_hand, rtol=0, atol=1e-12)
 
 

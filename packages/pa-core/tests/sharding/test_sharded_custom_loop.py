@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.utils.data import TensorDataset
 
-from pa_core import Run, StopTrainingError, gather_objects
+from pa_core import Run
 from tests.support.loops import updates_of
 from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
 
@@ -129,35 +129,3 @@ def test_sharded_models_are_trained_against_each_other() -> None:
             optimizer.zero_grad()
     for name, model in models.items():
         require_same(model, expected[name])
-
-
-def test_a_request_of_one_process_stops_all_of_them() -> None:
-    """In mid-update; what was accumulated is gone, and the next run begins without it."""
-    model = sharded(tiny_transformer())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    arguments: dict[str, Any] = {"num_epochs": 1, "per_device_batch_size": 2, "gradient_accumulation_steps": 2}
-    with Run(model, optimizer, DATA, **arguments) as run:
-        for update in run.updates():
-            for number, (words, classes) in enumerate(update):
-                update.backward(loss_of(model, words, classes))
-                if update.number == 2 and number == 0 and dist.get_rank() == 1:
-                    run.request_stop()
-            update.step()
-    assert gather_objects(run.num_updates_completed) == [1, 1]
-    with Run(model, optimizer, DATA, **arguments) as run:
-        for update in run.updates():
-            for words, classes in update:
-                update.backward(loss_of(model, words, classes))
-                raise StopTrainingError
-    before = whole_weights(model)
-    with Run(model, optimizer, DATA, num_epochs=1, per_device_batch_size=6, max_num_train_steps=1) as run:
-        for update in run.updates():
-            for words, classes in update:
-                update.backward(loss_of(model, words, classes))
-            update.step()
-    expected = tiny_transformer()
-    expected.load_state_dict(before)
-    optimizer = SGD(expected.parameters(), lr=0.1)
-    torch.autograd.backward(loss_of(expected, *whole_batches(run.run_config.seed)[0]))
-    optimizer.step()
-    require_same(model, expected)
