@@ -221,28 +221,12 @@ TARGETS = {
         "returned a Tensor of shape (8, 3) | the targets are a Tensor of shape (8, 1) and dtype int64",
         "without the second dimension: targets.squeeze(1).long()",
     ),
-    "classes with a dimension too many, as floats": _of_torch(
-        _CLASSIFY,
-        "(inputs, classes)",
-        "(inputs, classes.unsqueeze(1).float())",
-        "RuntimeError",
-        "the targets are a Tensor of shape (8, 1) and dtype float32",
-        "without the second dimension: targets.squeeze(1).long()",
-    ),
     "classes counted from 1": _of_torch(
         _CLASSIFY,
         "(inputs, classes)",
         "(inputs, classes + 1)",
         "IndexError",
         "Target 3 is out of bounds. | returned a Tensor of shape (8, 3)",
-        "the indices of classes, from 0 to classes - 1",
-    ),
-    "more classes than outputs": _of_torch(
-        _CLASSIFY,
-        "nn.Linear(4, 3)",
-        "nn.Linear(4, 2)",
-        "IndexError",
-        "Target 2 is out of bounds. | returned a Tensor of shape (8, 2)",
         "the indices of classes, from 0 to classes - 1",
     ),
     "a class that is to be left out": _of_torch(
@@ -283,13 +267,6 @@ TARGETS = {
         "ValueError",
         ("returned a Tensor of shape ()", "the targets are a Tensor of shape (1,)", "training step 2 of epoch 1"),
         "squeeze() takes away the dimension of a single sample too: use squeeze(1).",
-    ),
-    "one value and several outputs": _of_batches(
-        _REGRESS,
-        "nn.Linear(4, 1)",
-        "nn.Linear(4, 4)",
-        "outputs of shape (8, 4), targets of shape (8, 1)",
-        "Let the model return outputs of shape (8, 1): its last layer decides how many a sample has.",
     ),
     "a dimension too few, which would be broadcast": _of_batches(
         _REGRESS,
@@ -383,14 +360,6 @@ INPUTS = {
         "the layer '1', which is Linear(in_features=32 | with a Tensor of shape (8, 2, 4, 4)",
         "nn.Flatten() before a linear layer",
     ),
-    "other channels": _of_torch(
-        _SEE,
-        "nn.Conv2d(3, 2, 3)",
-        "nn.Conv2d(1, 2, 3)",
-        "RuntimeError",
-        "the layer '0', which is Conv2d(1, 2 | (8, 3, 6, 6)",
-        "the dimensions that the layer takes",
-    ),
     "channels last": _of_torch(
         _SEE.replace("images", "images.permute(0, 2, 3, 1).permute(0, 3, 1, 2)"),
         ".permute(0, 3, 1, 2)",
@@ -413,14 +382,6 @@ INPUTS = {
         "",
         "RuntimeError",
         "dtype uint8 as input",
-        "Let the input have the dtype and the dimensions that the layer takes: inputs.float()",
-    ),
-    "doubles from numpy": _of_torch(
-        _CLASSIFY.replace("(inputs,", "(inputs.double().float(),"),
-        ".float()",
-        "",
-        "RuntimeError",
-        "dtype float64 as input",
         "Let the input have the dtype and the dimensions that the layer takes: inputs.float()",
     ),
     "indices as floats": _of_torch(

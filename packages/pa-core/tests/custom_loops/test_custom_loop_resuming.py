@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainingPreempted
+from pa_core import AnyTrainer, SaveTrainingStateCallback
 from pa_core.storage import StateFolder
 from tests.support.callbacks import CallAt, KilledError
 from tests.support.pa_core.custom_loops.loops import fingerprint, make_run, train
@@ -76,19 +74,6 @@ def test_a_complete_run_is_not_run_again(tmp_path: Path, uninterrupted: dict[str
 def _in_update(update: int, act: Callable[[AnyTrainer], object]) -> CallAt:
     """Does something in the middle of an update."""
     return CallAt("on_train_step_end", act, update - 1)
-
-
-@pytest.mark.parametrize("update", [2, 4, 9])
-def test_a_signal_ends_the_loop_with_a_state(tmp_path: Path, uninterrupted: dict[str, Any], update: int) -> None:
-    """The body of the update is finished, a state is saved, and TrainingPreempted leaves the block."""
-    save = SaveTrainingStateCallback(tmp_path, stop_on_signals=("SIGUSR1",))
-    with pytest.raises(TrainingPreempted):
-        train(make_run(save, _in_update(update, lambda _: os.kill(os.getpid(), signal.SIGUSR1))))
-    assert StateFolder(tmp_path).records()[-1].update == update
-
-    resumed = make_run(seed=3, resume_from=tmp_path)
-    train(resumed)
-    assert fingerprint(resumed) == uninterrupted
 
 
 @pytest.mark.parametrize("update", [2, 4, 6])
