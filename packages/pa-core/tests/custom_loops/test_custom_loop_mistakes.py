@@ -242,19 +242,6 @@ def test_an_update_of_before() -> None:
             update.step()
 
 
-def test_what_can_be_logged_where() -> None:
-    """In a training step and between evaluation batches; the name of the training loss is taken."""
-    with make_line() as run:
-        with pytest.raises(ConfigurationError, match="before the step"):
-            run.log("kl", 1.0)
-        for update in run.updates():
-            for inputs, _ in update:
-                with pytest.raises(ConfigurationError, match="loss"):
-                    run.log("loss", 1.0)
-                update.backward(run.model(inputs).sum())
-            update.step()
-
-
 def _words_for_a_trainer(error: BaseException) -> list[str]:
     words = ("trainer", "Trainer", "train()", "calculate_", "num_items_in_batch", "verride", "dataloader")
     return [word for word in words if word in str(error)]
@@ -295,7 +282,9 @@ def test_messages_of_a_run_do_not_speak_of_the_trainer(options: dict[str, Any], 
 
 
 def test_messages_of_a_loop_do_not_speak_of_the_trainer() -> None:
-    """Counts of items in some batches alone, values that are logged after the step, and a name that is taken."""
+    """Counts of items in some batches alone, values that are logged without an update, and a name that is taken."""
+    with pytest.raises(ConfigurationError, match="before the step") as of_others, make_line() as run:
+        run.log("kl", 1.0)
     with pytest.raises(BatchOutputError, match="num_items=3 in this step") as of_items, make_line() as run:
         for number, (inputs, _) in enumerate(run.batches()):
             run.backward(run.model(inputs).mean(), num_items=3 if number else None)
@@ -308,7 +297,7 @@ def test_messages_of_a_loop_do_not_speak_of_the_trainer() -> None:
     with pytest.raises(ConfigurationError, match=r"not .loss.") as of_names, make_line() as run:
         for _ in run.batches():
             run.log("loss", 1.0)
-    assert [_words_for_a_trainer(one.value) for one in (of_items, of_values, of_names)] == [[], [], []]
+    assert [_words_for_a_trainer(one.value) for one in (of_items, of_others, of_values, of_names)] == [[]] * 4
 
 
 def test_a_module_beside_the_models() -> None:

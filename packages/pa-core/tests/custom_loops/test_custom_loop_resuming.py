@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, TrainingPreempted
+from pa_core import AnyTrainer, SaveTrainingStateCallback
 from pa_core.storage import StateFolder
 from tests.support.callbacks import CallAt, KilledError
 from tests.support.pa_core.custom_loops.loops import fingerprint, make_run, train
@@ -78,19 +76,6 @@ def _in_update(update: int, act: Callable[[AnyTrainer], object]) -> CallAt:
     return CallAt("on_train_step_end", act, update - 1)
 
 
-@pytest.mark.parametrize("update", [2, 4, 9])
-def test_a_signal_ends_the_loop_with_a_state(tmp_path: Path, uninterrupted: dict[str, Any], update: int) -> None:
-    """The body of the update is finished, a state is saved, and TrainingPreempted leaves the block."""
-    save = SaveTrainingStateCallback(tmp_path, stop_on_signals=("SIGUSR1",))
-    with pytest.raises(TrainingPreempted):
-        train(make_run(save, _in_update(update, lambda _: os.kill(os.getpid(), signal.SIGUSR1))))
-    assert StateFolder(tmp_path).records()[-1].update == update
-
-    resumed = make_run(seed=3, resume_from=tmp_path)
-    train(resumed)
-    assert fingerprint(resumed) == uninterrupted
-
-
 @pytest.mark.parametrize("update", [2, 4, 6])
 def test_a_state_that_is_asked_for_is_saved_after_the_update(
     tmp_path: Path, uninterrupted: dict[str, Any], update: int
@@ -122,21 +107,3 @@ def test_what_is_registered_before_the_loop_is_restored(tmp_path: Path) -> None:
         resumed.register_for_checkpointing(other)
         assert list(resumed.updates()) == []
     assert other.weight.item() == 3.0
-
-
-def test_a_changed_run_is_refused(tmp_path: Path) -> None:
-    """What would change the meaning of the run is refused, and can be allowed by name, as by train()."""
-    train(make_run(SaveTrainingStateCallback(tmp_path)))
-    with pytest.raises(CheckpointError, match="samples_per_update"):
-        train(make_run(resume_from=tmp_path, per_device_batch_size=16))
-    train(make_run(resume_from=tmp_path, per_device_batch_size=16, resume_allow=["samples_per_update"]))
-
-
-def test_more_epochs_continue_a_complete_run(tmp_path: Path) -> None:
-    """A run of three epochs that was asked for two first is the run of three."""
-    train(make_run(SaveTrainingStateCallback(tmp_path), num_epochs=2, create_scheduler_fn=None))
-    longer = make_run(seed=4, resume_from=tmp_path, create_scheduler_fn=None)
-    train(longer)
-    whole = make_run(create_scheduler_fn=None)
-    train(whole)
-    assert fingerprint(longer) == fingerprint(whole)

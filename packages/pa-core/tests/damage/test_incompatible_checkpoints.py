@@ -122,52 +122,6 @@ def test_a_checkpoint_with_another_type_or_shape_loads_all_or_nothing(kind: str,
     assert_all_or_nothing(kind, 1, tmp_path)
 
 
-class Particular(nn.ReLU):
-    """A layer with an extra state, of which only some are right."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.version = 1
-
-    @override
-    def get_extra_state(self) -> dict[str, int]:
-        return {"version": self.version}
-
-    @override
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        self.version = state["version"]
-        if self.version > 2:
-            message = "too new"
-            raise ValueError(message)
-
-
-def with_extra_state(version: int) -> Trainer[nn.Sequential]:
-    """A trainer of a model whose extra state is set when half of its weights are loaded."""
-    layer = Particular()
-    layer.version = version
-    model = nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 3))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=0.1), callbacks=())
-    trainer.train(DATA, 1, max_num_train_steps=2, create_scheduler_fn=halving)
-    return trainer
-
-
-def test_a_refused_extra_state_undoes_what_was_loaded(tmp_path: Path) -> None:
-    """Weights, optimizer, scheduler and extra states are as before; one that is taken is loaded."""
-    path = tmp_path / "checkpoint.pt"
-    trainer = with_extra_state(1)
-    before = state_of(trainer)
-    with_extra_state(3).save_checkpoint(path)
-
-    with pytest.raises(CheckpointError, match="nothing was loaded") as caught:
-        trainer.load_checkpoint(path)
-
-    assert "ValueError: too new" in caught.value.given
-    assert same(state_of(trainer), before)
-    with_extra_state(2).save_checkpoint(path)
-    trainer.load_checkpoint(path)
-    assert trainer.model[1].get_extra_state() == {"version": 2}
-
-
 def test_a_refused_module_beside_the_model_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     """The states of both are checked before one of them is loaded."""
     path = tmp_path / "checkpoint.pt"
@@ -216,17 +170,3 @@ def test_what_a_scheduler_of_ones_own_notes_later_is_loaded_too(tmp_path: Path) 
 
     assert state_of(trainer)["scheduler"] == state["scheduler"]
     assert state["scheduler"]["noted"] == 0.5
-
-
-def test_a_checkpoint_without_a_scheduler_leaves_what_the_scheduler_noted_in_the_optimizer(tmp_path: Path) -> None:
-    """The file was saved before a scheduler was made; the one of the trainer goes on."""
-    path, model = tmp_path / "checkpoint.pt", TinyClassifier(batch_norm=True)
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=()).save_checkpoint(path)
-    trainer = make_trainer("SGD, OneCycleLR", 1)
-
-    trainer.load_checkpoint(path)
-
-    assert trainer.optimizer.param_groups[0]["max_lr"] == 0.1
-    assert trainer.scheduler is not None
-    trainer.scheduler.step()

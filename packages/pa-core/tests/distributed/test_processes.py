@@ -22,7 +22,6 @@ from typing_extensions import override
 from pa_core import (
     AnyTrainer,
     ConfigurationError,
-    OtherProcessError,
     StopTrainingError,
     Trainer,
     TrainerCallback,
@@ -231,27 +230,6 @@ def prepare(folder: Path) -> None:
     """Take so long that another process would get ahead, if it could."""
     time.sleep(0.1)
     (folder / "prepared").touch()
-
-
-@on_one_and_two_ranks
-@pytest.mark.parametrize("only_on_zero", [world_process_zero_only, local_process_zero_only])
-def test_the_others_wait_until_process_zero_has_run(only_on_zero: Any, shared_tmp_path: Path) -> None:
-    """What a function that runs on process zero only has prepared is there when any process goes on."""
-    only_on_zero(prepare)(shared_tmp_path)
-    assert (shared_tmp_path / "prepared").exists()
-
-
-@pytest.mark.runs_on("two_ranks")
-@pytest.mark.parametrize("only_on_zero", [world_process_zero_only, local_process_zero_only])
-def test_what_fails_on_process_zero_fails_on_the_others(only_on_zero: Any) -> None:
-    """No process waits for ever, or goes on without what the function was to do."""
-
-    def fail() -> None:
-        raise ConnectionError
-
-    with pytest.raises(ConnectionError if rank() == 0 else OtherProcessError):
-        only_on_zero(fail)()
-    assert gather_objects("went on") == ["went on", "went on"]
 
 
 @pytest.mark.runs_on("two_ranks")

@@ -11,9 +11,9 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import BatchOutput, Run, Trainer
-from tests.support.loops import updates_of
-from tests.support.sharded_models import TinyTransformer, sentences, sharded, tiny_transformer, whole_weights
+from pa_core import BatchOutput, Trainer
+from tests.support.pa_core.sharding.by_hand import require_same, updates_by_hand
+from tests.support.sharded_models import TinyTransformer, sentences, sharded, tiny_transformer
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -47,15 +47,6 @@ class CallsTwice(Trainer[Any, Any, Any, Any]):
         return {"loss": nn.functional.cross_entropy(logits, classes), "model_outputs": logits, "batch_size": len(words)}
 
 
-def train_by_hand(model: nn.Module, data: TensorDataset, seed: int | None, size: int) -> None:
-    """Update a model by the whole batches of each update, as one process would."""
-    optimizer = SGD(model.parameters(), lr=0.1)
-    for words, classes in updates_of(data, seed, 1, size):
-        torch.autograd.backward(nn.functional.cross_entropy(model(words), classes))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def test_last_step_with_a_sample_on_one_process_only() -> None:
     """One sample is left for two processes: the update is that of one process, accumulated or not."""
     for accumulation in (1, 2):
@@ -64,23 +55,9 @@ def test_last_step_with_a_sample_on_one_process_only() -> None:
         trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
         trainer.train(data, 1, per_device_batch_size=4, gradient_accumulation_steps=accumulation)
         expected = tiny_transformer()
-        train_by_hand(expected, data, trainer.run_config.seed, 8 * accumulation)
-        torch.testing.assert_close(whole_weights(model), whole_weights(expected), rtol=0, atol=1e-12)
-
-
-def test_a_loop_of_ones_own() -> None:
-    """A ``Run`` hands out the batch of another process, which counts for nothing, even if its loss is not finite."""
-    data = TensorDataset(*sentences(9))
-    model = sharded(tiny_transformer())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with Run(model, optimizer, data, num_epochs=1, per_device_batch_size=4) as run:
-        for words, classes in run.batches():
-            loss = nn.functional.cross_entropy(model(words), classes)
-            run.backward(loss + torch.inf if run.is_at_empty_batch else loss)
-            run.step()
-    expected = tiny_transformer()
-    train_by_hand(expected, data, run.run_config.seed, 8)
-    torch.testing.assert_close(whole_weights(model), whole_weights(expected), rtol=0, atol=1e-12)
+        optimizer = SGD(expected.parameters(), lr=0.1)
+        list(updates_by_hand(expected, data, trainer.run_config.seed, 8 * accumulation, optimizer=optimizer))
+        require_same(model, expected)
 
 
 def test_a_step_calls_the_model_as_it_likes() -> None:

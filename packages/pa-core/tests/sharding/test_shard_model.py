@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -13,11 +13,11 @@ from torch.optim import AdamW, Optimizer
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import ArgumentTypeError, ConfigurationError, Run, Trainer, UnsupportedConfigurationError
+from pa_core import ArgumentTypeError, ConfigurationError, Trainer, UnsupportedConfigurationError
 from pa_core.model_tensors import is_sharded, is_unit
 from tests.cells import forget_accelerate_state
-from tests.support.loops import updates_of
-from tests.support.pa_core.sharding.plugins import accelerator_with, sharding
+from tests.support.pa_core.sharding.by_hand import require_same, updates_by_hand
+from tests.support.pa_core.sharding.plugins import sharding
 from tests.support.sharded_models import Block, TinyTransformer, sentences, tiny_transformer, whole_weights
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -25,14 +25,11 @@ pytestmark = pytest.mark.runs_on("two_ranks")
 BY_CLASS: dict[str, Any] = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Block"]}
 
 
-def updated_by_hand(model: TinyTransformer, data: TensorDataset, seed: int | None) -> Mapping[str, Tensor]:
-    """The weights after an epoch of updates by eight samples."""
-    optimizer = AdamW(model.parameters(), lr=0.01)
-    for words, classes in updates_of(data, seed, 1, 8):
-        torch.autograd.backward(nn.functional.cross_entropy(model(words), classes))
-        optimizer.step()
-        optimizer.zero_grad()
-    return whole_weights(model)
+def updated_by_hand(data: TensorDataset, seed: int | None) -> TinyTransformer:
+    """A model after an epoch of updates by eight samples."""
+    model = tiny_transformer()
+    list(updates_by_hand(model, data, seed, 8))
+    return model
 
 
 def units(model: nn.Module) -> set[str]:
@@ -49,7 +46,7 @@ def trained(model: nn.Module, **settings: Any) -> nn.Module:
 def test_a_plugin_shards_what_the_trainer_was_given() -> None:
     """The first run splits the model in place, with an optimizer made before, and trains as one process does."""
     data = TensorDataset(*sentences(20))
-    model, expected = tiny_transformer(seed=dist.get_rank()), tiny_transformer(seed=0)
+    model = tiny_transformer(seed=dist.get_rank())
     optimizer = AdamW(model.parameters(), lr=0.01)
     trainer = sharding(model, optimizer, **BY_CLASS)
     trainer.train(data, 1, per_device_batch_size=4)
@@ -57,29 +54,7 @@ def test_a_plugin_shards_what_the_trainer_was_given() -> None:
     assert trainer.optimizer is optimizer
     assert all(is_sharded(parameter) for parameter in model.parameters())
     assert set(map(id, optimizer.param_groups[0]["params"])) == set(map(id, model.parameters()))
-    by_hand = updated_by_hand(expected, data, trainer.run_config.seed)
-    torch.testing.assert_close(whole_weights(model), by_hand, rtol=0, atol=1e-12)
-
-
-def test_a_plugin_shards_what_a_run_was_given() -> None:
-    """The same in a loop of one's own; its blocks are found where nobody names them."""
-    data = TensorDataset(*sentences(20))
-    model, expected = tiny_transformer(seed=dist.get_rank()), tiny_transformer(seed=0)
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    class Sharding(Run[nn.Module, Any]):
-        @override
-        def _create_accelerator(self) -> Any:
-            return accelerator_with()
-
-    with Sharding(model, optimizer, data, num_epochs=1, per_device_batch_size=4) as run:
-        for update in run.updates():
-            for words, classes in update:
-                update.backward(nn.functional.cross_entropy(model(words), classes))
-            update.step()
-    assert units(model) == {"", "blocks.0", "blocks.1"}
-    by_hand = updated_by_hand(expected, data, run.run_config.seed)
-    torch.testing.assert_close(whole_weights(model), by_hand, rtol=0, atol=1e-12)
+    require_same(model, updated_by_hand(data, trainer.run_config.seed))
 
 
 def test_a_model_stays_sharded_after_it_was_evaluated() -> None:
@@ -233,7 +208,7 @@ def test_an_optimizer_with_a_state_continues_on_its_pieces() -> None:
     sharding(model, optimizers[0]).train(data, 1, per_device_batch_size=4)
     torch.autograd.backward(nn.functional.cross_entropy(expected(data.tensors[0]), data.tensors[1]))
     optimizers[1].step()
-    torch.testing.assert_close(whole_weights(model), whole_weights(expected), rtol=0, atol=1e-12)
+    require_same(model, expected)
 
 
 def with_hook(model: TinyTransformer) -> None:
@@ -291,8 +266,7 @@ def test_an_optimizer_that_is_made_of_the_pieces() -> None:
     trainer = sharding(model, None, create)
     trainer.evaluate(data, per_device_batch_size=4)
     trainer.train(data, 1, per_device_batch_size=4)
-    by_hand = updated_by_hand(tiny_transformer(), data, trainer.run_config.seed)
-    torch.testing.assert_close(whole_weights(model), by_hand, rtol=0, atol=1e-12)
+    require_same(model, updated_by_hand(data, trainer.run_config.seed))
     trainer.train(data, 1, per_device_batch_size=4)
     assert made == [trainer.optimizer]
 

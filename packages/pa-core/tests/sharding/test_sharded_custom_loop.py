@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.utils.data import TensorDataset
 
-from pa_core import Run, StopTrainingError, gather_objects
+from pa_core import Run
 from tests.support.loops import updates_of
-from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
+from tests.support.pa_core.sharding.by_hand import loss_of, require_same, updates_by_hand
+from tests.support.sharded_models import sentences, sharded, tiny_transformer
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -24,16 +25,6 @@ DATA = TensorDataset(*sentences(2 * PER_UPDATE + 5))
 def whole_batches(seed: int | None) -> list[list[Tensor]]:
     """The samples of each update, as one process would have them."""
     return list(updates_of(DATA, seed, 1, PER_UPDATE))
-
-
-def require_same(model: nn.Module, expected: nn.Module) -> None:
-    """Compare the weights of a sharded model with those of a plain one."""
-    torch.testing.assert_close(whole_weights(model), whole_weights(expected), rtol=0, atol=1e-12)
-
-
-def loss_of(model: nn.Module, words: Tensor, classes: Tensor) -> Tensor:
-    """The mean loss of a batch."""
-    return nn.functional.cross_entropy(model(words), classes)
 
 
 def test_updates_are_those_of_one_process() -> None:
@@ -49,13 +40,15 @@ def test_updates_are_those_of_one_process() -> None:
                 update.backward(loss * 0.5)
                 update.backward(model(words).square().mean())
             update.step()
-    optimizer = AdamW(expected.parameters(), lr=0.01)
-    for words, classes in whole_batches(run.run_config.seed):
-        loss = loss_of(expected, words, classes) * 1.5 + expected(words).square().mean()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(expected.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
+
+    def loss_by_hand(model: nn.Module, words: Tensor, classes: Tensor) -> Tensor:
+        squares: Tensor = model(words).square()
+        return loss_of(model, words, classes) * 1.5 + squares.mean()
+
+    def clip(model: nn.Module) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    list(updates_by_hand(expected, DATA, run.run_config.seed, PER_UPDATE, loss_of=loss_by_hand, before_step=clip))
     assert run.num_updates_completed == 3
     require_same(model, expected)
 
@@ -129,35 +122,3 @@ def test_sharded_models_are_trained_against_each_other() -> None:
             optimizer.zero_grad()
     for name, model in models.items():
         require_same(model, expected[name])
-
-
-def test_a_request_of_one_process_stops_all_of_them() -> None:
-    """In mid-update; what was accumulated is gone, and the next run begins without it."""
-    model = sharded(tiny_transformer())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    arguments: dict[str, Any] = {"num_epochs": 1, "per_device_batch_size": 2, "gradient_accumulation_steps": 2}
-    with Run(model, optimizer, DATA, **arguments) as run:
-        for update in run.updates():
-            for number, (words, classes) in enumerate(update):
-                update.backward(loss_of(model, words, classes))
-                if update.number == 2 and number == 0 and dist.get_rank() == 1:
-                    run.request_stop()
-            update.step()
-    assert gather_objects(run.num_updates_completed) == [1, 1]
-    with Run(model, optimizer, DATA, **arguments) as run:
-        for update in run.updates():
-            for words, classes in update:
-                update.backward(loss_of(model, words, classes))
-                raise StopTrainingError
-    before = whole_weights(model)
-    with Run(model, optimizer, DATA, num_epochs=1, per_device_batch_size=6, max_num_train_steps=1) as run:
-        for update in run.updates():
-            for words, classes in update:
-                update.backward(loss_of(model, words, classes))
-            update.step()
-    expected = tiny_transformer()
-    expected.load_state_dict(before)
-    optimizer = SGD(expected.parameters(), lr=0.1)
-    torch.autograd.backward(loss_of(expected, *whole_batches(run.run_config.seed)[0]))
-    optimizer.step()
-    require_same(model, expected)

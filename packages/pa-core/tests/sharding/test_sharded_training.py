@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.model_tensors import is_sharded
-from tests.support.loops import updates_of
+from tests.support.pa_core.sharding.by_hand import require_same, updates_by_hand
 from tests.support.sharded_models import (
     LENGTH,
     WORDS,
@@ -45,30 +44,10 @@ DATA = TensorDataset(*sentences(4 * PER_UPDATE + 5))
 """Samples for five updates of two batches of three on each of two processes; the last one is a batch of 3 and of 2."""
 
 
-Change = Callable[[TinyTransformer], object]
-
-
-def train_by_hand(
-    model: TinyTransformer, seed: int | None, *, updates: int = UPDATES, before_step: Change = id
-) -> TinyTransformer:
-    """Update a model by the whole batches of each update, as one process would."""
-    for _ in updates_by_hand(model, seed, updates, before_step):
-        pass
+def train_by_hand(model: TinyTransformer, seed: int | None, **options: Any) -> TinyTransformer:
+    """Make the updates as one process would."""
+    list(updates_by_hand(model, DATA, seed, PER_UPDATE, **options))
     return model
-
-
-def updates_by_hand(
-    model: TinyTransformer, seed: int | None, updates: int = UPDATES, before_step: Change = id
-) -> Iterator[int]:
-    """Yield the number of each update that was made."""
-    optimizer = AdamW(model.parameters(), lr=0.01)
-    batches = itertools.islice(updates_of(DATA, seed, 1, PER_UPDATE), updates)
-    for update, (words, classes) in enumerate(batches, start=1):
-        torch.autograd.backward(nn.functional.cross_entropy(model(words), classes))
-        before_step(model)
-        optimizer.step()
-        optimizer.zero_grad()
-        yield update
 
 
 def trainer_of(model: nn.Module, *callbacks: Any, **kwargs: Any) -> Trainer:
@@ -83,11 +62,6 @@ def train(trainer: Trainer, **kwargs: Any) -> None:
     assert trainer.num_updates_completed == UPDATES
 
 
-def require_same(model: nn.Module, expected: nn.Module) -> None:
-    """Compare the weights of a sharded model with those of a plain one."""
-    torch.testing.assert_close(whole_weights(model), whole_weights(expected), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("settings", "clip"),
     [
@@ -100,7 +74,7 @@ def test_five_updates_are_those_of_one_process(settings: dict[str, float], clip:
     """Accumulated, with an uneven last batch, clipped, in float64; the norm is that of all pieces."""
     results: list[Any] = []
 
-    def before_step(model: TinyTransformer) -> None:
+    def before_step(model: nn.Module) -> None:
         results.extend(clip(model.parameters(), bound) for bound in settings.values() if clip is not None)
 
     trainer = trainer_of(sharded(tiny_transformer()))
@@ -124,24 +98,30 @@ def test_what_is_left_out_of_sharding_is_trained_too() -> None:
         model.head.weight += dist.get_rank()
     trainer = trainer_of(model)
     train(trainer, gradient_clip_norm=0.1)
-    expected = train_by_hand(
-        tiny_transformer(),
-        trainer.run_config.seed,
-        before_step=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
-    )
+
+    def clip(model: nn.Module) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    expected = train_by_hand(tiny_transformer(), trainer.run_config.seed, before_step=clip)
     require_same(model, expected)
 
 
+def loss_over_words(model: nn.Module, words: Tensor, classes: Tensor) -> Tensor:
+    """The mean over words, of which samples have different numbers."""
+    counts = words[:, 0] + 1
+    losses = nn.functional.cross_entropy(model(words), classes, reduction="none")
+    return (losses * counts).sum() / counts.sum()
+
+
 class CountsWords(Trainer):
-    """The loss is the mean over words, of which samples have different numbers."""
+    """Its loss is the mean over words."""
 
     @override
     def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
         words, classes = batch
-        counts = words[:, 0] + 1
-        losses = nn.functional.cross_entropy(self.model(words), classes, reduction="none")
-        loss = (losses * counts).sum() / counts.sum()
-        return {"loss": loss, "batch_size": len(words), "model_outputs": None, "num_items_in_batch": int(counts.sum())}
+        num_items = int((words[:, 0] + 1).sum())
+        loss = loss_over_words(self.model, words, classes)
+        return {"loss": loss, "batch_size": len(words), "model_outputs": None, "num_items_in_batch": num_items}
 
 
 def test_updates_are_means_over_items() -> None:
@@ -149,15 +129,7 @@ def test_updates_are_means_over_items() -> None:
     model = sharded(tiny_transformer())
     trainer = CountsWords(model, None, AdamW(model.parameters(), lr=0.01), callbacks=[])
     train(trainer)
-    expected = tiny_transformer()
-    optimizer = AdamW(expected.parameters(), lr=0.01)
-    for words, classes in updates_of(DATA, trainer.run_config.seed, 1, PER_UPDATE):
-        counts = words[:, 0] + 1
-        losses = nn.functional.cross_entropy(expected(words), classes, reduction="none")
-        torch.autograd.backward((losses * counts).sum() / counts.sum())
-        optimizer.step()
-        optimizer.zero_grad()
-    require_same(model, expected)
+    require_same(model, train_by_hand(tiny_transformer(), trainer.run_config.seed, loss_of=loss_over_words))
 
 
 class Freezes(TrainerCallback):
@@ -184,7 +156,7 @@ def test_layers_are_frozen_and_unfrozen_in_mid_run() -> None:
     train(trainer)
     expected = tiny_transformer()
     expected.blocks[0].requires_grad_(False)
-    for update in updates_by_hand(expected, trainer.run_config.seed):
+    for update in updates_by_hand(expected, DATA, trainer.run_config.seed, PER_UPDATE):
         if update == 2:
             expected.blocks[0].requires_grad_(True)
             expected.blocks[1].requires_grad_(False)
@@ -216,7 +188,7 @@ def test_a_request_of_one_process_stops_all_at_the_same_update() -> None:
     again.train(DATA, 1, per_device_batch_size=6, max_num_train_steps=1)
     expected = tiny_transformer()
     expected.load_state_dict(before)
-    require_same(model, train_by_hand(expected, again.run_config.seed, updates=1))
+    require_same(model, train_by_hand(expected, again.run_config.seed, most=1))
 
 
 def test_a_block_that_is_unfrozen_in_mixed_precision_gets_gradients() -> None:

@@ -98,29 +98,6 @@ def test_an_optimizer_with_a_form_of_its_own_is_resumed_bit_for_bit(shared_tmp_p
     assert resumed.optimizer.age == resumed.num_updates_completed
 
 
-class Forgetful(Momentum):
-    """Does not restore what it saves."""
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.age = state_dict["age"]
-
-
-def test_an_optimizer_that_does_not_restore_its_state_is_an_error_of_the_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says what is missing instead of training without it; once that is mended, the state is resumed."""
-    whole = train(make_trainer(Momentum))
-    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
-    with pytest.raises(Interrupted):
-        train(make_trainer(Forgetful, states, InterruptAt("on_train_step_end", 3)))
-
-    with pytest.raises(CheckpointError, match=r"Forgetful[\s\S]*lacks state_dict\(\)\['velocity'\]\[0\]"):
-        train(make_trainer(Forgetful), resume_from=tmp_path)
-    monkeypatch.delattr(Forgetful, "load_state_dict")
-    assert train(make_trainer(Forgetful), resume_from=tmp_path) == whole
-
-
 @pytest.mark.runs_on("one_process", "two_ranks")
 def test_an_optimizer_whose_state_cannot_be_stored_is_refused_after_the_first_update(shared_tmp_path: Path) -> None:
     """Not at the first save, which may be hours later."""

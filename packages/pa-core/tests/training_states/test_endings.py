@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler
 from typing_extensions import override
 
 from pa_core import (
@@ -18,7 +17,6 @@ from pa_core import (
     SaveTrainingStateCallback,
     StopTrainingError,
     TerminateOnNaNCallback,
-    Trainer,
     TrainerCallback,
     TrainingPreempted,
     distributed,
@@ -184,15 +182,6 @@ def of_extension(ended: dict[str, Any]) -> dict[str, Any]:
     return {name: ended[name] for name in ("weights", "optimizer", "scheduler", "samples", "updates")}
 
 
-class OwnLoaderTrainer(Trainer[Any, Any]):
-    """Trains on a loader of the script's own."""
-
-    @override
-    def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
-        sampler = RandomSampler(range(52), generator=torch.Generator().manual_seed(3))
-        return DataLoader(DrawingDataset(52), batch_size=8, sampler=sampler)
-
-
 @pytest.mark.runs_on("one_process", "two_ranks")
 @pytest.mark.parametrize("periods", [{}, {"save_every_n_epochs": 1, "save_at_end": False}])
 @pytest.mark.parametrize("limit", [3, 9, 7])
@@ -228,19 +217,6 @@ def test_a_complete_run_may_be_extended_again_and_again(tmp_path: Path) -> None:
         for limit in (2, 2, 4, 9, 9, 19)
     ]
     assert of_extension(ends[-1]) == expected
-
-
-def test_a_loader_of_the_users_own_goes_on_in_the_middle_of_the_epoch_too(tmp_path: Path) -> None:
-    """With the batches that would have followed."""
-
-    def own(*callbacks: TrainerCallback) -> Trainer[Any, Any]:
-        plain = make_trainer()
-        log = log_of(plain)
-        return OwnLoaderTrainer(plain.model, plain.loss_func, plain.optimizer, callbacks=[log, *callbacks])
-
-    expected = of_extension(train(own(), max_num_train_steps=12))
-    train(own(SaveTrainingStateCallback(tmp_path)), max_num_train_steps=9)
-    assert of_extension(train(own(), max_num_train_steps=12, resume_from=tmp_path)) == expected
 
 
 STOPS = {

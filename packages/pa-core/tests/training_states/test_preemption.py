@@ -6,7 +6,7 @@ import gc
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,12 +22,8 @@ from pa_core import (
 from pa_core.storage import StateFolder
 from pa_core.testing import RecordingCallback
 from tests.support.callbacks import CallAt
-from tests.support.pa_core.training_states.preempted_runs import SignalAt, preemptible
+from tests.support.pa_core.training_states.preempted_runs import SignalAt, own_handler, preemptible
 from tests.support.pa_core.training_states.small_runs import make_trainer, train
-
-if TYPE_CHECKING:
-    from types import FrameType
-
 
 PLACES = [
     ("on_train_step_start", 4),
@@ -83,45 +79,30 @@ def test_an_evaluation_that_no_state_could_repeat_is_brought_to_its_end() -> Non
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_each_signal_that_was_named_is_heeded_and_given_back(tmp_path: Path, number: signal.Signals) -> None:
     """After the run the script's own handlers are there again, however the run ended."""
-
-    def handle(_number: int, _frame: FrameType | None) -> None: ...
-
-    before = signal.signal(number, handle)
-    try:
+    with own_handler(number):
+        handle = signal.getsignal(number)
         with pytest.raises(TrainingPreempted):
             train(make_trainer(preemptible(tmp_path), SignalAt("on_train_step_end", 3, number)))
         assert signal.getsignal(number) is handle
         train(make_trainer(preemptible(tmp_path)), resume_from=tmp_path)
         assert signal.getsignal(number) is handle
-    finally:
-        signal.signal(number, before)
 
 
 def test_a_handler_that_the_script_sets_after_a_preemption_stays(tmp_path: Path) -> None:
     """Also when the exception, which is kept until then, is forgotten."""
-
-    def handle(_number: int, _frame: FrameType | None) -> None: ...
-
-    before = signal.getsignal(signal.SIGUSR1)
-    try:
+    with own_handler():
         with pytest.raises(TrainingPreempted) as preempted:
             train(make_trainer(preemptible(tmp_path), SignalAt("on_train_step_end", 3, signal.SIGUSR1)))
-        signal.signal(signal.SIGUSR1, handle)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         del preempted
         gc.collect()
-        assert signal.getsignal(signal.SIGUSR1) is handle
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
 
 
 def test_signals_are_the_scripts_own_unless_they_were_named(tmp_path: Path) -> None:
     """Saving states alone changes nothing about them."""
-    handled: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: handled.append(number))
-    try:
+    with own_handler(signal.SIGTERM) as handled:
         train(make_trainer(SaveTrainingStateCallback(tmp_path), SignalAt("on_train_step_end", 3)))
-    finally:
-        signal.signal(signal.SIGTERM, before)
     assert handled == [signal.SIGTERM]
 
 

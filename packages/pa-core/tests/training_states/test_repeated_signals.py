@@ -12,6 +12,7 @@ import pytest
 from pa_core import SaveTrainingStateCallback, TrainingPreempted
 from pa_core.storage import StateFolder
 from tests.support.callbacks import CallAt
+from tests.support.pa_core.training_states.preempted_runs import own_handler
 from tests.support.pa_core.training_states.small_runs import make_trainer, train
 
 if TYPE_CHECKING:
@@ -108,9 +109,7 @@ class SendsInFinalState:
 
 def test_a_signal_that_came_too_late_for_a_run_is_heeded_by_the_next_one(tmp_path: Path) -> None:
     """A script of several runs ends in time; afterwards its own handlers are there again."""
-    handled: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _frame: handled.append(number))
-    try:
+    with own_handler() as handled:
         first = make_trainer(SaveTrainingStateCallback(tmp_path / "first", stop_on_signals=("SIGUSR1",)))
         first.register_for_checkpointing(SendsInFinalState(first))
         train(first)
@@ -122,19 +121,15 @@ def test_a_signal_that_came_too_late_for_a_run_is_heeded_by_the_next_one(tmp_pat
         assert second.num_updates_completed == 1
         os.kill(os.getpid(), signal.SIGUSR1)
         assert handled == [signal.SIGUSR1]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_script_that_continues_after_a_preemption_has_its_signals_back(tmp_path: Path) -> None:
     """Not before it is done with the exception: until then it may be about to end by it. Two callbacks may watch."""
-    handled: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _frame: handled.append(number))
     states = SaveTrainingStateCallback(tmp_path / "one", stop_on_signals=("SIGUSR1",))
     second = SecondSave(tmp_path / "two", stop_on_signals=("SIGUSR1",))
     send = CallAt("on_optimizer_step_end", lambda _: os.kill(os.getpid(), signal.SIGUSR1))
     trainer = make_trainer(states, second, send)
-    try:
+    with own_handler() as handled:
         try:
             train(trainer)
         except TrainingPreempted:
@@ -142,8 +137,6 @@ def test_a_script_that_continues_after_a_preemption_has_its_signals_back(tmp_pat
             assert handled == []
         os.kill(os.getpid(), signal.SIGUSR1)
         assert handled == [signal.SIGUSR1]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 class SecondSave(SaveTrainingStateCallback):

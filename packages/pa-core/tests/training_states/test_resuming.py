@@ -19,7 +19,6 @@ from pa_core import (
     LimitBatchesCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
-    StopTrainingError,
     Trainer,
     TrainerCallback,
     distributed,
@@ -27,7 +26,6 @@ from pa_core import (
 )
 from pa_core.storage import StateFolder, read_state
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
@@ -174,31 +172,6 @@ def test_a_complete_run_is_put_back_and_not_run_again(shared_tmp_path: Path) -> 
     assert again == whole
     assert steps_again == steps
     assert script()[0] == whole
-
-
-def test_a_run_that_stopped_early_is_complete(tmp_path: Path) -> None:
-    """Started again with the same number of epochs it trains no further; with more epochs it does."""
-
-    def stop(_: AnyTrainer) -> None:
-        raise StopTrainingError
-
-    train(make_trainer(saving(tmp_path), CallAt("on_train_epoch_end", stop, 14)), num_epochs=3)
-    again = make_trainer(saving(tmp_path))
-    train(again, num_epochs=3, resume_from=tmp_path)
-    assert again.num_updates_completed == 14
-    train(again, num_epochs=4, resume_from=tmp_path)
-    assert again.num_updates_completed > 14
-
-
-def test_a_run_with_a_limit_of_updates_ends_at_the_same_update(tmp_path: Path) -> None:
-    """In the middle of an epoch, also when the last state is that of the last update."""
-    expected = train(make_trainer(best=tmp_path / "whole.pt"), max_num_train_steps=10)
-    for update in (5, 9, 10):
-        interrupt(tmp_path / str(update), "on_train_epoch_end", update, max_num_train_steps=10)
-        resumed = make_trainer(saving(tmp_path / str(update)), best=tmp_path / "best.pt")
-        ended = train(resumed, max_num_train_steps=10, resume_from=tmp_path / str(update))
-        assert ended["weights"] == expected["weights"]
-        assert resumed.num_updates_completed == 10
 
 
 @pytest.mark.parametrize(("kind", "limit", "at"), [(LimitBatchesCallback, 5, 8), (StepBasedEvaluationCallback, 2, 11)])

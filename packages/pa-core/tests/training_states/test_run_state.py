@@ -1,150 +1,120 @@
-"""What a training state holds of a run with several models, optimizers and schedulers, through a file and back."""
+"""What a training state holds of a run with several models, optimizers and schedulers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import TensorDataset
 
-from pa_checkpoint._checkpoint import write_checkpoint
-from pa_checkpoint._encoding import JsonScalar, encode
-from pa_core import CheckpointError, Trainer
-from pa_core.progress import Phase, Position
+from pa_core import CheckpointError, Run, SaveTrainingStateCallback, Trainer
 from pa_core.storage import read_state
 from pa_core.testing import make_regression
-from pa_core.training_state.run_state import RunState, SavedRun, capture
-from tests.support.pa_core.training_states.several_models import TwoModels
 
-_SUMMARY: dict[str, JsonScalar] = {"run": "a run", "sequence": 1, "update": 3, "epoch": 0, "complete": False}
+DATA = TensorDataset(torch.randn(40, 2, generator=torch.Generator().manual_seed(5)))
 
 
-def state_of(run: TwoModels) -> RunState:
-    """What a run by hand would add to its objects."""
-    return RunState(
-        position=Position(Phase.STEP, epochs=0, updates=3),
-        seed=7,
-        algorithm=None,
-        settings={
-            "num_epochs": 3,
-            "max_num_train_steps": 30,
-            "num_processes": 1,
-            "samples_per_update": 4,
-            "loader": "keyed",
-            "shuffle": True,
-        },
-        hyperparameters=run.asked,
-        nominal_items={"generator": 8.0, "discriminator": None},
-    )
+def two_models(
+    seed: int = 0, *, rate: float = 0.1, second: str = "critic", outputs: int = 1, shares: bool = True, **options: Any
+) -> Run[Any, Any]:
+    """A run of a generator and a critic, whose optimizer also trains the last layer of the generator."""
+    torch.manual_seed(seed)
+    generator = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 2))
+    critic = nn.Linear(2, outputs)
+    shared = generator[3].parameters() if shares else ()
+    optimizers = {
+        "generator": Adam(generator[:2].parameters(), lr=rate),
+        second: SGD([*critic.parameters(), *shared], lr=0.1, momentum=0.9),
+    }
+    schedules = {"generator": partial(StepLR, step_size=2), second: partial(StepLR, step_size=3)}
+    options = {"num_epochs": 1, "per_device_batch_size": 4, "create_scheduler_fn": schedules, **options}
+    return Run({"generator": generator, second: critic}, optimizers, DATA, **options)
 
 
-def save(run: TwoModels, state: RunState, directory: Path) -> None:
-    """Write everything to a directory, as a run does."""
-    parts = {**capture(run, state), "extras": {}}
-    write_checkpoint(directory, {name: encode(part, name) for name, part in parts.items()}, _SUMMARY)
+def train(run: Run[Any, Any]) -> Run[Any, Any]:
+    """Train both models with draws of their own."""
+    generator, critic = run.models.values()
+    with run:
+        for (inputs,) in run.batches():
+            loss = critic(generator(inputs + torch.rand(2) / 10)).square().mean()
+            for name in run.models:
+                run.backward(loss, model=name, retain_graph=True)
+            for name in run.models:
+                run.step(name)
+    return run
+
+
+def weights(run: Run[Any, Any]) -> dict[str, Tensor]:
+    """Copies of all weights and buffers."""
+    return {name: value.clone() for name, value in run.get_model().state_dict().items()}
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> SavedRun:
+def saved(tmp_path: Path) -> Path:
     """The state of a run after three updates."""
-    run = TwoModels()
-    state = state_of(run)
-    run.train(3)
-    save(run, state, tmp_path / "state")
-    return SavedRun(read_state(tmp_path / "state"))
+    train(two_models(max_num_train_steps=3, callbacks=[SaveTrainingStateCallback(tmp_path)]))
+    return tmp_path
 
 
-def test_models_optimizers_and_schedulers_go_on_bit_for_bit(tmp_path: Path) -> None:
+def test_models_optimizers_and_schedulers_go_on_bit_for_bit(saved: Path) -> None:
     """Also where an optimizer holds parameters of two models, and where models are made with other weights."""
-    run = TwoModels()
-    state = state_of(run)
-    run.train(3)
-    save(run, state, tmp_path / "state")
-    expected = run.train(4)
-
-    resumed = TwoModels(seed=1)
-    saved = SavedRun(read_state(tmp_path / "state"))
-    assert saved.restore(resumed, hyperparameters=resumed.asked) == []
-    saved.restore_rng_state(resumed)
-
-    assert resumed.train(4) == expected
-    assert all(map(torch.equal, resumed.weights(), run.weights()))
-    assert saved.nominal_items == {"generator": 8.0, "discriminator": None}
-    assert [one.get_last_lr() for one in resumed.schedulers.values()] == [
-        one.get_last_lr() for one in run.schedulers.values()
-    ]
+    expected, resumed = train(two_models()), train(two_models(seed=1, resume_from=saved))
+    torch.testing.assert_close(weights(resumed), weights(expected), rtol=0, atol=0)
+    for name, optimizer in expected.optimizers.items():
+        assert str(resumed.optimizers[name].state_dict()) == str(optimizer.state_dict())
+        assert resumed.schedulers[name].state_dict() == expected.schedulers[name].state_dict()
 
 
-def test_another_learning_rate_changes_that_optimizer_alone(saved: SavedRun) -> None:
+def test_another_learning_rate_changes_that_optimizer_alone(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In proportion, and it is named with its optimizer."""
-    same, other = TwoModels(), TwoModels(rate=0.2)
-    saved.restore(same, hyperparameters=same.asked)
-    (difference,) = saved.restore(other, hyperparameters=other.asked)
-
-    assert difference.name == "generator, group 0: lr"
-    rates = {
-        name: (optimizer.param_groups[0]["lr"], same.optimizers[name].param_groups[0]["lr"])
-        for name, optimizer in other.optimizers.items()
-    }
-    assert rates["generator"][0] == pytest.approx(2 * rates["generator"][1])
-    assert rates["discriminator"][0] == rates["discriminator"][1]
+    same, other = train(two_models(resume_from=saved)), train(two_models(rate=0.2, resume_from=saved))
+    assert [line.split()[:4] for line in capsys.readouterr().out.splitlines() if "lr" in line] == [
+        ["generator,", "group", "0:", "lr"]
+    ]
+    for name, factor in (("generator", 2), ("critic", 1)):
+        rates = [run.optimizers[name].param_groups[0]["lr"] for run in (same, other)]
+        assert rates[1] == pytest.approx(factor * rates[0])
 
 
-def rename_model(run: TwoModels) -> None:
-    """Train another model in the place of the discriminator."""
-    models = {"generator": run.generator, "critic": run.discriminator}
-    vars(run)["named_models"] = lambda: models
+OTHER_NAME: dict[str, Any] = {"second": "judge", "resume_allow": ("optimizer", "scheduler")}
 
 
-def reshape_model(run: TwoModels) -> None:
-    """Give the second model another shape; the first one still matches."""
-    run.discriminator = nn.Linear(3, 1)
-
-
-def rename_optimizer(run: TwoModels) -> None:
-    """Give an optimizer another name."""
-    run.optimizers = {"generator": run.optimizers["generator"], "critic": run.optimizers["discriminator"]}
-
-
-def swap_parameters(run: TwoModels) -> None:
-    """Let an optimizer hold other parameters than before."""
-    run.optimizers["discriminator"] = SGD(run.discriminator.parameters(), lr=0.1, momentum=0.9)
-
-
-REFUSED: dict[Callable[[TwoModels], None], str] = {
-    rename_model: r"(?s)another model.*the models generator, critic.*the models generator, discriminator",
-    reshape_model: r"discriminator, of type Linear: weight: \(1, 2\) in the state, \(1, 3\) in the model",
-    rename_optimizer: r"(?s)other optimizers.*generator, critic.*generator, discriminator",
-    swap_parameters: r"(?s)group 0 with discriminator.weight, discriminator.bias\n.*generator.3.weight",
-}
-
-
-@pytest.mark.parametrize("change", REFUSED)
-def test_a_run_with_other_objects_is_refused_by_name(saved: SavedRun, change: Callable[[TwoModels], None]) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"second": "judge"}, r"(?s)optimizer=generator: Adam, judge: SGD.*optimizer=generator: Adam, critic: SGD"),
+        (OTHER_NAME, r"(?s)another model.*the models generator, judge.*the models generator, critic"),
+        ({"outputs": 3}, r"critic, of type Linear: weight: \(1, 2\) in the state, \(3, 2\) in the model"),
+        ({"shares": False}, r"(?s)group 0 with critic.weight, critic.bias\n.*generator.3.weight"),
+    ],
+)
+def test_a_run_with_other_objects_is_refused_by_name(saved: Path, change: dict[str, Any], message: str) -> None:
     """And where it is a model, no weight of any model was changed."""
-    run = TwoModels(seed=1)
-    change(run)
-    before = run.weights()
-    with pytest.raises(CheckpointError, match=REFUSED[change]):
-        saved.restore_training(run, None)
-    if "model" in change.__name__:
-        assert all(map(torch.equal, run.weights(), before))
+    run = two_models(seed=1, resume_from=saved, **change)
+    before = weights(run)
+    with pytest.raises(CheckpointError, match=message):
+        train(run)
+    if "shares" not in change:
+        torch.testing.assert_close(weights(run), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("change", [rename_model, reshape_model])
-def test_what_still_matches_is_taken_over_where_that_is_allowed(
-    saved: SavedRun, change: Callable[[TwoModels], None]
-) -> None:
+@pytest.mark.parametrize(
+    "change", [{**OTHER_NAME, "resume_allow": ("model", "optimizer", "scheduler")}, {"outputs": 3}]
+)
+def test_what_still_matches_is_taken_over_where_that_is_allowed(saved: Path, change: dict[str, Any]) -> None:
     """The model that is the same gets its weights, and optimizers begin anew."""
-    run, whole = TwoModels(seed=1), TwoModels()
-    change(run)
-    saved.restore_training(run, None, allowed=("model",))
-    saved.restore_training(whole, None)
-    assert all(map(torch.equal, run.generator.state_dict().values(), whole.generator.state_dict().values()))
+    options: dict[str, Any] = {"resume_allow": ("model",), "max_num_train_steps": 3, **change}
+    run = two_models(seed=1, resume_from=saved, **options)
+    with run:
+        assert list(run.updates()) == []
+    expected = read_state(saved / "final").parts["models"]["generator"]["weights"]
+    torch.testing.assert_close(dict(run.models["generator"].state_dict()), expected, rtol=0, atol=0)
     assert not any(optimizer.state for optimizer in run.optimizers.values())
 
 

@@ -14,7 +14,6 @@ from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
     Interrupted,
-    fingerprint,
     make_trainer,
     train,
 )
@@ -158,17 +157,3 @@ def test_a_run_that_is_to_be_resumed_and_saves_at_its_end_only_says_so(
         options: dict[str, Any] = {period: 1}
         states = SaveTrainingStateCallback(tmp_path / period, **options)
         assert not said(states, resume_from=tmp_path / period, resume_missing="start")
-
-
-def test_states_of_earlier_versions_are_resumed_from(tmp_path: Path) -> None:
-    """Their names had the sequence in them, and they say nothing of how to extend a complete run."""
-    expected = train(make_trainer())
-    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=4)
-    with pytest.raises(Interrupted):
-        train(make_trainer(states, InterruptAt("on_train_step_end", 9)))
-    (tmp_path / "step_4").rename(tmp_path / "state_000001_update_4")
-    (tmp_path / "step_8").rename(tmp_path / "state_000002_update_8")
-    trainer = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=9, max_checkpoints=2), seed=3)
-    assert train(trainer, resume_from=tmp_path) == expected
-    assert fingerprint(trainer)["updates"] == 21
-    assert names_in(tmp_path) == ["step_18", "final"]

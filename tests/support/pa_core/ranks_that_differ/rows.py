@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
@@ -85,14 +85,6 @@ class OtherModel(nn.Sequential):
 
 class OtherData(TensorDataset):
     """A dataset of another class."""
-
-
-class OwnLoss(nn.Module):
-    """A loss function of a user's own."""
-
-    @override
-    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (outputs - targets).square().mean()
 
 
 class Stuck(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -297,11 +289,11 @@ def evaluate_instead(case: Case) -> None:
     case.door = "evaluate"
 
 
-def loader(length: int = 24, batch_size: int = 4, **kwargs: Any) -> Callable[[Case], object]:
+def loader(length: int = 24) -> Callable[[Case], object]:
     """A DataLoader of the user's own."""
 
     def change(case: Case) -> None:
-        case.data = DataLoader(make_regression(length), batch_size=batch_size, **kwargs)
+        case.data = DataLoader(make_regression(length), batch_size=4)
         case.arguments.pop("per_device_batch_size", None)
 
     return change
@@ -370,20 +362,11 @@ ARGUMENTS = [
         argument("gradient_accumulation_steps", 2),
         "gradient_accumulation_steps: 1 on rank 0, 2 on rank 1",
     ),
-    Row(
-        "clipping by value", argument("gradient_clip_value", 0.1), "gradient_clip_value: None on rank 0, 0.1 on rank 1"
-    ),
     Row("clipping by norm", argument("gradient_clip_norm", 1.0), "gradient_clip_norm: None on rank 0, 1 on rank 1"),
     Row(
         "a schedule on one only",
         argument("create_scheduler_fn", cosine),
         "create_scheduler_fn: None on rank 0, partial(CosineAnnealingLR, T_max=12) on rank 1",
-    ),
-    Row(
-        "another schedule",
-        argument("create_scheduler_fn", partial(StepLR, step_size=2)),
-        "partial(CosineAnnealingLR, T_max=12) on rank 0, partial(StepLR, step_size=2) on rank 1",
-        both=argument("create_scheduler_fn", cosine),
     ),
     Row(
         "a setting of the schedule",
@@ -428,22 +411,11 @@ ARGUMENTS = [
         f"order: {Weighted([1.0] * 24).fingerprint} on rank 0, {Weighted([*[1.0] * 23, 2.0]).fingerprint} on rank 1",
         both=argument("order", Weighted([1.0] * 24)),
     ),
-    Row(
-        "`batch_size` of the loader",
-        loader_argument(batch_size=2),
-        "train_dataset, batch_size: nothing on rank 0, 2 on rank 1",
-    ),
     Row("`collate_fn`", argument("collate_fn", list), "collate_fn: None on rank 0, list on rank 1"),
     Row(
         "a run that is resumed, or begun",
         lambda case: case.arguments.update(resume_from="states", resume_missing="start"),
         "resume_from: None on rank 0, 'states' on rank 1",
-    ),
-    Row(
-        "where to resume from",
-        argument("resume_from", "other_states"),
-        "resume_from: 'states' on rank 0, 'other_states' on rank 1",
-        both=lambda case: case.arguments.update(resume_from="states", resume_missing="start"),
     ),
     Row("`resume_allow`", argument("resume_allow", ("shuffle",)), "resume_allow: () on rank 0, ('shuffle') on rank 1"),
     Row(
@@ -474,12 +446,6 @@ ARGUMENTS = [
         "a setting of the loss function",
         given(loss_func=nn.MSELoss(reduction="sum")),
         "loss_func: MSELoss(reduction='mean') on rank 0, MSELoss(reduction='sum') on rank 1",
-        doors=TRAIN,
-    ),
-    Row(
-        "a custom loss function",
-        given(loss_func=OwnLoss()),
-        "loss_func: MSELoss(reduction='mean') on rank 0, OwnLoss on rank 1",
         doors=TRAIN,
     ),
     Row("a callback on one only", callbacks(Other()), "callbacks: Meanwhile on rank 0, Meanwhile, Other on rank 1"),
@@ -557,12 +523,6 @@ PARTS = [
         both=loader(),
     ),
     at_first_step(
-        "batch size of a `DataLoader`",
-        loader(batch_size=6),
-        "training loader, length: 6 on rank 0, 4 on rank 1",
-        both=loader(),
-    ),
-    at_first_step(
         "number of layers",
         model(*layers(), nn.Linear(1, 1)),
         "model.5: nothing on rank 0, Linear(in_features=1, out_features=1, bias=True) on rank 1",
@@ -600,12 +560,6 @@ PARTS = [
     ),
     at_first_step("optimizer", optimizer(Adam, lr=0.1), "optimizer: SGD on rank 0, Adam on rank 1"),
     at_first_step("learning rate", optimizer(SGD, lr=0.2, momentum=0.9), "lr: 0.1 on rank 0, 0.2 on rank 1"),
-    at_first_step("momentum", optimizer(SGD, lr=0.1), "momentum: 0.9 on rank 0, 0 on rank 1"),
-    at_first_step(
-        "weight decay",
-        optimizer(SGD, lr=0.1, momentum=0.9, weight_decay=0.1),
-        "weight_decay: 0 on rank 0, 0.1 on rank 1",
-    ),
     at_first_step(
         "parameters of the optimizer",
         optimizer_of(lambda some: some[2:]),

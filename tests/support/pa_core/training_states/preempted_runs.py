@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainerCallback, distributed
 
-if TYPE_CHECKING:
-    pass
+
+@contextmanager
+def own_handler(number: signal.Signals = signal.SIGUSR1) -> Generator[list[int]]:
+    """A handler of the script's own, which notes the signals that it gets."""
+    handled: list[int] = []
+    before = signal.signal(number, lambda number, _frame: handled.append(number))
+    try:
+        yield handled
+    finally:
+        signal.signal(number, before)
 
 
 def preemptible(folder: Path, **options: Any) -> SaveTrainingStateCallback:
