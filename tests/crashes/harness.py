@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from tests.crashes.configurations import Configuration
 from tests.crashes.fork_server import Attempt, Ended
 from tests.crashes.phases import Phase
 from tests.crashes.saved_states import TRIAL, SavedState, saved_states
-from tests.crashes.strikes import Strike
+from tests.crashes.strikes import Strike, kills
 
 __all__ = ["CrashLab", "Run", "Tally"]
 
@@ -109,6 +110,28 @@ class CrashLab:
         folder = self.folder / f"run_{next(self._numbers)}"
         folder.mkdir()
         return Run(self, folder)
+
+    def require_ends_as_if_never_killed(self, configuration: Configuration, number: int) -> None:
+        """Kill runs until there were so many kills; each of them leaves whole states, and few enough, and the same end.
+
+        Args:
+            configuration: How the script is called.
+            number: How many kills.
+        """
+        strikes = kills(configuration, self.seconds(configuration), random.Random(str(configuration)))
+        wanted = len(self.tally.killed()) + number
+        while len(self.tally.killed()) < wanted:
+            run = self.new_run()
+            run.survive(configuration, strikes)
+            if not run.is_complete:  # a signal that comes with the last batch leaves a trial no time to validate
+                run.start(configuration)
+            assert run.differences(configuration) == [], run.describe()
+            saved = run.saved(configuration)
+            assert [state.problem for state in saved] == [None] * len(saved)
+            if configuration.max_states is not None and configuration.loop != TRIAL:
+                # It may have been killed before it removed the last one.
+                assert len(saved) <= configuration.max_states + 1
+            run.remove()
 
     def reference(self, configuration: Configuration) -> Record:
         """Return what a run leaves behind that nothing interrupts or watches, and that saves no states."""

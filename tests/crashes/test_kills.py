@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from pa_core.storage import StateFolder
 from tests.crashes.comparison import first_step
 from tests.crashes.configurations import Configuration
 from tests.crashes.custom_loops import LOOPS
 from tests.crashes.harness import CrashLab, Tally
 from tests.crashes.phases import Phase
-from tests.crashes.strikes import Strike, kills
+from tests.crashes.strikes import Strike
 
 STEPS, EPOCHS, SECONDS = "--states-every-n-steps=4", "--states-every-n-epochs=1", "--states-every-n-seconds=0.1"
 
@@ -84,43 +81,23 @@ WHOLE = [
 ]
 
 
-def _ends_as_if_never_killed(lab: CrashLab, configuration: Configuration, number: int) -> None:
-    chance = random.Random(str(configuration))
-    strikes = kills(configuration, lab.seconds(configuration), chance)
-    wanted = len(lab.tally.killed()) + number
-    while len(lab.tally.killed()) < wanted:
-        run = lab.new_run()
-        run.survive(configuration, strikes)
-        assert run.differences(configuration) == [], run.describe()
-        records = StateFolder(run.states).records()
-        assert [record.problem for record in records] == [None] * len(records)
-        if configuration.max_states is not None:
-            assert (
-                len(records) <= configuration.max_states + 1
-            )  # it may have been killed before it removed the last one
-        run.remove()
-
-
-@pytest.mark.parametrize("configuration", SAMPLE, ids=str)
-def test_a_run_that_was_killed_ends_as_if_it_never_had_been(lab: CrashLab, configuration: Configuration) -> None:
-    """Weights, optimizer, schedule, history, callbacks, random streams, samples and draws: all are the same."""
-    _ends_as_if_never_killed(lab, configuration, number=4)
-
-
-@pytest.mark.parametrize("configuration", SHARDED_SAMPLE, ids=str)
-def test_a_sharded_run_that_was_killed_ends_as_if_it_never_had_been(
-    lab: CrashLab, configuration: Configuration
+@pytest.mark.parametrize(
+    ("configuration", "number"),
+    [
+        *((one, 4) for one in SAMPLE),
+        *((one, 1) for one in SHARDED_SAMPLE),
+        *((one, 2) for one in OWN_LOOPS_SAMPLE),
+    ],
+    ids=str,
+)
+def test_a_run_that_was_killed_ends_as_if_it_never_had_been(
+    lab: CrashLab, configuration: Configuration, number: int
 ) -> None:
-    """As above, where each process writes its pieces of the weights, and reads them again."""
-    _ends_as_if_never_killed(lab, configuration, number=1)
+    """Weights, optimizers, schedules, history, callbacks, random streams, samples and draws: all are the same.
 
-
-@pytest.mark.parametrize("configuration", OWN_LOOPS_SAMPLE, ids=str)
-def test_a_loop_of_ones_own_that_was_killed_ends_as_if_it_never_had_been(
-    lab: CrashLab, configuration: Configuration
-) -> None:
-    """As above: all models, optimizers and schedules, what the loop recorded and what it keeps itself are the same."""
-    _ends_as_if_never_killed(lab, configuration, number=2)
+    Also where each process writes its pieces of the weights, and of loops of one's own what they keep themselves.
+    """
+    lab.require_ends_as_if_never_killed(configuration, number)
 
 
 @pytest.mark.parametrize("configuration", ORDERED_SAMPLE, ids=str)
@@ -139,22 +116,19 @@ def test_a_run_with_an_order_that_was_killed_ends_as_if_it_never_had_been(
     run.remove()
 
 
-def test_nothing_half_written_is_left(lab: CrashLab) -> None:
+@pytest.mark.parametrize(
+    ("configuration", "phases"),
+    [
+        (Configuration(every=(STEPS,), max_states=1), ("RENAMED", "WRITING", "REMOVING", "RENAME")),
+        (Configuration(every=(EPOCHS,)), ("WRITING",)),
+    ],
+    ids=["any state", "the first state"],
+)
+def test_nothing_half_written_is_left(lab: CrashLab, configuration: Configuration, phases: tuple[str, ...]) -> None:
     """What a run has begun to write, or to remove, when it is killed, is gone when it is complete."""
-    configuration = Configuration(every=(STEPS,), max_states=1)
     run = lab.new_run()
-    for phase in ("RENAMED", "WRITING", "REMOVING", "RENAME"):
+    for phase in phases:
         assert run.start(configuration, Strike(phase=phase)).is_hit
-    run.start(configuration)
-    assert [path.name for path in run.states.iterdir() if path.name.startswith(".")] == []
-    run.remove()
-
-
-def test_nothing_is_left_of_a_first_state(lab: CrashLab) -> None:
-    """As above, for a run that is killed while it writes its first state."""
-    configuration = Configuration(every=(EPOCHS,))
-    run = lab.new_run()
-    assert run.start(configuration, Strike(phase="WRITING")).is_hit
     run.start(configuration)
     assert [path.name for path in run.states.iterdir() if path.name.startswith(".")] == []
     run.remove()
@@ -178,7 +152,7 @@ def test_a_complete_run_is_not_run_again(lab: CrashLab) -> None:
 @pytest.mark.parametrize("configuration", WHOLE, ids=str)
 def test_many_kills(lab: CrashLab, configuration: Configuration) -> None:
     """As above, for many more kills and ways to train and to save."""
-    _ends_as_if_never_killed(lab, configuration, number=16)
+    lab.require_ends_as_if_never_killed(configuration, number=16)
 
 
 @pytest.mark.whole_proof

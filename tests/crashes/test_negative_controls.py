@@ -25,15 +25,9 @@ def _killed_run(lab: CrashLab, configuration: Configuration) -> Run:
 
 
 @pytest.fixture(scope="module")
-def killed_run(lab: CrashLab) -> Run:
-    """A run that was killed in the middle."""
-    return _killed_run(lab, CONFIGURATION)
-
-
-@pytest.fixture(scope="module")
-def killed_adversaries(lab: CrashLab) -> Run:
-    """A loop of one's own with two optimizers that was killed in the middle."""
-    return _killed_run(lab, ADVERSARIES)
+def killed_runs(lab: CrashLab) -> dict[Configuration, Run]:
+    """Runs that were killed in the middle: of a trainer, and of a loop of one's own with two optimizers."""
+    return {configuration: _killed_run(lab, configuration) for configuration in (CONFIGURATION, ADVERSARIES)}
 
 
 def leave_everything(_parts: dict[str, Any]) -> None:
@@ -62,23 +56,6 @@ def change_position(parts: dict[str, Any]) -> None:
     parts["run"]["position"]["samples"] += 4
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (leave_everything, set[str]()),
-        (change_optimizer, {"rank 0: weights as trained", "rank 0: optimizer as trained"}),
-        (change_counter, {"rank 0: samples"}),
-        (change_stream, {"rank 0: weights as trained", "rank 0: streams in the end"}),
-        (change_position, {"rank 0: weights as trained", "rank 0: samples"}),
-    ],
-)
-def test_a_changed_state_is_seen_in_the_end(
-    killed_run: Run, change: Callable[[dict[str, Any]], None], expected: set[str]
-) -> None:
-    """A state that was changed, and stored with valid digests, leads to another end; one stored again unchanged not."""
-    _sees(killed_run, CONFIGURATION, change, expected)
-
-
 def change_second_optimizer(parts: dict[str, Any]) -> None:
     """Change one element of one tensor of the second optimizer, by a thousandth."""
     parts["optimizers"]["discriminator"]["state"]["state"][0]["momentum_buffer"][0, 0] *= 1.001
@@ -95,19 +72,37 @@ def change_average(parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("configuration", "change", "expected"),
     [
-        (leave_everything, set[str]()),
-        (change_second_optimizer, {"rank 0: weights as trained", "rank 0: optimizer as trained"}),
-        (change_second_schedule, {"rank 0: weights as trained", "rank 0: scheduler as trained"}),
-        (change_average, {"rank 0: weights as trained", "rank 0: history as trained"}),
+        (CONFIGURATION, leave_everything, set[str]()),
+        (CONFIGURATION, change_optimizer, {"rank 0: weights as trained", "rank 0: optimizer as trained"}),
+        (CONFIGURATION, change_counter, {"rank 0: samples"}),
+        (CONFIGURATION, change_stream, {"rank 0: weights as trained", "rank 0: streams in the end"}),
+        (CONFIGURATION, change_position, {"rank 0: weights as trained", "rank 0: samples"}),
+        (ADVERSARIES, leave_everything, set[str]()),
+        (ADVERSARIES, change_second_optimizer, {"rank 0: weights as trained", "rank 0: optimizer as trained"}),
+        (ADVERSARIES, change_second_schedule, {"rank 0: weights as trained", "rank 0: scheduler as trained"}),
+        (ADVERSARIES, change_average, {"rank 0: weights as trained", "rank 0: history as trained"}),
     ],
 )
-def test_a_changed_state_of_several_models_is_seen_in_the_end(
-    killed_adversaries: Run, change: Callable[[dict[str, Any]], None], expected: set[str]
+def test_a_changed_state_is_seen_in_the_end(
+    killed_runs: dict[Configuration, Run],
+    configuration: Configuration,
+    change: Callable[[dict[str, Any]], None],
+    expected: set[str],
 ) -> None:
-    """As above, for a loop of one's own: what belongs to the second optimizer, and a model that has none."""
-    _sees(killed_adversaries, ADVERSARIES, change, expected)
+    """A state that was changed, and stored with valid digests, leads to another end; one stored again unchanged not."""
+    run = killed_runs[configuration].copy()
+    state, skipped = newest_valid(run.states)
+    assert state is not None
+    assert not skipped
+    change(state.parts)
+    write_checkpoint(state.path, state.parts, state.summary)
+    run.start(configuration)
+    differences = run.differences(configuration)
+    assert bool(differences) == bool(expected)
+    assert {one for one in expected if any(found.startswith(one) for found in differences)} == expected
+    run.remove()
 
 
 @pytest.mark.whole_proof
@@ -131,23 +126,4 @@ def test_what_a_loop_does_not_save_is_seen_in_the_end(lab: CrashLab, loop: str, 
     run.start(configuration)
     found = run.differences(configuration)
     assert {one for one in expected if any(each.startswith(one) for each in found)} == expected
-    run.remove()
-
-
-def _sees(
-    killed_run: Run, configuration: Configuration, change: Callable[[dict[str, Any]], None], expected: set[str]
-) -> None:
-    """Change a copy of a run that was killed, let it come to its end, and look for the differences."""
-    run = killed_run.copy()
-    state, skipped = newest_valid(run.states)
-    assert state is not None
-    assert not skipped
-    change(state.parts)
-    write_checkpoint(state.path, state.parts, state.summary)
-
-    run.start(configuration)
-
-    differences = run.differences(configuration)
-    assert bool(differences) == bool(expected)
-    assert {one for one in expected if any(found.startswith(one) for found in differences)} == expected
     run.remove()

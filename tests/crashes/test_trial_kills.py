@@ -11,7 +11,7 @@ from tests.crashes.configurations import Configuration
 from tests.crashes.harness import PREEMPTED, CrashLab, Tally
 from tests.crashes.phases import STORAGE_PHASES, Phase
 from tests.crashes.saved_states import TRIAL
-from tests.crashes.strikes import Strike, kills
+from tests.crashes.strikes import Strike
 
 STEPS, EPOCHS = "--states-every-n-steps=5", ("--epochs=3",)
 
@@ -29,25 +29,10 @@ WHOLE = [
 ]
 
 
-def _ends_as_if_never_killed(lab: CrashLab, configuration: Configuration, number: int) -> None:
-    chance = random.Random(str(configuration))
-    strikes = kills(configuration, lab.seconds(configuration), chance)
-    wanted = len(lab.tally.killed()) + number
-    while len(lab.tally.killed()) < wanted:
-        run = lab.new_run()
-        run.survive(configuration, strikes)
-        if not run.is_complete:
-            run.start(configuration)
-        assert run.differences(configuration) == [], run.describe()
-        states = run.saved(configuration)
-        assert [state.problem for state in states] == [None] * len(states)
-        run.remove()
-
-
 @pytest.mark.parametrize("configuration", SAMPLE, ids=str)
 def test_a_trial_that_was_killed_ends_as_if_it_never_had_been(lab: CrashLab, configuration: Configuration) -> None:
     """Weights, both optimizers and schedules, validations, samples and draws of each process: all are the same."""
-    _ends_as_if_never_killed(lab, configuration, number=2)
+    lab.require_ends_as_if_never_killed(configuration, number=2)
 
 
 @pytest.mark.parametrize("configuration", SAMPLE, ids=str)
@@ -67,7 +52,7 @@ def test_a_trial_leaves_when_it_is_asked(lab: CrashLab, configuration: Configura
 @pytest.mark.parametrize("configuration", WHOLE, ids=str)
 def test_many_kills_of_trials(lab: CrashLab, configuration: Configuration) -> None:
     """As above, for many more kills."""
-    _ends_as_if_never_killed(lab, configuration, number=16)
+    lab.require_ends_as_if_never_killed(configuration, number=16)
 
 
 @pytest.mark.whole_proof

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.examples.resumed_loops import ends_as_if_it_had_not_been_killed, numbers_in
 from tests.examples.shared_launches import SharedLaunches
-from tests.launching import Launch
+from tests.examples.ways import numbers_in
 
 
 def test_the_buffer_grows_and_the_way_to_the_exit_gets_shorter(shared_launch: SharedLaunches) -> None:
@@ -16,9 +15,3 @@ def test_the_buffer_grows_and_the_way_to_the_exit_gets_shorter(shared_launch: Sh
     sizes = numbers_in(output, r"exit, (\d+) steps in the buffer")
     assert steps[0] > steps[-1]
     assert sizes == pytest.approx([48 * sum(steps[: number + 1]) for number in range(4)], abs=10)
-
-
-@pytest.mark.whole_proof
-def test_it_ends_with_the_same_bits_when_it_was_killed(launch: Launch) -> None:
-    """In the middle of the updates that follow some episodes."""
-    ends_as_if_it_had_not_been_killed(launch, "replay_buffer", "--epochs=4", after=250)

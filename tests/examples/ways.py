@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from tests.launching import Launched, as_a_reader, forked_python, run_command, torchrun
 
-__all__ = ["EXAMPLES", "WAYS", "launch_example"]
+__all__ = ["EXAMPLES", "WAYS", "launch_example", "numbers_in"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAYS = ("python", "torchrun with two ranks", "accelerate launch", "accelerate launch, bf16")
@@ -46,3 +47,8 @@ def launch_example(
     script = [*([_BESIDE_TORCHVISION] if beside_torchvision else []), str(EXAMPLES / f"{name}.py")]
     environment = {**as_a_reader(folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return run_command([*launchers[way], *script, *arguments], folder=folder, env=environment, timeout=timeout)
+
+
+def numbers_in(output: str, pattern: str) -> list[float]:
+    """The numbers that the one group of a pattern finds."""
+    return [float(found) for found in re.findall(pattern, output)]

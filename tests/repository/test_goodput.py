@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.goodput.moments import Moments, read_moments
 from benchmarks.goodput.progress import ProgressFile
-from benchmarks.goodput.report import VARIANTS, Measured, as_page, percentile
+from benchmarks.goodput.report import VARIANTS, Measured, as_page
 from benchmarks.goodput.runs import Disturbed, Recovery, Undisturbed
 from benchmarks.goodput.script import MOMENTS, PROGRESS
 from benchmarks.goodput.script import main as run_script
@@ -46,12 +46,6 @@ def test_an_end_that_differs_is_shown() -> None:
     other = replace(one, run=replace(one.run, outcome=one.run.outcome | {"losses": [0.25]}))
     assert (one.is_identical, other.is_identical) == (True, False)
     assert other.cells()[-1] == "NO"
-
-
-def test_percentiles_are_measured_values() -> None:
-    """Of 40 kills, p99 is the slowest one."""
-    values = [float(value) for value in range(1, 41)]
-    assert (percentile(values, 50), percentile(values, 99), percentile([7.0], 50)) == (20.0, 40.0, 7.0)
 
 
 def test_both_tables_are_written() -> None:

@@ -9,19 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.plugin import DISTRIBUTIONS
+
 PACKAGES = Path(__file__).parents[2] / "packages"
 OF_TORCH = sorted(PACKAGES.glob("*/src/*/_torch.py"))
-DISTRIBUTIONS = [
-    "pa-callbacks-extra",
-    "pa-checkpoint",
-    "pa-compat",
-    "pa-core",
-    "pa-distributed",
-    "pa-predictions",
-    "pa-schedulers",
-    "pa-trial",
-]
-"""All but pa-finetuning, which requires torch alone."""
 OF_ACCELERATE = {"pa_core/_accelerate.py": {"_schedulers"}}
 
 
@@ -60,7 +51,7 @@ def found_in(source: str) -> list[str]:
     return [*imported, *attributes, *(word for word in private_words(tree) if word in NAMES)]
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS.keys() - {"pa-finetuning"}))  # which requires torch alone
 def test_only_one_module_has_private_names_of_torch(distribution: str) -> None:
     """Whoever tries a new version of torch has one module to look at, and its test."""
     source = PACKAGES / distribution / "src"

@@ -120,28 +120,6 @@ def test_accelerate(machines: tuple[Machine, Machine], tmp_path: Path, undisturb
     require_weights_of(tmp_path, undisturbed)
 
 
-def test_slurm(machines: tuple[Machine, Machine], tmp_path: Path, undisturbed: dict[str, torch.Tensor]) -> None:
-    """The batch script, with stand-ins for SLURM's own commands, trains on both machines."""
-    (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", PAGE, re.DOTALL)
-    port = free_port()
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name, content in {
-        "scontrol": f"printf '%s\\n' {machines[0].address} {machines[1].address}",
-        "srun": f'printf "%s " "$@" > {tmp_path}/line',
-    }.items():
-        (tools / name).write_text(f"#!/bin/bash\n{content}\n")
-        (tools / name).chmod(0o755)
-    slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "17"}
-    subprocess.run(["bash", "-c", script], check=True, env={**slurm, "PATH": f"{tools}:/usr/bin:/bin"})
-
-    line = (tmp_path / "line").read_text().replace(f"{machines[0].address}:29400", "node1:29400")
-    commands = on_two_machines(line, machines, tmp_path, port, "0", "600")
-    launchers = [one.start(command, tmp_path / "log") for one, command in zip(machines, commands, strict=True)]
-    assert [launcher.wait(timeout=120) for launcher in launchers] == [0, 0], (tmp_path / "log").read_text()
-    require_weights_of(tmp_path, undisturbed)
-
-
 def test_a_machine_that_is_killed_and_comes_back(
     machines: tuple[Machine, Machine], tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:

@@ -55,21 +55,6 @@ def test_schedules_that_are_told_of_epochs_and_metrics(script: dict[str, Any]) -
 
 
 @everywhere
-def test_mixup_and_an_average_of_weights(script: dict[str, Any], shared_tmp_path: Path, num_ranks: int) -> None:
-    """Soft targets train the model and the average of its weights; both are evaluated once on each sample."""
-    path = shared_tmp_path / "best.pt"
-
-    history = script["train_with_mixup"](path, 32 // num_ranks)
-
-    assert set(history.get_metric_values("num_evaluated")) == {97}
-    assert history.get_latest_metric("accuracy") > 0.5
-    assert history.get_latest_metric("average_accuracy") > 0.5
-    saved = torch.load(path, weights_only=True)
-    assert saved["best_value"] == max(history.get_metric_values("average_accuracy"))
-    script["create_model"]().load_state_dict(saved["model_state_dict"])
-
-
-@everywhere
 def test_a_run_that_was_interrupted_goes_on(script: dict[str, Any], shared_tmp_path: Path) -> None:
     """With an optimizer and a schedule of timm's, a resumed run ends bit for bit as one that was not interrupted."""
     whole, resumed = script["weights_of_interrupted_run"](shared_tmp_path / "state")

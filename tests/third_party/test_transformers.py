@@ -21,16 +21,6 @@ def script() -> dict[str, Any]:
     return names_of("language_models.py", Path(__file__).parent / "scripts")
 
 
-@everywhere
-def test_a_classifier_that_computes_its_own_loss(script: dict[str, Any], shared_tmp_path: Path, num_ranks: int) -> None:
-    """A model trains on padded batches without an override, and what `save_pretrained` wrote predicts the same."""
-    result = script["classify"](shared_tmp_path, 8 // num_ranks)
-
-    assert result["labels"] == result["expected_labels"]
-    assert max(result["accuracies"]) > 0.4
-    assert result["accuracy_of_loaded"] == pytest.approx(max(result["accuracies"]), abs=0.05)  # in full precision
-
-
 @pytest.mark.runs_on("one_process", "two_ranks")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_loss_over_tokens_is_that_of_one_large_batch(
@@ -60,18 +50,3 @@ def test_adapters(script: dict[str, Any], shared_tmp_path: Path) -> None:
     saved = load_file(shared_tmp_path / "trained" / "model.safetensors")
     assert saved.keys() == trained
     assert all(torch.equal(saved[name], after[name]) for name in trained)
-
-
-@everywhere
-def test_a_data_set_that_draws_at_random(script: dict[str, Any]) -> None:
-    """What a transform of `datasets` draws does not depend on the number of workers."""
-    assert script["losses_of_transformed"](num_workers=2) == script["losses_of_transformed"](num_workers=0)
-
-
-@everywhere
-def test_a_run_that_was_interrupted_goes_on(script: dict[str, Any], shared_tmp_path: Path) -> None:
-    """With dropout and a schedule of transformers', a resumed run ends bit for bit as one that was not interrupted."""
-    whole, resumed = script["weights_of_interrupted_run"](shared_tmp_path / "state")
-
-    for name, expected in whole.items():
-        assert torch.equal(resumed[name], expected), name

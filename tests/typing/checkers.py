@@ -16,20 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.launching import Launched, run_command
+from tests.plugin import DISTRIBUTIONS
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {
-    "pa-checkpoint": "pa_checkpoint",
-    "pa-data": "pa_data",
-    "pa-distributed": "pa_distributed",
-    "pa-core": "pa_core",
-    "pa-schedulers": "pa_schedulers",
-    "pa-finetuning": "pa_finetuning",
-    "pa-callbacks-extra": "pa_callbacks_extra",
-    "pa-predictions": "pa_predictions",
-    "pa-trial": "pa_trial",
-    "pa-compat": "pytorch_accelerated",
-}
+PACKAGES = DISTRIBUTIONS
 PYTHON_VERSIONS = ("3.11", "3.12", "3.13")
 QUIET = {"PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}  # or a newer version would be announced within the output
 BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -49,18 +48,6 @@ def make_trainer(*callbacks: TrainerCallback, lr: float = 0.1) -> Trainer[nn.Lin
     """A trainer of a linear model."""
     model = nn.Linear(4, 1)
     return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=lr), callbacks=callbacks)
-
-
-class LoadState(TrainerCallback):
-    """Gives a callback a state when a run goes on, as a trainer does that resumes."""
-
-    def __init__(self, callback: EarlyStoppingCallback, state: dict[str, Any]) -> None:
-        self.callback = callback
-        self.state = state
-
-    @override
-    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.callback.load_state_dict(self.state)
 
 
 def epochs_run(scores: Sequence[float], *callbacks: TrainerCallback) -> int:
@@ -163,21 +150,6 @@ def test_a_best_value_may_be_kept_over_runs() -> None:
     assert epochs_run([1, 2, 2, 2], callback) == 3
     assert epochs_run([9, 8, 7, 6, 5], callback) == 2
     assert epochs_run([9, 0, 9, 9], callback) == 4
-
-
-@pytest.mark.parametrize("interrupted_after", range(1, 8))
-def test_a_resumed_run_goes_on_with_value_and_count(interrupted_after: int) -> None:
-    """A run that continues from the state of another ends where the uninterrupted run ends."""
-    scores = [5, 4, 4.5, 4.25, 3, 3.5, 3.5, 3.5, 2]
-    assert epochs_run(scores, watch_score(patience=3)) == 8
-
-    before = watch_score(patience=3)
-    assert epochs_run(scores[:interrupted_after], before) == interrupted_after
-    after = watch_score(patience=3)
-    resume = LoadState(after, json.loads(json.dumps(before.state_dict())))
-
-    assert epochs_run(scores[interrupted_after:], after, resume) == 8 - interrupted_after
-    assert epochs_run([9, 8, 7], after) == 3, "the run after the resumed one is a new one"
 
 
 @pytest.mark.parametrize("metric", ["eval_loss_epoch", "intermediate_eval_loss_epoch"])

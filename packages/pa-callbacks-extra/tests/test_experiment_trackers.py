@@ -16,66 +16,13 @@ from pa_callbacks_extra.experiment_trackers import (
     open_trackers,
     require_trackers,
 )
-from pa_core.distributed import gather_objects
 from pa_core.errors import ConfigurationError, ExplainedError, UnsupportedConfigurationError
-from tests.event_files import read_configs, read_curves, wait_for_the_next_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 NOT_INSTALLED = next(name for name in known_trackers() if name not in installed_trackers())
-
-
-@pytest.mark.runs_on("one_process", "two_ranks")
-def test_what_is_logged_can_be_read_back(shared_tmp_path: Path) -> None:
-    """Values and settings are in the files of TensorBoard, once, written by the first process alone."""
-    trackers = open_trackers("tensorboard", "digits", logging_dir=shared_tmp_path, config={"batch": {"size": 8}})
-    trackers.log({"loss": 0.5, "accuracy": 0.25}, step=10)
-    trackers.log({"loss": 0.25}, step=20)
-    trackers.finish()
-
-    names, run_ids = zip(*gather_objects((trackers.names, trackers.run_ids)), strict=True)
-    folder = shared_tmp_path / "digits"
-    assert names == (("tensorboard",), ())[: len(names)]
-    assert [list(ids) for ids in run_ids] == [["tensorboard"], []][: len(names)]
-    assert read_curves(folder) == {"loss": [(10, 0.5), (20, 0.25)], "accuracy": [(10, 0.25)]}
-    assert read_configs(folder) == [{"batch.size": 8}]
-    assert len(list(folder.glob("events*"))) == 1
-
-
-def test_a_run_that_goes_on_replaces_what_came_after(tmp_path: Path) -> None:
-    """A run opened again after step 2 is one curve: what was written for later steps is not shown any more."""
-    first = open_trackers("tensorboard", "digits", logging_dir=tmp_path)
-    for step in (1, 2, 3):
-        first.log({"loss": 1.0}, step)
-    first.finish()
-    wait_for_the_next_file()
-
-    again = open_trackers("tensorboard", "digits", logging_dir=tmp_path, run_ids=first.run_ids, last_step=2)
-    again.log({"loss": 0.5}, step=3)
-    again.finish()
-
-    assert again.run_ids == first.run_ids
-    assert read_curves(tmp_path / "digits") == {"loss": [(1, 1.0), (2, 1.0), (3, 0.5)]}
-
-
-def test_finishing_closes_the_writer_and_can_be_repeated(tmp_path: Path) -> None:
-    """After ``finish`` the file is closed; a second call is harmless, as in a handler of errors."""
-    trackers = open_trackers("tensorboard", "digits", logging_dir=tmp_path)
-    (writer,) = trackers._trackers.values()  # pyright: ignore[reportPrivateUsage]  # is the file really closed?
-    trackers.finish()
-    trackers.finish()
-    assert writer.tracker.all_writers is None
-
-
-def test_arguments_reach_the_tracker(tmp_path: Path) -> None:
-    """``init_kwargs`` are arguments of the tracker's own, here the ending of its file's name."""
-    trackers = open_trackers(
-        ["tensorboard"], "digits", logging_dir=tmp_path, init_kwargs={"tensorboard": {"filename_suffix": ".mine"}}
-    )
-    trackers.finish()
-    assert len(list(tmp_path.glob("digits/events*.mine"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -187,8 +134,3 @@ def test_settings_become_plain_and_none_is_lost(config: dict[str, object]) -> No
     for value in flat.values():
         assert isinstance(value, bool | int | float | str)
         assert isinstance(value, str) or (math.isfinite(value) and float(value) == value)
-
-
-def test_a_seed_keeps_all_of_its_digits() -> None:
-    """An integer that a tracker would round is kept as text."""
-    assert flatten_config({"seed": 2**63 - 1, "epochs": 3}) == {"seed": "9223372036854775807", "epochs": 3}

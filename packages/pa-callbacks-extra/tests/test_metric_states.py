@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from torchmetrics.retrieval import RetrievalMAP
 from torchmetrics.wrappers import ClasswiseWrapper
 from typing_extensions import override
 
-from pa_callbacks_extra.metric_states import compute_over_processes, fits, has_samples, put_back, take_out
+from pa_callbacks_extra.metric_states import compute_over_processes, take_out
 from pa_core.distributed import num_processes, rank
 
 if TYPE_CHECKING:
@@ -110,31 +109,3 @@ def compute_alone(metrics: MetricCollection) -> dict[str, Tensor]:
     for module in modules:
         module.distributed_available_fn = lambda: False
     return metrics.compute()
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_was_taken_out_can_be_put_back(case: Case) -> None:
-    """Fresh metrics with the states of others go on like those, and the states stay what they were."""
-    metrics, again = case.make(), case.make()
-    for number in (1, 2):
-        case.update(metrics, number)
-    taken = take_out(metrics)
-    kept = copy.deepcopy(taken)
-    assert has_samples(taken)
-    assert not has_samples(take_out(again))
-    assert fits(again, taken)
-
-    put_back(again, taken)
-    for each in (metrics, again):
-        case.update(each, 3)
-
-    torch.testing.assert_close(again.compute(), metrics.compute())
-    torch.testing.assert_close(taken, kept)
-
-
-def test_states_of_other_metrics_do_not_fit() -> None:
-    """States under other names, or of another kind, are told apart."""
-    taken = take_out(MetricCollection({"a": SumMetric()}))
-    assert fits(MetricCollection({"a": SumMetric()}), taken)
-    assert not fits(MetricCollection({"b": SumMetric()}), taken)
-    assert not fits(MetricCollection({"a": MaxMetric()}), taken)

@@ -125,26 +125,6 @@ def test_a_compiled_model_is_averaged_like_the_one_inside_it() -> None:
         assert all_equal(ema.module, 0.5)
 
 
-def test_an_average_is_saved_and_restored_as_a_module() -> None:
-    """A fresh average with a loaded state goes on like the one that was saved, also in its warm-up."""
-    model = TinyClassifier(batch_norm=True)
-    ema = ModelEma(model, warm_up=True)
-    set_all(model, 3.0)
-    ema.update(model)
-    file = io.BytesIO()
-    torch.save(ema.state_dict(), file)
-    file.seek(0)
-
-    restored = ModelEma(model, warm_up=True)
-    restored.load_state_dict(torch.load(file, weights_only=True))
-
-    set_all(model, -1.0)
-    for average in (ema, restored):
-        average.update(model)
-    assert restored.num_updates == 2
-    assert all(torch.equal(value, values(restored)[name]) for name, value in values(ema).items())
-
-
 def test_a_copy_of_an_average_goes_its_own_way() -> None:
     """A deep copy, or a pickled one, does not move with the original."""
     model = nn.Linear(2, 2)

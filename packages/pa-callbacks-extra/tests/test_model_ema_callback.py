@@ -315,14 +315,6 @@ def test_a_run_without_anything_to_evaluate_is_an_error(tmp_path: Path) -> None:
     require_equal(values(trainer.model), weights)
 
 
-def test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were(tmp_path: Path) -> None:
-    """A misspelt metric is an error in the first epoch."""
-    callback = ModelEmaCallback(save_path=tmp_path / "ema.pt", watch_metric="ema_figure")
-
-    with pytest.raises(KeyError, match=r"watch_metric='ema_figure'(.|\n)*ema_model_eval_loss_epoch, eval_loss_epoch"):
-        train(make_trainer(callback))
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

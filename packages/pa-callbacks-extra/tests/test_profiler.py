@@ -16,18 +16,9 @@ from torch import nn
 from torch.optim import SGD
 
 from pa_callbacks_extra import ProfilerCallback
-from pa_core import AnyTrainer, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core import ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import make_regression
-from tests.support.callbacks import CallAt
-
-
-def end_after(updates: int, error: BaseException) -> CallAt:
-    """A callback that raises after so many updates."""
-
-    def end(_trainer: AnyTrainer) -> None:
-        raise error
-
-    return CallAt("on_optimizer_step_end", end, updates)
+from tests.support.callbacks import CallAt, FailAt
 
 
 def train(*callbacks: TrainerCallback, updates: int = 6, **options: Any) -> Trainer[nn.Linear]:
@@ -108,7 +99,7 @@ def test_nothing_runs_on_after_an_exception(
     """Wherever it comes; what was recorded is written, and the next run profiles again."""
     profiler = ProfilerCallback(tmp_path, wait=2, warmup=2, active=2)
     with pytest.raises(type(error)):
-        train(end_after(after, error), profiler, updates=8)
+        train(FailAt("on_optimizer_step_end", error, after), profiler, updates=8)
     if recorded is None:
         assert profiler.trace is None
     else:
@@ -123,7 +114,7 @@ def test_a_resumed_run_counts_from_where_it_goes_on(tmp_path: Path, capsys: pyte
     """Its first updates are slow again; a run that was complete is not warned of."""
     states = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=1)
     with pytest.raises(RuntimeError, match="planted"):
-        train(states, end_after(4, RuntimeError("planted")), updates=12)
+        train(states, FailAt("on_optimizer_step_end", RuntimeError("planted"), 4), updates=12)
 
     def resume() -> ProfilerCallback:
         profiler = ProfilerCallback(tmp_path, wait=2, warmup=1, active=2)

@@ -238,14 +238,6 @@ def test_layers_stay_the_objects_that_they_are() -> None:
     synchronise_layers(model, Participants(shares_group=False), uses_torch=False)
 
     assert list(model.modules()) == layers
-    assert [type(layer).__name__ for layer in layers] == [
-        "Sequential",
-        "SynchronisedBatchNorm1d",
-        "Sequential",
-        "SynchronisedSyncBatchNorm",
-        "SynchronisedDoubled",
-        "InstanceNorm1d",
-    ]
     assert isinstance(doubled := layers[4], Doubled)
     assert doubled.twice() == 4
     assert model.state_dict().keys() == state.keys()

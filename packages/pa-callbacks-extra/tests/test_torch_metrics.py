@@ -260,11 +260,6 @@ def test_a_state_of_other_metrics_is_told_and_left_out() -> None:
     )
 
 
-def test_metrics_of_evaluations_alone_have_nothing_to_save() -> None:
-    """A state within an epoch is of the training."""
-    assert TorchMetricsCallback(accuracy()).state_dict() == {"processes": [], "earlier": []}
-
-
 class StopAfter(TrainerCallback):
     """Stops the first run after one update."""
 
@@ -346,15 +341,6 @@ def test_metrics_with_other_arguments() -> None:
     history = trainer.run_history
     assert history.get_latest_metric("evaluation_mean") == pytest.approx(history.get_latest_metric("evaluation_loss"))
     assert "evaluation_MulticlassAccuracy" in history.get_metric_names()
-
-
-def test_elements_of_a_vector_have_names_of_their_own() -> None:
-    """A metric with a value for each class is recorded as one curve for each class."""
-    recall = MulticlassRecall(num_classes=3, average=None)
-    trainer = make_trainer(TorchMetricsCallback(MetricCollection({"recall": recall})))
-    trainer.evaluate(make_classification(21))
-    names = [name for name in trainer.run_history.get_metric_names() if "recall" in name]
-    assert names == ["evaluation_recall_0", "evaluation_recall_1", "evaluation_recall_2"]
 
 
 def test_what_was_passed_in_is_left_alone() -> None:

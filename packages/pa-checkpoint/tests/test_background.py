@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,22 +37,6 @@ def test_there_is_a_thread_only_while_a_job_runs() -> None:
     go.set()
     writer.wait()
     assert _threads() == 0
-
-
-def test_jobs_run_one_after_the_other() -> None:
-    """The next job waits for the one before, so at most one write is going on."""
-    writer, log = BackgroundWriter(), list[str]()
-
-    def job(number: int) -> None:
-        log.append(f"begin {number}")
-        time.sleep(0.01)
-        log.append(f"end {number}")
-
-    for number in range(3):
-        writer.submit(partial(job, number))
-    writer.wait()
-
-    assert log == [f"{event} {number}" for number in range(3) for event in ("begin", "end")]
 
 
 class InterruptAt:

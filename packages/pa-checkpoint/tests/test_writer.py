@@ -36,19 +36,6 @@ def test_a_checkpoint_in_the_background_has_the_values_of_its_moment(tmp_path: P
         assert saved["model"]["weight"].eq(step).all()
 
 
-def test_the_newest_is_that_which_was_written_last(tmp_path: Path) -> None:
-    """The order follows from the writing, not from names or clocks; what is kept are the newest ones."""
-    folder = ckpt.Folder(tmp_path)
-    for name in ("zebra", "ant", "mole"):
-        ckpt.save(tmp_path / name, {"name": name})
-
-    found = folder.newest()
-    assert found is not None
-    assert found["name"] == "mole"
-    assert [info.path.name for info in folder.keep(newest=2)] == ["zebra"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ant", "mole"]
-
-
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     """The one before is used, and the warning says which file is damaged."""
     save(tmp_path / "step_1", 1)

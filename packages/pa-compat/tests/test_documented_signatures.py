@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pytorch_accelerated import TrainerPlaceholderValues, callbacks, tracking
-from pytorch_accelerated.trainer import Trainer
 from pytorch_accelerated.utils import ModelEma
 from tests.support.pa_compat.documented_events import EVENTS
 
@@ -213,17 +212,3 @@ def test_a_run_history_of_ones_own_implements_the_documented_methods_only() -> N
         "update_metric",
     }
     assert tracking.RunHistory.__abstractmethods__ <= abstract | {"current_epoch"}
-
-
-def test_the_default_callbacks_are_the_documented_ones() -> None:
-    """A trainer without further words has the five documented callbacks, in their order."""
-    names = [callback.__name__ for callback in callbacks.DEFAULT_CALLBACKS]
-
-    assert names == [
-        "MoveModulesToDeviceCallback",
-        "TerminateOnNaNCallback",
-        "PrintProgressCallback",
-        "ProgressBarCallback",
-        "LogMetricsCallback",
-    ]
-    assert inspect.signature(Trainer).parameters["callbacks"].default == callbacks.DEFAULT_CALLBACKS

@@ -14,7 +14,6 @@ from typing_extensions import override
 from pa_core import AnyTrainer
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import CallbackHandler, LogMetricsCallback, TrainerCallback
-from tests.launching import Launch
 from tests.small_runs import make_trainer, samples
 
 
@@ -42,30 +41,21 @@ def test_no_kwargs() -> None:
     make_trainer(Trainer, Bare).train(samples(4), 1)
 
 
-GATHER = """
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import CallbackHandler, LogMetricsCallback, TrainerCallback
-
-class Gather(TrainerCallback):
-    rows = 0
-
-    def on_eval_step_end(self, trainer, batch, batch_output, **kwargs):
-        self.rows += len(trainer._accelerator.gather(batch[0]))
-
-gather = Gather()
-Trainer(nn.Linear(2, 1), nn.MSELoss(), None, callbacks=[gather]).evaluate(
-    TensorDataset(torch.zeros(7, 2), torch.zeros(7, 1)), per_device_batch_size=2
-)
-assert gather.rows == 7
-"""
-
-
-def test_accelerate_gather(launch: Launch) -> None:
+@pytest.mark.runs_on("two_ranks")
+def test_accelerate_gather() -> None:
     """The way of accelerate to gather works in an evaluation on two ranks whose last batches differ."""
-    assert launch(GATHER, ranks=2).status == 0
+
+    class Gather(TrainerCallback):
+        rows = 0
+
+        @override
+        def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            accelerator: Any = trainer._accelerator  # pyright: ignore[reportPrivateUsage]  # as users do
+            self.rows += len(accelerator.gather(batch[0]))
+
+    gather = Gather()
+    make_trainer(Trainer, gather).evaluate(samples(7), per_device_batch_size=2)
+    assert gather.rows == 7
 
 
 @pytest.mark.runs_on("two_ranks")

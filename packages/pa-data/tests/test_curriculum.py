@@ -54,14 +54,6 @@ def test_a_loader_has_as_many_batches_as_the_epoch_has_samples_for() -> None:
         assert torch.equal(torch.cat(list(loader)), whole[2:])
 
 
-def test_a_sample_that_is_chosen_twice_draws_differently() -> None:
-    """Each time that a sample comes in an epoch, its augmentation is another one."""
-    loader = KeyedDataLoader(Drawing(10), batch_size=6, order=Curriculum(lambda epoch: [3, 3, 3, 5, 5, 5]))
-    drawn = torch.cat(list(loader))
-    assert sorted(drawn[:, 0].tolist()) == [3, 3, 3, 5, 5, 5]
-    assert len(set(drawn[:, 1].tolist())) == 6
-
-
 def test_a_random_choice_follows_from_seed_and_epoch() -> None:
     """What the function draws is the same on each call, and the generators of the process are as they were."""
     order = Curriculum(

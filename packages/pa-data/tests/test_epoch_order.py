@@ -131,23 +131,6 @@ def test_a_hundred_million_samples_hold_no_table() -> None:
     assert sum(tensor.numel() for tensor in tensors) <= 65_536
 
 
-def test_nothing_is_drawn_from_the_global_stream() -> None:
-    """Making and reading an order leaves torch's own stream as it was."""
-    before = torch.get_rng_state()
-    whole(100, "randperm-v1")
-    whole(100, "feistel-v1")
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_is_returned_may_be_changed(algorithm: str) -> None:
-    """Changing the returned indices in place does not change the order."""
-    order = epoch_order(50, seed=0, epoch=0, algorithm=algorithm)
-    before = order.indices(0, 50).clone()
-    order.indices(10, 20).zero_()
-    assert torch.equal(order.indices(0, 50), before)
-
-
 def test_an_unknown_name_is_refused() -> None:
     """A state of a later version is refused with the names that are known here."""
     with pytest.raises(ConfigurationError, match=r"quantum-v9(.|\n)*feistel-v1, identity, randperm-v1"):

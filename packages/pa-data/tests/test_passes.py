@@ -18,7 +18,6 @@ from typing_extensions import override
 from pa_data import KeyedDataLoader
 from pa_data.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
 from pa_data.orders import ClassBalanced, EpochOrder, Mixture, Order, Shuffled, Weighted
-from pa_data.orders._permutation import permutations
 from tests.support.drawing import Drawing
 
 
@@ -278,15 +277,3 @@ def test_an_error_says_which_dataset_it_is_about(other: object, note: str) -> No
         list(KeyedDataLoader(mixed, batch_size=3))
     assert any(note in line for line in error.value.__notes__)
     assert mixed.locate(2) == ("others", 0)
-
-
-@given(sizes=st.lists(st.integers(1, 600), min_size=1, max_size=5), key=st.integers(-(2**63), 2**63 - 1))
-@settings(deadline=None, max_examples=50)
-def test_permutations_of_several_sizes_at_once_are_those_of_each_size(sizes: list[int], key: int) -> None:
-    """A permutation is the same whether it is computed alone or beside others, and has each value once."""
-    each = torch.tensor(sizes).repeat_interleave(torch.tensor(sizes))
-    values = torch.cat([torch.arange(size) for size in sizes])
-    together = permutations(each, torch.full_like(each, key)).of(values)
-    for size, permuted in zip(sizes, torch.split(together, sizes), strict=True):
-        assert torch.equal(permuted, permutations(torch.tensor(size), torch.tensor(key)).of(torch.arange(size)))
-        assert torch.equal(permuted.sort().values, torch.arange(size))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pa_data import KeyedDataLoader
-from pa_data.orders import ClassBalanced, LengthGrouped, Mixture, Order, TokenBudget, Weighted
+from pa_data.orders import ClassBalanced, Curriculum, LengthGrouped, Mixture, Order, Shuffled, TokenBudget, Weighted
 from tests.support.drawing import Drawing, Indices
 
 NUMBER = 20_000
@@ -29,9 +29,12 @@ REPEATING: dict[str, Order] = {
     "weighted": Weighted(WEIGHTS, num_samples=9000),
     "mixture": mixture(NUMBER),
     "class balanced": ClassBalanced((torch.arange(NUMBER) % 70).clamp(max=2), num_samples=9000),
+    "curriculum": Curriculum(lambda epoch: torch.arange(9000) % 4000),
 }
 ORDERS: dict[str, Order] = {
     **REPEATING,
+    "shuffled by randperm": Shuffled("randperm-v1"),
+    "shuffled by feistel": Shuffled("feistel-v1"),
     "without replacement": Weighted(WEIGHTS, num_samples=9000, replacement=False),
     "length grouped": LengthGrouped(LENGTHS, group_size=32, window=640),
     "token budget": TokenBudget(LENGTHS, max_tokens=512),

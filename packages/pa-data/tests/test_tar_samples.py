@@ -8,7 +8,7 @@ import pytest
 
 from pa_data.errors import ShardError
 from pa_data.files import ShardedFiles, TarSample, TarSamples
-from tests.support.shards import samples_in_order, write_tar
+from tests.support.shards import write_tar
 
 
 @pytest.mark.parametrize("ending", ["tar", "tar.gz", "tgz"])
@@ -30,23 +30,6 @@ def test_files_of_one_name_are_a_sample(tmp_path: Path, ending: str) -> None:
         TarSample("b.c/1", {"jpg": b""}),
         TarSample("a/1", {"jpg": b"picture", "seg.png": b"mask"}),
     ]
-
-
-def test_samples_come_once_from_several_archives(tmp_path: Path) -> None:
-    """Training on archives takes each sample once, the same ones on two processes; indexes are kept."""
-    for shard in range(3):
-        keys = range(shard * 10, shard * 10 + 10)
-        write_tar(tmp_path / f"{shard}.tar", {f"{key:03}.cls": str(key).encode() for key in keys})
-    data = ShardedFiles(
-        str(tmp_path / "*.tar"),
-        TarSamples(),
-        transform=lambda sample: (int(sample.files["cls"]),),
-        window=8,
-        index=tmp_path / "index",
-    )
-    one = samples_in_order(data, num_processes=1, batch_size=6)
-    assert sorted(one) == [(key,) for key in range(30)]
-    assert samples_in_order(data, num_processes=2, batch_size=3) == one
 
 
 def test_archives_that_cannot_be_divided_into_samples_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from pa_finetuning import ModelFreezer
-from tests.support.pa_finetuning.conv_net import ConvNet, WithTokens, changed, modes, trainable
+from tests.support.pa_finetuning.conv_net import ConvNet, WithTokens, changed, entries_below, modes, trainable
 
 
 def train(model: nn.Module, optimizer: Optimizer, epochs: int = 2) -> None:
@@ -32,11 +32,6 @@ def train(model: nn.Module, optimizer: Optimizer, epochs: int = 2) -> None:
         model(torch.randn(2, 1, 6, 6))
 
 
-def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
-    """All modules within a model, and the model itself as ``""``."""
-    return dict(model.named_modules())
-
-
 def adam(model: nn.Module) -> Optimizer:
     """Adam with weight decay, for all parameters."""
     return Adam(model.parameters(), lr=0.1, weight_decay=0.1)
@@ -45,20 +40,6 @@ def adam(model: nn.Module) -> Optimizer:
 def sgd(model: nn.Module) -> Optimizer:
     """Gradient descent with momentum and weight decay, for all parameters."""
     return SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-
-
-def entries(model: nn.Module, prefix: str, *, batch_norm_layers: bool | None = None) -> set[str]:
-    """The entries of the state dict below a module: all, or only (not) those of batch norm layers."""
-    of_batch_norms = {
-        f"{name}.{entry}"
-        for name, module in modules_by_name(model).items()
-        if isinstance(module, nn.BatchNorm2d)
-        for entry in module.state_dict()
-    }
-    below = {name for name in model.state_dict() if name.startswith(prefix)}
-    if batch_norm_layers is None:
-        return below
-    return below & of_batch_norms if batch_norm_layers else below - of_batch_norms
 
 
 def test_making_a_freezer_makes_everything_trainable() -> None:
@@ -175,7 +156,8 @@ def test_two_flags_decide_about_batch_norm_and_dropout(freeze_batch_norms: bool,
 
     train(model, adam(model))
 
-    of_batch_norms = entries(model, "", batch_norm_layers=True)
+    names = {name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    of_batch_norms = set[str]().union(*(entries_below(model, name) for name in names))
     weights = of_batch_norms & set(dict(model.named_parameters()))
     expected = {"head.weight", "head.bias"}
     expected |= set() if freeze_batch_norms else weights
@@ -245,7 +227,7 @@ def test_unfreezing_returns_what_an_optimizer_can_take() -> None:
     for parameter_group in unfrozen.values():
         optimizer.add_param_group(parameter_group)
     train(model, optimizer)
-    assert changed(before, model) == entries(model, "body") | entries(model, "head")
+    assert changed(before, model) == entries_below(model, "body") | entries_below(model, "head")
     assert optimizer.state[model.head.weight]["step"].item() == steps_before + 6
 
 

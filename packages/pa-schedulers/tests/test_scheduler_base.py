@@ -280,18 +280,6 @@ class Halve(StatefulSchedulerBase):
         return [value / 2**num_updates for value in self.initial_values]
 
 
-def test_a_group_that_is_added_later_is_scheduled_from_its_own_value() -> None:
-    """After ``add_param_group``, as in gradual unfreezing, the new group starts from the value it came with."""
-    optimizer = two_groups()
-    scheduler = Halve(optimizer)
-    train(scheduler, optimizer, 2)
-
-    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 8.0})
-    scheduler.step()
-
-    assert rates(optimizer) == pytest.approx([0.025, 0.05, 2.0])
-
-
 def test_the_value_that_a_later_group_came_with_is_remembered_by_every_scheduler() -> None:
     """Also where one value goes to all groups, the new group's own one is kept before it is overwritten."""
     optimizer = two_groups()

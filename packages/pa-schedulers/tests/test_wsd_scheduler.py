@@ -186,25 +186,6 @@ def test_a_resumed_schedule_is_the_uninterrupted_one(
         resumed.step()
 
 
-@pytest.mark.parametrize(
-    ("total_steps", "num_checkpoints", "expected"),
-    [
-        (200_000, 1, [200_000]),
-        (200_000, 2, [50_000, 100_000]),
-        (200_000, 3, [50_000, 100_000, 200_000]),
-        (200_000, 4, [25_000, 50_000, 100_000, 200_000]),
-        (1, 1, [1]),
-        (4, 3, [1, 2, 4]),
-        (11, 3, [2, 4, 8]),
-    ],
-)
-def test_where_the_checkpoints_are(total_steps: int, num_checkpoints: int, expected: list[int]) -> None:
-    """One is at the end; of several, the first is at a quarter or earlier, and each doubles the step before."""
-    scheduler = Schedule(total_steps, num_checkpoints=num_checkpoints).scheduler(1.0)
-
-    assert scheduler.get_checkpoint_steps() == expected
-
-
 @given(st.integers(2, 12), st.data())
 def test_checkpoints_double_and_none_is_past_the_end(num_checkpoints: int, data: st.DataObject) -> None:
     """However many there are, neighbours have a ratio of 2, and the last one is as late as whole steps allow."""
@@ -260,26 +241,6 @@ def test_the_length_is_given_in_steps_or_in_epochs() -> None:
     assert by_epochs.get_decay_info() == Schedule(100).scheduler(1.0).get_decay_info()
 
 
-def test_the_factory_takes_the_length_of_the_run_from_the_trainer() -> None:
-    """``create_scheduler_fn`` holds placeholders, which become the numbers of the run."""
-    factory = WSDLrScheduler.create_scheduler_fn(num_warmup_epochs=0.25, num_checkpoints=3)
-
-    filled_in = resolve_placeholders(factory, {"num_epochs": 4, "num_update_steps_per_epoch": 50})
-    scheduler = filled_in(optimizer_of(1.0))
-
-    assert scheduler.get_checkpoint_steps() == [50, 100, 200]
-    assert scheduler.num_warmup_steps == 12
-
-
-@pytest.mark.parametrize("use_inverse_sqrt_decay", [True, False])
-def test_the_minimum_is_a_fraction_of_each_rate(use_inverse_sqrt_decay: bool) -> None:
-    """``lr_min=0.01`` on a rate of 0.1 ends at 0.001, and on a rate of 2 at 0.02."""
-    schedule = Schedule(lr_min=0.01, use_inverse_sqrt_decay=use_inverse_sqrt_decay)
-
-    assert schedule.scheduler(0.1, 2.0).get_updated_values(100) == pytest.approx([0.001, 0.02], rel=1e-12)
-    assert Schedule(lr_min=0.1).scheduler(0.1).get_updated_values(100) == pytest.approx([0.01], rel=1e-12)
-
-
 def test_a_warmup_that_is_not_given() -> None:
     """The factory warms up for a tenth of all updates, the class for none, or for a hundredth where it is None."""
     optimizer = optimizer_of(1.0)
@@ -303,15 +264,6 @@ def test_arithmetic_on_placeholders_is_a_length_too() -> None:
 
     assert scheduler.get_checkpoint_steps() == [25]
     assert type(scheduler.total_steps) is int
-
-
-def test_the_factory_makes_schedulers_of_a_subclass() -> None:
-    """A subclass inherits a factory that makes the subclass."""
-
-    class Renamed(WSDLrScheduler):
-        pass
-
-    assert type(Renamed.create_scheduler_fn(1, 10)(optimizer_of(1.0))) is Renamed
 
 
 def test_the_constructor_applies_the_starting_rate() -> None:
@@ -412,14 +364,6 @@ def test_a_continuation_refuses_the_state_of_something_else() -> None:
         new.load_state_dict(CosineLrScheduler(optimizer_of(1.0), 1, 10).state_dict())
 
     assert new.state_dict() == before
-
-
-def test_a_placeholder_without_a_trainer_is_an_error_that_says_so() -> None:
-    """The factory, called without a trainer, names the placeholder that nobody filled in."""
-    with pytest.raises(TypeError, match="NUM_EPOCHS"):
-        WSDLrScheduler.create_scheduler_fn()(optimizer_of(1.0))
-    with pytest.raises(TypeError, match="NUM_UPDATE_STEPS_PER_EPOCH"):
-        WSDLrScheduler(optimizer_of(1.0), total_steps=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH * 3)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sentences of Python's manual and transformers: a classifier, a language model, adapters, and data sets of theirs."""
+"""Sentences of Python's manual and transformers: a classifier, a language model, and adapters."""
 
 # Written as users write, who annotate nothing: that it runs is what the tests are about, not what its types are.
 # mypy: ignore-errors
@@ -9,7 +9,6 @@
 
 import copy
 import re
-from functools import partial
 from pydoc_data.topics import topics
 
 import torch
@@ -26,11 +25,10 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
-    get_linear_schedule_with_warmup,
 )
 
-from pytorch_accelerated.callbacks import SaveBestModelCallback, TrainerCallback
-from pytorch_accelerated.trainer import Trainer, TrainerPlaceholderValues
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.trainer import Trainer
 
 CHAPTERS = ["debugger", "formatstrings", "import", "typesseq"]
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -71,60 +69,6 @@ def create_classifier(tokenizer):
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     return BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), num_labels=len(CHAPTERS), **size))
-
-
-class Accuracy(TrainerCallback):
-    """The share of correct predictions, gathered from all processes."""
-
-    def __init__(self):
-        self.pairs = []
-
-    def on_eval_step_end(self, trainer, batch, batch_output, **kwargs):
-        predictions = batch_output["model_outputs"].logits.argmax(-1)
-        self.pairs.append(trainer.gather(torch.stack([predictions, batch["labels"]], dim=1)))
-
-    def on_eval_epoch_end(self, trainer, **kwargs):
-        predictions, self.labels = torch.cat(self.pairs).unbind(1)
-        trainer.run_history.update_metric("accuracy", (predictions == self.labels).float().mean().item())
-        self.pairs.clear()
-
-
-def classify(folder, batch_size):
-    """Nothing of the trainer is overridden: the model computes its loss from the batch, which is a dictionary."""
-    tokenizer = create_tokenizer()
-    train_dataset, eval_dataset = create_datasets(tokenizer)
-    model, accuracy = create_classifier(tokenizer), Accuracy()
-    best = SaveBestModelCallback(folder / "best.pt", watch_metric="accuracy", greater_is_better=True)
-    optimizer = optim.AdamW(model.parameters(), lr=5e-3)
-    trainer = Trainer(model, None, optimizer, callbacks=[accuracy, best])
-    trainer.train(
-        train_dataset,
-        num_epochs=4,
-        eval_dataset=eval_dataset,
-        per_device_batch_size=batch_size,
-        collate_fn=DataCollatorWithPadding(tokenizer),
-        gradient_clip_norm=1.0,
-        create_scheduler_fn=partial(
-            get_linear_schedule_with_warmup,
-            num_warmup_steps=5,
-            num_training_steps=TrainerPlaceholderValues.NUM_EPOCHS
-            * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
-        ),
-    )
-    if trainer.run_config.is_world_process_zero:
-        trainer.get_model().save_pretrained(folder / "model")
-    trainer.wait_for_everyone()
-    loaded = BertForSequenceClassification.from_pretrained(folder / "model").eval()
-    correct = 0
-    for batch in DataLoader(eval_dataset, 8, collate_fn=DataCollatorWithPadding(tokenizer)):
-        with torch.no_grad():
-            correct += (loaded(**batch).logits.argmax(-1) == batch["labels"]).sum().item()
-    return {
-        "accuracies": trainer.run_history.get_metric_values("accuracy"),
-        "labels": accuracy.labels.tolist(),
-        "expected_labels": eval_dataset["labels"][:],
-        "accuracy_of_loaded": correct / len(eval_dataset),
-    }
 
 
 def create_language_model(tokenizer, dropout=0.0):
@@ -240,67 +184,3 @@ def train_adapters(folder):
         trainer.get_model().save_pretrained(folder)
     trainer.wait_for_everyone()
     return before, model.state_dict()
-
-
-def losses_of_transformed(num_workers):
-    """A data set of theirs that is in memory, gives tensors, and draws at random when it is indexed."""
-
-    def add_noise(rows):
-        rows["inputs"] = [torch.tensor(row) + torch.randn(4) for row in rows["inputs"]]
-        rows["targets"] = [torch.tensor(row) for row in rows["targets"]]
-        return rows
-
-    values = torch.arange(96.0).view(24, 4) / 96
-    dataset = Dataset.from_dict({"inputs": values.tolist(), "targets": values.sum(1, keepdim=True).tolist()})
-    dataset.set_transform(add_noise)
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    trainer = PairTrainer(model, torch.nn.MSELoss(), optim.SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(dataset, 2, per_device_batch_size=4, train_dataloader_kwargs={"num_workers": num_workers})
-    return trainer.run_history.get_metric_values("train_loss_epoch")
-
-
-class PairTrainer(Trainer):
-    """Batches are dictionaries."""
-
-    def calculate_train_batch_loss(self, batch):
-        return super().calculate_train_batch_loss((batch["inputs"], batch["targets"]))
-
-
-class Interrupted(Exception):
-    """Leaves a run, as a signal would."""
-
-
-class SaveAndLeave(TrainerCallback):
-    """Saves the state of a run in mid-epoch, and leaves the run two updates later."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_optimizer_step_end(self, trainer, update, **kwargs):
-        if update == 10:
-            trainer.save_training_state(self.folder)
-        if update == 12:
-            raise Interrupted
-
-
-def weights_of_interrupted_run(folder):
-    """The weights of a whole run with dropout, and of one that was interrupted and resumed."""
-    tokenizer = create_tokenizer()
-    train_dataset, eval_dataset = language_datasets(tokenizer)
-
-    def train(callbacks, **kwargs):
-        model = create_language_model(tokenizer, dropout=0.1)
-        trainer = LanguageModelTrainer(model, None, optim.AdamW(model.parameters(), lr=1e-3), callbacks=callbacks)
-        scheduler = partial(get_linear_schedule_with_warmup, num_warmup_steps=5, num_training_steps=100)
-        collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-        trainer.train(train_dataset, 2, eval_dataset, 8, create_scheduler_fn=scheduler, collate_fn=collate, **kwargs)
-        return copy.deepcopy(model.state_dict())
-
-    torch.manual_seed(1)
-    whole = train([])
-    try:
-        train([SaveAndLeave(folder)])
-    except Interrupted:
-        torch.manual_seed(2)
-    return whole, train([], resume_from=folder)

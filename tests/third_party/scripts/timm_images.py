@@ -14,15 +14,13 @@ from functools import partial
 import timm
 import torch
 from sklearn.datasets import load_digits
-from timm.data import Mixup
-from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler, PlateauLRScheduler
-from timm.utils import ModelEmaV3
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from pytorch_accelerated.callbacks import SaveBestModelCallback, TrainerCallback
+from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.trainer import TrainerPlaceholderValues, TrainerWithTimmScheduler
 
 NUM_UPDATES = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
@@ -116,62 +114,6 @@ def by_epoch():
 def by_metric():
     """No epoch is better than the one before by as much as the threshold asks for."""
     return rates_of_epochs(partial(PlateauLRScheduler, patience_t=1, decay_rate=0.5, threshold=10.0))
-
-
-class MixupTrainer(TrainerWithTimmScheduler):
-    """Trains on soft targets, and evaluates the model and an average of its weights on hard ones."""
-
-    def __init__(self, *args, num_classes, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.mixup = Mixup(mixup_alpha=0.2, cutmix_alpha=0.0, label_smoothing=0.1, num_classes=num_classes)
-        self.eval_loss_func = nn.CrossEntropyLoss()
-        self.average = None
-
-    def training_run_start(self):
-        self.average = ModelEmaV3(self.get_model(), decay=0.8)
-
-    def calculate_train_batch_loss(self, batch):
-        return super().calculate_train_batch_loss(self.mixup(*batch))
-
-    def optimizer_step(self):
-        super().optimizer_step()
-        self.average.update(self.get_model())
-
-    def eval_epoch_start(self):
-        super().eval_epoch_start()
-        self.correct = []
-
-    def calculate_eval_batch_loss(self, batch):
-        images, labels = batch
-        logits = self.model(images)
-        correct = torch.stack([logits.argmax(1) == labels, self.average(images).argmax(1) == labels], dim=1)
-        self.correct.append(self.gather(correct))
-        return {"loss": self.eval_loss_func(logits, labels), "model_outputs": logits, "batch_size": len(labels)}
-
-    def eval_epoch_end(self):
-        correct = torch.cat(self.correct).float()
-        for name, share in zip(("accuracy", "average_accuracy"), correct.mean(0).tolist()):  # noqa: B905
-            self.run_history.update_metric(name, share)
-        self.run_history.update_metric("num_evaluated", len(correct))
-
-
-def train_with_mixup(path, batch_size):
-    model = create_model()
-    trainer = MixupTrainer(
-        model,
-        SoftTargetCrossEntropy(),
-        create_optimizer_v2(model, opt="adamw", lr=2e-3, weight_decay=0.05),
-        num_classes=10,
-        callbacks=[SaveBestModelCallback(path, watch_metric="average_accuracy", greater_is_better=True)],
-    )
-    trainer.train(
-        digits(0, 640),
-        num_epochs=4,
-        eval_dataset=digits(640, 737),
-        per_device_batch_size=batch_size,
-        create_scheduler_fn=partial(CosineLRScheduler, t_initial=NUM_UPDATES, t_in_epochs=False),
-    )
-    return trainer.run_history
 
 
 class Interrupted(Exception):

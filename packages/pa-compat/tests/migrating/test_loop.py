@@ -8,25 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import StepLR
+from torch import Tensor
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchMismatchError, UnsupportedConfigurationError
+from pa_core import AnyTrainer, BatchMismatchError
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from tests.small_runs import make_trainer, samples
 
 PACKAGES = Path(__file__).parents[4] / "packages"
-
-
-def test_instance() -> None:
-    """The error shows how a factory of this scheduler is written."""
-    trainer = make_trainer()
-    scheduler: Any = StepLR(trainer.optimizer, 7)
-    with pytest.raises(TypeError, match=r"functools\.partial\(StepLR, \.\.\.\)"):
-        trainer.train(samples(4), 1, create_scheduler_fn=scheduler)
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -59,27 +50,6 @@ def test_broadcast() -> None:
     trainer = make_trainer()
     trainer.loss_func = mean_square
     trainer.train(flat, 1)
-    assert trainer.num_updates_completed == 1
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_second_module() -> None:
-    """The error names the attribute; added as it says, the module is trained."""
-
-    class WithCritic(Trainer):
-        critic: nn.Module
-
-        @override
-        def calculate_train_batch_loss(self, batch: Any) -> Any:
-            outputs = self.critic(self.model(batch[0]))
-            return {"loss": self.loss_func(outputs, batch[1]), "model_outputs": outputs, "batch_size": len(outputs)}
-
-    trainer: Any = make_trainer(WithCritic)
-    trainer.critic = nn.Linear(1, 1).double()
-    with pytest.raises(UnsupportedConfigurationError, match=r"self\.critic\b(.|\n)*add_module\('critic', \.\.\.\)"):
-        trainer.train(samples(4), 1, per_device_batch_size=2)
-    trainer.add_module("critic", trainer.critic, torch.optim.SGD(trainer.critic.parameters(), lr=0.1))
-    trainer.train(samples(4), 1, per_device_batch_size=2)
     assert trainer.num_updates_completed == 1
 
 

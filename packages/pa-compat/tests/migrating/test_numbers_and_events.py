@@ -56,25 +56,6 @@ def test_evaluate_after_training() -> None:
     assert (config.num_epochs, config.eval_per_device_batch_size, config.num_update_steps_per_epoch) == (1, 4, 0)
 
 
-def test_step_number() -> None:
-    """The batches of each epoch are numbered from 1, in training and in evaluation."""
-    trained: list[int] = []
-    evaluated: list[int] = []
-
-    class Note(TrainerCallback):
-        @override
-        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            trained.append(kwargs["step"])
-
-        @override
-        def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            evaluated.append(kwargs["step"])
-
-    make_trainer(Trainer, Note).train(samples(6), 2, eval_dataset=samples(4), per_device_batch_size=2)
-    assert trained == [1, 2, 3, 1, 2, 3]
-    assert evaluated == [1, 2, 1, 2]
-
-
 def test_is_intermediate() -> None:
     """The argument is there in evaluations within an epoch, where it is True, and in no others."""
     passed: list[dict[str, Any]] = []

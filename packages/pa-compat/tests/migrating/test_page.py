@@ -21,6 +21,14 @@ ELSEWHERE = {
     "sync_on_cpu": "pa-callbacks-extra/tests/test_sync_batch_norm_callback.py::test_two_ranks_train_as_one_process",
     "sync_end": "pa-callbacks-extra/tests/test_sync_batch_norm_callback.py::"
     "test_the_model_has_its_own_layers_again_however_a_run_ends",
+    "counts_of_processes": "pa-schedulers/tests/test_schedule_plot.py::test_the_rows_are_what_the_optimizer_gets",
+    "create_without_factory": "pa-core/tests/test_scheduler_of_run.py::"
+    "test_an_override_that_needs_no_factory_makes_the_scheduler_of_each_run",
+    "dropped": "pa-data/tests/test_split.py::test_training_takes_every_sample_once_and_in_order",
+    "instance": "pa-core/tests/test_input_checks.py::test_a_run_that_cannot_start_says_why_and_costs_nothing",
+    "order": "pa-core/tests/test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
+    "second_module": "pa-core/tests/test_several_modules.py::"
+    "test_what_would_drift_apart_is_named_before_anything_is_trained",
     "unknown_metric": "pa-callbacks-extra/tests/test_early_stopping.py::"
     "test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were",
     "best_entries": "pa-core/tests/callbacks/test_best_model.py::test_the_best_model_is_saved_and_loaded",
@@ -43,6 +51,8 @@ ELSEWHERE = {
     "workers": "pa-core/tests/data/test_workers_without_fork.py::test_there_are_no_workers_by_default",
     "accelerator_settings": "pa-core/tests/test_accelerator_settings.py::test_what_is_refused",
     "mismatch": "pa-core/tests/test_bad_checkpoints.py::test_a_checkpoint_that_cannot_be_loaded_changes_nothing",
+    "step_number": "pa-core/tests/test_training.py::test_events_fire_in_the_documented_order",
+    "unpickling": "pa-core/tests/test_bad_checkpoints.py::test_a_checkpoint_that_cannot_be_loaded_changes_nothing",
     "extra_entries": "pa-core/tests/test_trainer_checkpoints.py::"
     "test_entries_that_could_not_be_loaded_are_refused_when_they_are_saved",
     "sharded": "pa-core/tests/test_compatibility.py::test_sharding_that_a_launcher_asked_for",

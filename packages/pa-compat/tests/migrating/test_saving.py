@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from pa_core import CheckpointError
 from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.small_runs import make_trainer, samples
-
-
-def test_unpickling(tmp_path: Path) -> None:
-    """A file with plain values loads, whoever wrote it; one with a number of numpy is refused, with what to do."""
-    trainer = make_trainer()
-    states = {"model_state_dict": trainer.model.state_dict(), "optimizer_state_dict": trainer.optimizer.state_dict()}
-    torch.save({**states, "accuracy": 0.5, "seen": torch.ones(3)}, tmp_path / "plain.pt")
-    torch.save({**states, "accuracy": np.float64(0.5)}, tmp_path / "numpy.pt")
-    assert trainer.load_checkpoint(tmp_path / "plain.pt")["accuracy"] == 0.5
-    with pytest.raises(CheckpointError, match="weights_only=False"):
-        trainer.load_checkpoint(tmp_path / "numpy.pt")
 
 
 def test_foreign_scheduler(tmp_path: Path) -> None:

@@ -1,39 +1,30 @@
-"""What a loop with updates over data of its own ends with when it was killed in the middle of a batch."""
+"""Loops with updates over data of their own end, when they were killed in the middle of a batch, with the same bits."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.launching import Launch
 
-__all__ = ["ends_as_if_it_had_not_been_killed", "numbers_in"]
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KILLED_AFTER = Path(__file__).parent / "killed_after.py"
 
 
-def numbers_in(output: str, pattern: str) -> list[float]:
-    """The numbers that the one group of a pattern finds."""
-    return [float(found) for found in re.findall(pattern, output)]
+@pytest.mark.whole_proof
+@pytest.mark.parametrize(
+    ("name", "epochs", "after"), [("ppo", 2, 77), ("replay_buffer", 4, 250), ("truncated_bptt", 1, 60)]
+)
+def test_it_ends_with_the_same_bits_when_it_was_killed(launch: Launch, name: str, epochs: int, after: int) -> None:
+    """In the middle of a rollout's updates, of those that follow some episodes, or of an excerpt, which begins again.
 
-
-def ends_as_if_it_had_not_been_killed(launch: Launch, name: str, *arguments: str, after: int) -> None:
-    """Compare everything that is saved at the end of an example, once undisturbed, and once killed and started again.
-
-    But not the RNG state of NumPy, which the examples do not seed.
-
-    Args:
-        launch: Starts scripts.
-        name: The example.
-        *arguments: Of its command line.
-        after: The number of updates after which it is killed.
+    All that is saved at the end is compared, but not the RNG state of NumPy, which the examples do not seed.
     """
-    example = EXAMPLES / f"{name}.py"
+    example, arguments = EXAMPLES / f"{name}.py", [f"--epochs={epochs}"]
     whole = launch(example, *arguments, "--output=whole")
     killed = launch(KILLED_AFTER, str(after), str(example), *arguments, "--output=killed")
     resumed = launch(example, *arguments, "--output=killed")
