@@ -144,7 +144,7 @@ try:
     pa_trial.init(distributed=pa_trial.DistributedContext()).__enter__()
 except ValueError as error:
     assert "size=2" in str(error), error
-print(f"rank {rank} is done")
+print(f"rank {rank} is done\\n", end="")
 """
 
 
