@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from inspect import signature
 from typing import Any, Concatenate, ParamSpec, cast
 
 from pa_trial.callback import PyTorchCallback
@@ -30,18 +29,12 @@ class CallbackCalls:
 
     def __init__(self, callbacks: Mapping[str, PyTorchCallback]) -> None:
         self._callbacks = dict(callbacks)
-        overriding = [one for one in callbacks.values() if type(one).on_checkpoint_end is not _ON_CHECKPOINT_END]
+        base = PyTorchCallback.on_checkpoint_end
+        overriding = [type(one).__name__ for one in callbacks.values() if type(one).on_checkpoint_end is not base]
         if overriding:
             warn_user(
-                f"{type(overriding[0]).__name__}.on_checkpoint_end is deprecated. Override on_checkpoint_write_end "
-                "instead, which is called at the same time.",
-                DeprecationWarning,
-            )
-        self._older = [one for one in callbacks.values() if not signature(one.on_training_epoch_start).parameters]
-        if self._older:
-            warn_user(
-                f"{type(self._older[0]).__name__}.on_training_epoch_start() without parameters is deprecated. "
-                "Give it the parameter epoch_idx.",
+                f"{overriding[0]}.on_checkpoint_end is deprecated. Override on_checkpoint_write_end instead, which is "
+                "called at the same time.",
                 DeprecationWarning,
             )
 
@@ -54,11 +47,7 @@ class CallbackCalls:
             **kwargs: Its arguments by name.
         """
         for callback in self._callbacks.values():
-            call: Any = getattr(callback, method.__name__)
-            if method is _ON_TRAINING_EPOCH_START and callback in self._older:
-                call()
-            else:
-                call(*args, **kwargs)
+            getattr(callback, method.__name__)(*args, **kwargs)
 
     def describe(self) -> dict[str, str]:
         """Return the classes of the callbacks, by name, for a comparison of the processes."""
@@ -79,10 +68,6 @@ class CallbackCalls:
                 callback.on_trial_startup(first_batch_idx, checkpoint_uuid)
                 shutdown.callback(callback.on_trial_shutdown)
             yield shutdown
-
-
-_ON_CHECKPOINT_END = PyTorchCallback.on_checkpoint_end
-_ON_TRAINING_EPOCH_START = PyTorchCallback.on_training_epoch_start
 
 
 def check_callbacks(returned: object) -> dict[str, PyTorchCallback]:

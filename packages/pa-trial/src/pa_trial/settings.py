@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -34,6 +34,9 @@ class RunSettings:
         max_checkpoints: How many checkpoints are kept; None for all of them.
         stop_on_signals: The signals after which training is saved and left.
         max_wait_seconds: The seconds that a process waits for another one; None waits forever.
+
+    Raises:
+        ConfigurationError: A value cannot work.
     """
 
     checkpoint_dir: Path
@@ -45,6 +48,14 @@ class RunSettings:
     stop_on_signals: tuple[str, ...] = ("SIGTERM",)
     max_wait_seconds: float | None = 600.0
 
+    def __post_init__(self) -> None:
+        number, seconds = self.max_checkpoints, self.max_wait_seconds
+        if number is not None and not (is_whole(number) and number >= 1):
+            raise ConfigurationError(f"max_checkpoints must be a whole number >= 1 or None, got {number!r}.")
+        is_time = is_whole(seconds) or isinstance(seconds, float)
+        if seconds is not None and not (is_time and 0 < seconds < math.inf):
+            raise ConfigurationError(f"max_wait_seconds must be a positive number or None, got {seconds!r}.")
+
 
 def default_checkpoint_dir() -> Path:
     """Return the folder that Determined keeps the checkpoints of local trainings in, for this user."""
@@ -55,50 +66,6 @@ def default_checkpoint_dir() -> Path:
     else:
         data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return data / "determined"
-
-
-def check_run_settings(
-    settings: ExperimentSettings,
-    *,
-    checkpoint_dir: str | os.PathLike[str] | None,
-    tensorboard_path: str | os.PathLike[str] | None,
-    metric: str | None,
-    smaller_is_better: bool | None,
-    max_checkpoints: int | None,
-    stop_on_signals: str | Iterable[str],
-    max_wait_seconds: float | None,
-) -> RunSettings:
-    """Return the settings of a run, where what was not passed comes from the experiment configuration.
-
-    Args:
-        settings: That configuration.
-        checkpoint_dir: As passed to ``init``, as all that follow.
-        tensorboard_path: See ``RunSettings``.
-        metric: See ``RunSettings``; None for ``searcher.metric``.
-        smaller_is_better: See ``RunSettings``; None for ``searcher.smaller_is_better``.
-        max_checkpoints: See ``RunSettings``.
-        stop_on_signals: See ``RunSettings``.
-        max_wait_seconds: See ``RunSettings``.
-
-    Raises:
-        ConfigurationError: A value cannot work.
-    """
-    if max_checkpoints is not None and not (is_whole(max_checkpoints) and max_checkpoints >= 1):
-        raise ConfigurationError(f"max_checkpoints must be a whole number >= 1 or None, got {max_checkpoints!r}.")
-    is_time = is_whole(max_wait_seconds) or isinstance(max_wait_seconds, float)
-    if max_wait_seconds is not None and not (is_time and 0 < max_wait_seconds < math.inf):
-        raise ConfigurationError(f"max_wait_seconds must be a positive number or None, got {max_wait_seconds!r}.")
-    prefers_smaller = settings.smaller_is_better if metric is None else True
-    return RunSettings(
-        checkpoint_dir=default_checkpoint_dir() if checkpoint_dir is None else Path(checkpoint_dir),
-        has_own_checkpoint_dir=checkpoint_dir is not None,
-        tensorboard_path=None if tensorboard_path is None else Path(tensorboard_path),
-        metric=settings.metric if metric is None else metric,
-        smaller_is_better=prefers_smaller if smaller_is_better is None else smaller_is_better,
-        max_checkpoints=max_checkpoints,
-        stop_on_signals=(stop_on_signals,) if isinstance(stop_on_signals, str) else tuple(stop_on_signals),
-        max_wait_seconds=max_wait_seconds,
-    )
 
 
 class ExperimentSettings:
