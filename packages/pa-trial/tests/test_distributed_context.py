@@ -13,7 +13,6 @@ import torch
 
 from pa_distributed import OtherProcessError
 from pa_trial import DistributedContext, InternalException
-from pa_trial.distributed_context import HorovodLike
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,8 +131,7 @@ def test_from_horovod() -> None:
     """Six functions of Horovod are called, and nothing else of it is needed."""
     numbers = {"rank": 5, "size": 8, "local_rank": 1, "local_size": 4, "cross_rank": 1, "cross_size": 2}
     horovod: Any = SimpleNamespace(**{name: lambda value=value: value for name, value in numbers.items()})
-    like: HorovodLike = horovod
-    assert numbers_of(DistributedContext.from_horovod(like, chief_ip="10.0.0.1")) == (5, 8, 1, 4, 1, 2)
+    assert numbers_of(DistributedContext.from_horovod(horovod, chief_ip="10.0.0.1")) == (5, 8, 1, 4, 1, 2)
 
 
 @pytest.mark.parametrize("size", [2, 16])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,14 @@ from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.metric_reducers import MetricReducers, WrapsReducers
 from pa_trial.processes import connect_processes, device_of
 from pa_trial.progress import TrialProgress
-from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoint_dir, is_whole, require_bool
+from pa_trial.settings import (
+    ExperimentSettings,
+    RunSettings,
+    TellsSettings,
+    default_checkpoint_dir,
+    is_whole,
+    require_bool,
+)
 from pa_trial.tensorboard import TensorBoard
 from pa_trial.to_device import DeviceMover
 from pa_trial.trained_parts import TrainedParts
@@ -42,16 +50,18 @@ _ModelsT = TypeVar("_ModelsT", bound=nn.Module | list[Any])
 _OptimizersT = TypeVar("_OptimizersT", bound=Optimizer | list[Any])
 
 
-class CoreContext(Protocol):
-    """The part of Determined's core context that a trial context needs: the processes of a training."""
+@dataclass(frozen=True)
+class CoreContext:
+    """The part of Determined's core context that a trial context needs: the processes of a training.
 
-    @property
-    def distributed(self) -> DistributedContext:
-        """Which of several processes this one is."""
-        ...
+    Attributes:
+        distributed: Which of several processes this one is.
+    """
+
+    distributed: DistributedContext
 
 
-class PyTorchTrialContext(WrapsReducers):
+class PyTorchTrialContext(TellsSettings, WrapsReducers):
     """A trial's view of its training: it wraps models and optimizers, computes gradients and answers questions.
 
     ``init`` creates it, from arguments that are easier to pass. After the ``with`` block of ``init`` it still tells its
@@ -124,7 +134,6 @@ class PyTorchTrialContext(WrapsReducers):
         run_settings = run_settings or RunSettings(default_checkpoint_dir(), has_own_checkpoint_dir=False)
         self.experimental: PyTorchExperimentalContext = PyTorchExperimentalContext(self)
         progress = TrialProgress(batches_trained=steps_completed, initial_batch=steps_completed)
-        self._is_closed = False
         self._parts = ContextParts(
             settings=ExperimentSettings(hparams, exp_conf, slots_per_trial),
             run_settings=run_settings,
@@ -148,6 +157,7 @@ class PyTorchTrialContext(WrapsReducers):
             trial_seed=trial_seed,
             logs_to_tensorboard=enable_tensorboard_logging,
         )
+        self._open = self._parts  # until the block of init ends
         self.models: list[nn.Module] = self._parts.trained.models
         self.optimizers: list[Optimizer] = self._parts.trained.optimizers
         self.lr_schedulers: list[LRScheduler] = self._parts.trained.lr_schedulers
@@ -253,7 +263,7 @@ class PyTorchTrialContext(WrapsReducers):
         Raises:
             InvalidExperimentException: It is enabled; ``context.experimental.use_amp()`` takes its place.
         """
-        _ = self._open
+        _ = self._open.trained
         if enabled:
             raise InvalidExperimentException(
                 "Mixed precision with Apex is not supported: remove configure_apex_amp(), or pass enabled=False.",
@@ -340,57 +350,6 @@ class PyTorchTrialContext(WrapsReducers):
     def get_initial_batch(self) -> int:
         """Return the index of the first batch that ``fit`` trains: 0, or the next one after the checkpoint."""
         return self._parts.progress.initial_batch
-
-    def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters.
-
-        Raises:
-            ConfigurationError: There are none.
-        """
-        return self._parts.settings.get_hparams()
-
-    def get_hparam(self, name: str) -> Any:
-        """Return one hyperparameter.
-
-        Args:
-            name: Its name.
-
-        Raises:
-            ConfigurationError: There is none of that name.
-        """
-        return self._parts.settings.get_hparam(name)
-
-    def get_experiment_config(self) -> dict[str, Any]:
-        """Return the experiment configuration.
-
-        Raises:
-            ConfigurationError: There is none.
-        """
-        return self._parts.settings.get_experiment_config()
-
-    def get_data_config(self) -> dict[str, Any]:
-        """Return the entry "data" of the experiment configuration, empty without one.
-
-        Raises:
-            ConfigurationError: There is no experiment configuration.
-        """
-        return self._parts.settings.get_data_config()
-
-    def get_global_batch_size(self) -> int:
-        """Return the number of samples in a batch of all processes together.
-
-        Raises:
-            ConfigurationError: The hyperparameters have no ``global_batch_size``.
-        """
-        return self._parts.settings.get_global_batch_size()
-
-    def get_per_slot_batch_size(self) -> int:
-        """Return the number of samples in a batch of one process.
-
-        Raises:
-            ConfigurationError: The hyperparameters have no ``global_batch_size``.
-        """
-        return self._parts.settings.get_per_slot_batch_size()
 
     def get_experiment_id(self) -> int:
         """Return 0: without a cluster, there is one experiment."""
@@ -505,6 +464,11 @@ class PyTorchTrialContext(WrapsReducers):
             )
         return parts
 
+    @property
+    @override
+    def _settings(self) -> ExperimentSettings:
+        return self._parts.settings
+
     @override
     def _reducers(self) -> MetricReducers:
         return self._open.reducers
@@ -514,21 +478,26 @@ class PyTorchTrialContext(WrapsReducers):
 
     def _close(self) -> None:
         """End the context, and what it holds open; its settings, and how far training got, can still be read."""
-        if self._is_closed:
+        if isinstance(self._open, _ClosedParts):
             return
-        self._is_closed = True
+        self._open = cast("ContextParts", _ClosedParts())
         try:
             self._parts.tensorboard.close()
         finally:
             self._parts.distributed.close()
 
-    @property
-    def _open(self) -> ContextParts:
-        """What needs the block of ``init``."""
-        if self._is_closed:
-            raise InternalException(
-                "The with block of init() has ended: its context, and a Trainer with this context, can no longer be "
-                "used.",
-                do="Indent the line to be within the block: with pa_trial.init() as context: ...",
-            )
-        return self._parts
+
+class _ClosedParts:
+    """Stands in for the parts where they may be used within the block of ``init`` alone."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise InternalException(
+            "The with block of init() has ended: its context, and a Trainer with this context, can no longer be used.",
+            do="Indent the line to be within the block: with pa_trial.init() as context: ...",
+        )
+
+    @override
+    def __setattr__(self, name: str, value: object) -> None:
+        getattr(self, name)

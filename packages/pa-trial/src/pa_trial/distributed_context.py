@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from pa_data.errors import ConfigurationError
 from pa_trial.errors import InternalException, UsageError
@@ -16,32 +16,7 @@ _T = TypeVar("_T")
 _LOCALHOST = "127.0.0.1"
 
 
-class HorovodLike(Protocol):
-    """The functions of ``horovod.torch`` that say which of several processes this one is."""
-
-    def rank(self) -> int:
-        """Return the rank of this process."""
-        ...
-
-    def size(self) -> int:
-        """Return the number of processes."""
-        ...
-
-    def local_rank(self) -> int:
-        """Return the rank of this process on its machine."""
-        ...
-
-    def local_size(self) -> int:
-        """Return the number of processes on this machine."""
-        ...
-
-    def cross_rank(self) -> int:
-        """Return the number of this machine."""
-        ...
-
-    def cross_size(self) -> int:
-        """Return the number of machines."""
-        ...
+_NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 
 
 class DistributedContext:
@@ -93,15 +68,8 @@ class DistributedContext:
         force_tcp: bool = False,
         max_wait_seconds: float | None = 600.0,
     ) -> None:
-        given = {
-            "rank": rank,
-            "size": size,
-            "local_rank": local_rank,
-            "local_size": local_size,
-            "cross_rank": cross_rank,
-            "cross_size": cross_size,
-        }
-        numbers = _checked(given)
+        given = (rank, size, local_rank, local_size, cross_rank, cross_size)
+        numbers = _checked(dict(zip(_NUMBERS, given, strict=True)))
         self.rank: int = numbers["rank"]
         self.size: int = numbers["size"]
         self.local_rank: int = numbers["local_rank"]
@@ -146,22 +114,14 @@ class DistributedContext:
         return cls(**numbers, chief_ip=_chief_ip(chief_ip))
 
     @classmethod
-    def from_horovod(cls, hvd: HorovodLike, chief_ip: str | None = None) -> Self:
+    def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> Self:
         """Return the context of a process that Horovod has started; only its six numbers are read.
 
         Args:
             hvd: The module ``horovod.torch``, initialised.
             chief_ip: As for ``from_torch_distributed``.
         """
-        return cls(
-            rank=hvd.rank(),
-            size=hvd.size(),
-            local_rank=hvd.local_rank(),
-            local_size=hvd.local_size(),
-            cross_rank=hvd.cross_rank(),
-            cross_size=hvd.cross_size(),
-            chief_ip=_chief_ip(chief_ip),
-        )
+        return cls(**{name: getattr(hvd, name)() for name in _NUMBERS}, chief_ip=_chief_ip(chief_ip))
 
     def get_rank(self) -> int:
         """Return the index of this process."""
@@ -270,7 +230,7 @@ class DistributedContext:
         return self._groups[of_machine].allgather(stuff)
 
     def _connect(self) -> tuple[RankGroup, RankGroup]:
-        """Return the group of all ranks, and that of the ranks of this machine."""
+        """Connect all ranks, and the ranks of each machine."""
         store = connect(self.rank, self.size, self._chief_ip, self._port)
         everybody = list(range(self.size))
         here = everybody[self.rank - self.local_rank :][: self.local_size]

@@ -7,7 +7,6 @@ import os
 import random
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from pa_data.errors import ConfigurationError
-from pa_trial.context import PyTorchTrialContext
+from pa_trial.context import CoreContext, PyTorchTrialContext
 from pa_trial.distributed_context import DistributedContext
 from pa_trial.errors import InvalidHP
 from pa_trial.processes import connect_processes
@@ -99,7 +98,7 @@ def init(
         if seed is not None:
             _seed(seed)
         return PyTorchTrialContext(
-            _Core(processes),
+            CoreContext(processes),
             seed,
             hparams,
             processes.size,
@@ -127,11 +126,6 @@ def _within(open_context: Callable[[], PyTorchTrialContext]) -> Generator[PyTorc
         raise SystemExit(0) from error
     finally:
         context._close()  # pyright: ignore[reportPrivateUsage]  # the two ends of one context
-
-
-@dataclass(frozen=True)
-class _Core:
-    distributed: DistributedContext
 
 
 def _seed(seed: int) -> None:

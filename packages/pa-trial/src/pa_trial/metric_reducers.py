@@ -180,7 +180,7 @@ class WrapsReducers(ABC):
         name: str | None = None,
         for_training: bool = True,
         for_validation: bool = True,
-    ) -> Any:
+    ) -> MetricReducer:
         """Register a metric reducer, whose values are added to the metrics at the end of a workload.
 
         Args:
@@ -192,7 +192,8 @@ class WrapsReducers(ABC):
         Returns:
             The same reducer; for a function, a reducer with the method ``update(value)``.
         """
-        return self._reducers().wrap(reducer, name, for_training, for_validation)
+        wrapped: MetricReducer = self._reducers().wrap(reducer, name, for_training, for_validation)
+        return wrapped
 
 
 def _as_reducer(reducer: Any) -> MetricReducer:

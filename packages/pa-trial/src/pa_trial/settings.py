@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,9 @@ class ExperimentSettings:
     Attributes:
         hparams: As passed.
         exp_conf: As passed.
+        num_slots: As passed.
+        per_slot_batch_size: The number of samples in a batch of one process; None where the hyperparameters have no
+            ``global_batch_size``.
         metric: ``searcher.metric``, None without it.
         smaller_is_better: ``searcher.smaller_is_better``, True without it.
         scheduling_unit: The batches after which training reports; None without it.
@@ -95,8 +99,8 @@ class ExperimentSettings:
         _require_dict("exp_conf", exp_conf)
         self.hparams = hparams
         self.exp_conf = exp_conf
-        self._per_slot_batch_size = _per_slot_batch_size((hparams or {}).get("global_batch_size"), num_slots)
-        self._num_slots = num_slots
+        self.per_slot_batch_size = _per_slot_batch_size((hparams or {}).get("global_batch_size"), num_slots)
+        self.num_slots = num_slots
         configured = exp_conf or {}
         searcher = _section(configured, "searcher")
         self.metric: str | None = _entry(searcher, "metric", str, in_section="searcher")
@@ -106,15 +110,24 @@ class ExperimentSettings:
         self.min_checkpoint_period: TrainUnit | None = _period(configured, "min_checkpoint_period")
         self.min_validation_period: TrainUnit | None = _period(configured, "min_validation_period")
 
+
+class TellsSettings(ABC):
+    """Answers questions about hyperparameters, the experiment configuration and what follows from them."""
+
+    @property
+    @abstractmethod
+    def _settings(self) -> ExperimentSettings:
+        """What the answers are taken from."""
+
     def get_hparams(self) -> dict[str, Any]:
         """Return all hyperparameters.
 
         Raises:
             ConfigurationError: There are none.
         """
-        if self.hparams is None:
+        if self._settings.hparams is None:
             raise ConfigurationError("There are no hyperparameters.", do="Pass them: init(hparams={...}).")
-        return self.hparams
+        return self._settings.hparams
 
     def get_hparam(self, name: str) -> Any:
         """Return one hyperparameter.
@@ -144,9 +157,9 @@ class ExperimentSettings:
         Raises:
             ConfigurationError: There is none.
         """
-        if self.exp_conf is None:
+        if self._settings.exp_conf is None:
             raise ConfigurationError("There is no experiment configuration.", do="Pass it: init(exp_conf={...}).")
-        return self.exp_conf
+        return self._settings.exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
         """Return the entry "data" of the experiment configuration, empty without one.
@@ -163,9 +176,9 @@ class ExperimentSettings:
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``.
         """
-        if self._per_slot_batch_size is None:
+        if self._settings.per_slot_batch_size is None:
             raise ConfigurationError('The batch size is not known: init(hparams={"global_batch_size": 32}) tells it.')
-        return self._per_slot_batch_size
+        return self._settings.per_slot_batch_size
 
     def get_global_batch_size(self) -> int:
         """Return the number of samples in a batch of all processes together.
@@ -173,7 +186,7 @@ class ExperimentSettings:
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``.
         """
-        return self.get_per_slot_batch_size() * self._num_slots
+        return self.get_per_slot_batch_size() * self._settings.num_slots
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -19,6 +19,7 @@ from pa_trial import part_checks
 from pa_trial._torch import foreach, is_unscaled
 from pa_trial.chief_buffers import ChiefBuffers
 from pa_trial.collectives import broadcast, rank
+from pa_trial.comparison import describe_models
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
 from pa_trial.gradient_exchange import GradientExchange
 from pa_trial.lr_scheduler import LRScheduler
@@ -119,7 +120,7 @@ class TrainedParts:
             model = model.to(self._device)
             if self._num_processes > 1:
                 part_checks.require_initialized(model)
-                require_same(partial(part_checks.describe_model, model, len(self.models)))
+                require_same(partial(describe_models, {f"model {len(self.models)}": model}))
                 broadcast((*model.parameters(), *model.buffers()))
         self.models.append(model)
         self._register_autocast(model)
