@@ -136,28 +136,18 @@ def _seed(seed: int) -> None:
 
 def _warn_of_launch_settings() -> None:
     """Warn about options of ``accelerate launch`` that a trial does not support."""
-    for name, (neutral, message) in _WITHOUT_EFFECT.items():
-        value = os.environ.get(name, "").lower()
-        if value not in (*neutral, ""):
-            warn_user(message.format(value))
+    for name, instead in _WITHOUT_EFFECT.items():
+        if (value := os.environ.get(name, "").lower()) not in _REQUESTS_NOTHING:
+            warn_user(f"{name}={value} of accelerate launch has no effect on a trial: {instead}.")
 
 
-_NEEDS_WHOLE_MODEL = "{} of accelerate launch has no effect on a trial. Each process has the whole model."
-_OFF = ("false", "no", "0")
+_REQUESTS_NOTHING = ("", "0", "1", "false", "no")
+"""Gradients of one batch are not accumulated."""
 _WITHOUT_EFFECT = {
-    "ACCELERATE_MIXED_PRECISION": (
-        ("no",),
-        "mixed_precision={} of accelerate launch has no effect on a trial. Call context.experimental.use_amp() in the "
-        "trial's __init__.",
-    ),
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
-        ("1",),
-        "gradient_accumulation_steps of accelerate launch has no effect on a trial. Pass aggregation_frequency to "
-        "init().",
-    ),
-    "ACCELERATE_USE_FSDP": (_OFF, _NEEDS_WHOLE_MODEL.format("FSDP")),
-    "ACCELERATE_USE_DEEPSPEED": (_OFF, _NEEDS_WHOLE_MODEL.format("DeepSpeed")),
-    "ACCELERATE_USE_MEGATRON_LM": (_OFF, _NEEDS_WHOLE_MODEL.format("Megatron-LM")),
-    "ACCELERATE_DYNAMO_BACKEND": (_OFF, _NEEDS_WHOLE_MODEL.format("torch.compile")),
+    "ACCELERATE_MIXED_PRECISION": "call context.experimental.use_amp() in the trial's __init__",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "pass aggregation_frequency to init()",
+    "ACCELERATE_USE_FSDP": "each process has the whole model",
+    "ACCELERATE_USE_DEEPSPEED": "each process has the whole model",
+    "ACCELERATE_USE_MEGATRON_LM": "each process has the whole model",
+    "ACCELERATE_DYNAMO_BACKEND": "compile the model that you wrap with torch.compile",
 }
-"""Settings that a trial does not heed: the values that request nothing, and what is said of others."""
