@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,18 +93,6 @@ def test_requests_to_stop_are_bools(value: Any) -> None:
         assert context.get_stop_requested() is True
         context.set_stop_requested(False)
         assert context.get_stop_requested() is False
-
-
-def test_data_are_moved_and_warned_of_once() -> None:
-    """``to_device`` warns once of each type that it cannot move, for as long as the context lasts."""
-    with pa_trial.init() as context:
-        with pytest.warns(UserWarning, match="str") as caught:
-            moved = context.to_device({"a": "text", "b": ["more"]})
-        assert moved == {"a": "text", "b": ["more"]}
-        assert len(caught) == 1
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            context.to_device("again")
 
 
 def test_apex() -> None:

@@ -79,16 +79,9 @@ def check_callbacks(returned: object) -> dict[str, PyTorchCallback]:
     Raises:
         UsageError: It is not a dictionary of callbacks.
     """
-    if not isinstance(returned, Mapping):
-        given = f"build_callbacks() returned {type(returned).__name__}"
-        raise _no_callbacks(given)
-    callbacks = dict(cast("Mapping[object, object]", returned))
-    for name, callback in callbacks.items():
-        if not isinstance(name, str) or not isinstance(callback, PyTorchCallback):
-            raise _no_callbacks(f"build_callbacks() returned {{{name!r}: {callback!r}}}")
+    callbacks = dict(cast("Mapping[object, object]", returned)) if isinstance(returned, Mapping) else {}
+    are_callbacks = (isinstance(key, str) and isinstance(one, PyTorchCallback) for key, one in callbacks.items())
+    if not isinstance(returned, Mapping) or not all(are_callbacks):
+        do = 'Return a dictionary of instances of PyTorchCallback by their names, such as {"name": MyCallback()}.'
+        raise UsageError(f"These are not callbacks of a trial: build_callbacks() returned {returned!r}.", do=do)
     return cast("dict[str, PyTorchCallback]", callbacks)
-
-
-def _no_callbacks(given: str) -> UsageError:
-    do = 'Return a dictionary of instances of PyTorchCallback by their names, such as {"name": MyCallback()}.'
-    return UsageError(f"These are not callbacks of a trial: {given}.", do=do)

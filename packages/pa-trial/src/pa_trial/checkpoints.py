@@ -188,7 +188,7 @@ class Checkpoints:
 
     @cached_property
     def _description(self) -> dict[str, Any]:
-        """What it takes to make the trial again; what is left out of it is warned of once."""
+        """What it takes to make the trial again; one warning names what is left out."""
         settings = self._parts.settings
         document, left_out = describe_trial(type(self._trial), settings.hparams, settings.exp_conf)
         if left_out:

@@ -328,7 +328,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         Raises:
             InternalException: Training has not begun.
         """
-        return self._parts.progress.current_epoch("context.current_train_epoch()")
+        return self._parts.progress.place("context.current_train_epoch()")[0]
 
     def is_epoch_start(self) -> bool:
         """Return whether the current batch is the first one of its epoch.
@@ -336,7 +336,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         Raises:
             InternalException: Training has not begun.
         """
-        return self._parts.progress.batch_in_epoch("context.is_epoch_start()") == 0
+        return self._parts.progress.place("context.is_epoch_start()")[1] == 0
 
     def is_epoch_end(self) -> bool:
         """Return whether the current batch is the last one of its epoch.
@@ -345,7 +345,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             InternalException: Training has not begun.
         """
         progress = self._parts.progress
-        return progress.batch_in_epoch("context.is_epoch_end()") == progress.batches_per_epoch - 1
+        return progress.place("context.is_epoch_end()")[1] == progress.batches_per_epoch - 1
 
     def get_initial_batch(self) -> int:
         """Return the index of the first batch that ``fit`` trains: 0, or the next one after the checkpoint."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -19,7 +18,6 @@ from pa_trial import part_checks
 from pa_trial._torch import foreach, is_unscaled
 from pa_trial.chief_buffers import ChiefBuffers
 from pa_trial.collectives import broadcast, rank
-from pa_trial.comparison import describe_models
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
 from pa_trial.gradient_exchange import GradientExchange
 from pa_trial.lr_scheduler import LRScheduler
@@ -120,7 +118,7 @@ class TrainedParts:
             model = model.to(self._device)
             if self._num_processes > 1:
                 part_checks.require_initialized(model)
-                require_same(partial(describe_models, {f"model {len(self.models)}": model}))
+                require_same({f"model {len(self.models)}": model})
                 broadcast((*model.parameters(), *model.buffers()))
         self.models.append(model)
         self._register_autocast(model)
