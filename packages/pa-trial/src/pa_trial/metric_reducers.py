@@ -69,9 +69,6 @@ class _Wrapped:
     for_training: bool
     for_validation: bool
 
-    def is_for(self, *, training: bool) -> bool:
-        return self.for_training if training else self.for_validation
-
     @property
     def label(self) -> str:
         """What messages call it: its class or function, with the name of its metric where it has one."""
@@ -150,7 +147,7 @@ class MetricReducers:
         return {name: to_result(value) for name, value in metrics.items()}
 
     def _taking_part(self, *, training: bool) -> list[_Wrapped]:
-        return [wrapped for wrapped in self._wrapped if wrapped.is_for(training=training)]
+        return [one for one in self._wrapped if (one.for_training if training else one.for_validation)]
 
 
 class WrapsReducers(ABC):

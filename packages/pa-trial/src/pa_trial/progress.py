@@ -80,5 +80,5 @@ class TrialProgress:
         return self.batch_idx
 
     def place(self, asked: str) -> tuple[int, int]:
-        """Return the index of the current epoch, and that of the current batch in it; see ``current_batch``."""
+        """Return the index of the current epoch, and the index in it of the current batch; see ``current_batch``."""
         return divmod(self.current_batch(asked), self.batches_per_epoch)
