@@ -37,7 +37,7 @@ class DistributedContext:
         cross_size: The number of machines.
         chief_ip: The address of the machine of rank 0; needed if there are several machines.
         pub_port: The port that the chief listens on if nothing connects the processes yet.
-        pull_port: Not used, as one port is enough.
+        pull_port: Not used: ranks that have found each other exchange values over gloo, between any free ports.
         port_offset: Added to the port, so that trainings on the same machine do not collide.
         force_tcp: Not used, as all connections are made by TCP.
         max_wait_seconds: For how long a rank waits for another one; None for ever.
