@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -43,6 +43,7 @@ class Checkpoints:
         self._folder = parts.run_settings.checkpoint_dir.absolute()
         self._lineage = Lineage(secrets.token_hex(8))
         self._trusts_pickle = False
+        self._description: dict[str, Any] = {}
 
     def find(self, latest_checkpoint: str | Path | None, *, trust_pickle: bool = False) -> SavedTrial | None:
         """Return the description of a checkpoint, once all of its files are known to be intact.
@@ -164,6 +165,7 @@ class Checkpoints:
         write_torch_file(staging / STATE, content, trust_pickle=self._trusts_pickle)
         progress = parts.progress
         state = trial_state_of(progress, self._lineage, parts.aggregation_frequency, parts.num_processes)
+        self._description = self._description or self._describe_trial()
         documents = {LOAD_DATA: self._description, METADATA: describe_checkpoint(progress), TRIAL_STATE: state}
         for name, document in documents.items():
             (staging / name).write_text(json.dumps(document, indent=1))
@@ -186,8 +188,7 @@ class Checkpoints:
             callback.on_checkpoint_end(folder)
             callback.on_checkpoint_write_end(folder)
 
-    @cached_property
-    def _description(self) -> dict[str, Any]:
+    def _describe_trial(self) -> dict[str, Any]:
         """What it takes to make the trial again; one warning names what is left out."""
         settings = self._parts.settings
         document, left_out = describe_trial(type(self._trial), settings.hparams, settings.exp_conf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -30,11 +30,10 @@ def data_length(data: Any) -> int:
         >>> data_length({"image": torch.zeros(8, 3), "label": torch.zeros(8)})
         8
     """
-    kind = type(data).__name__
-    first: Any = data if isinstance(data, Tensor | np.ndarray) else None
-    if isinstance(data, Mapping | list | tuple):
-        values: Any = data
-        items = [*values.values()] if isinstance(data, Mapping) else values
+    kind, value = type(data).__name__, cast("object", data)
+    first: Any = data if isinstance(value, Tensor | np.ndarray) else 0
+    if isinstance(value, Mapping | list | tuple):
+        items: list[Any] = list(data.values()) if isinstance(value, Mapping) else data
         if not items:
             problem = f"An empty batch has no number of records: {kind} without a value."
             raise ConfigurationError(
