@@ -99,8 +99,8 @@ class ExperimentSettings:
         _require_dict("exp_conf", exp_conf)
         self.hparams = hparams
         self.exp_conf = exp_conf
-        self.per_slot_batch_size = _per_slot_batch_size((hparams or {}).get("global_batch_size"), num_slots)
-        self.num_slots = num_slots
+        self.per_slot_batch_size: int | None = _per_slot_batch_size((hparams or {}).get("global_batch_size"), num_slots)
+        self.num_slots: int = num_slots
         configured = exp_conf or {}
         searcher = _section(configured, "searcher")
         self.metric: str | None = _entry(searcher, "metric", str, in_section="searcher")
