@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
+from torch import nn
+from torch.optim import SGD
 
 from pa_distributed import RanksDifferError, require_same
 from pa_distributed._comparison import differences
@@ -43,3 +45,16 @@ def test_many_differences_are_counted() -> None:
     """The first ones are shown."""
     with pytest.raises(RanksDifferError, match=r"7: 0 on rank 0, 1 on rank 1, and 92 more"):
         require_same({"same": "", **{str(one): str(dist.get_rank()) for one in range(100)}})
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_modules_and_optimizers_are_compared_by_what_they_consist_of() -> None:
+    """Layers and parameters of the former, parameters and settings of the latter; of other objects, the class."""
+    rank = dist.get_rank()
+    module, wider, same = nn.Linear(2, 1), nn.Linear(2, 1 + rank), {"same": ""}
+    optimizer = SGD(module.parameters(), lr=0.1 + rank)
+    require_same({"module": module, "kind": object()})
+    with pytest.raises(RanksDifferError, match=r"module\.weight: float32 \(1, 2\) on rank 0, .* \(2, 2\) on rank 1"):
+        require_same({**same, "module": wider})
+    with pytest.raises(RanksDifferError, match=r"given: +optimizer, lr: 0\.1 on rank 0, 1\.1 on rank 1\n"):
+        require_same({"module": module, "optimizer": optimizer})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pa_trial.boundaries import Boundaries, Due, batches_of, fires
+from pa_trial.boundaries import Boundaries, Due, batches_of, is_due
 from pa_trial.units import Batch, Epoch, TrainUnit
 
 if TYPE_CHECKING:
@@ -42,14 +42,12 @@ PERIODS: list[tuple[TrainUnit | None, list[int]]] = [
 @pytest.mark.parametrize(("period", "expected"), PERIODS, ids=[repr(period) for period, _ in PERIODS])
 def test_a_period_fires_after_these_of_twelve_batches(period: TrainUnit | None, expected: list[int]) -> None:
     """An epoch has four batches; step 0 never fires, and numbers beyond the end are ignored."""
-    is_due = fires(period, 4)
-    assert [batches for batches in range(13) if is_due(batches)] == expected
+    assert [batches for batches in range(13) if is_due(period, batches, 4)] == expected
 
 
 def test_an_epoch_without_a_length_never_ends() -> None:
     """Neither as a period nor as a length."""
-    is_due = fires(Epoch(1), sys.maxsize)
-    assert not any(is_due(batches) for batches in range(1000))
+    assert not any(is_due(Epoch(1), batches, sys.maxsize) for batches in range(1000))
     assert batches_of(Epoch(1), sys.maxsize) == sys.maxsize
 
 
@@ -66,11 +64,11 @@ class Noted:
 @given(steps=st.sets(st.integers(0, 60)), epoch_length=st.integers(1, 9))
 def test_any_container_is_a_schedule(steps: set[int], epoch_length: int) -> None:
     """Only ``in`` is asked of it, with the number of the step, counted from 1."""
-    of_batches, of_epochs = fires(Batch(Noted(steps)), epoch_length), fires(Epoch(Noted(steps)), epoch_length)
+    of_batches, of_epochs = Batch(Noted(steps)), Epoch(Noted(steps))
     batches = range(61)
-    assert [n for n in batches if of_batches(n)] == sorted(steps - {0})
+    assert [n for n in batches if is_due(of_batches, n, epoch_length)] == sorted(steps - {0})
     expected = [epoch * epoch_length for epoch in sorted(steps - {0}) if epoch * epoch_length <= 60]
-    assert [n for n in batches if of_epochs(n)] == expected
+    assert [n for n in batches if is_due(of_epochs, n, epoch_length)] == expected
 
 
 @given(
@@ -90,7 +88,7 @@ def test_what_is_due_is_what_each_period_says(
         due = boundaries.after(batches) or Due()
         assert due.max_length == boundaries.is_complete(batches) == (batches >= length)
         assert (due.validation, due.checkpoint, due.report) == tuple(
-            fires(period, epoch_length)(batches) for period in periods
+            is_due(period, batches, epoch_length) for period in periods
         )
 
 

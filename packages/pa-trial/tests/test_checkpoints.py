@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from operator import methodcaller
 from pathlib import Path
@@ -27,7 +25,7 @@ from pa_trial import (
     Trainer,
 )
 from tests.support.models import weights_of
-from tests.support.pa_trial.saved_checkpoints import as_of_earlier_version, changed_trial_state
+from tests.support.pa_trial.saved_checkpoints import changed_trial_state
 from tests.support.trials import ErrorT, TinyTrial, callback, fit, fit_and_fail, raising, returning, variant
 
 
@@ -305,28 +303,6 @@ def test_a_script_that_always_resumes_from_the_newest_checkpoint(tmp_path: Path)
             latest = context.get_latest_checkpoint()
             Trainer(trial, context).fit(max_length=Batch(length), latest_checkpoint=latest, checkpoint_policy="none")
             assert trial.trained == trained
-
-
-def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
-    """It had its digests in metadata.json; it is found as the newest one, and one that is damaged is not."""
-    older, newer = (as_of_earlier_version(saved(TinyTrial, tmp_path / name)) for name in ("older", "newer"))
-    newer = newer.rename(older.parent / newer.name)
-    for folder, newest in ((older, newer), (newer, older)):
-        os.utime(folder, (1, 1))
-        with pa_trial.init(checkpoint_dir=older.parent) as context:
-            assert context.get_latest_checkpoint() == newest.name
-        os.utime(folder)
-        os.utime(newest, (2, 2))
-    trial = fit(TinyTrial, older.parent, max_length=Batch(4), latest_checkpoint=newer.name)
-    assert trial.trained == [(0, 3)]
-    shutil.rmtree(older)
-    (own,) = (path for path in older.parent.iterdir() if path != newer)
-    with pa_trial.init(checkpoint_dir=older.parent) as context:
-        assert context.get_latest_checkpoint() == own.name
-        shutil.rmtree(own)
-        (newer / "load_data.json").write_text("{}")
-        with pytest.warns(UserWarning, match=r"load_data.json: its SHA-256 digest differs"):
-            assert context.get_latest_checkpoint() is None
 
 
 def test_leftovers_of_a_process_that_is_gone_are_removed(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from typing_extensions import override
 
 import pa_trial
 from pa_trial import Batch, DistributedContext, LRScheduler, PyTorchTrialContext, Trainer
+from pa_trial.context import CoreContext
 from tests.event_files import read_curves
 from tests.support.models import weights_of
 from tests.support.trials import TinyTrial, fit, variant
@@ -94,18 +93,6 @@ def test_requests_to_stop_are_bools(value: Any) -> None:
         assert context.get_stop_requested() is True
         context.set_stop_requested(False)
         assert context.get_stop_requested() is False
-
-
-def test_data_are_moved_and_warned_of_once() -> None:
-    """``to_device`` warns once of each type that it cannot move, for as long as the context lasts."""
-    with pa_trial.init() as context:
-        with pytest.warns(UserWarning, match="str") as caught:
-            moved = context.to_device({"a": "text", "b": ["more"]})
-        assert moved == {"a": "text", "b": ["more"]}
-        assert len(caught) == 1
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            context.to_device("again")
 
 
 def test_apex() -> None:
@@ -232,13 +219,6 @@ def test_a_profiler_can_hand_its_traces_to_the_user(tmp_path: Path, monkeypatch:
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
-@dataclass(frozen=True)
-class Core:
-    """Stands for the context of Determined's core."""
-
-    distributed: DistributedContext
-
-
 def test_a_context_made_by_hand(tmp_path: Path) -> None:
     """The documented constructor makes a context that trains, in place of ``init``."""
     numbers: dict[str, Any] = {"trial_seed": 3, "slots_per_trial": 2, "num_gpus": 0, "aggregation_frequency": 1}
@@ -255,5 +235,5 @@ def test_a_context_made_by_hand(tmp_path: Path) -> None:
         Trainer(trial, by_position).fit(max_length=Batch(2), checkpoint_policy="none")
     assert not torch.equal(weights_of(trial.model), trial.first)
     distributed = DistributedContext()
-    of_core = PyTorchTrialContext(Core(distributed), None, None, 1, 0, None, 1, 0, True, False)
+    of_core = PyTorchTrialContext(CoreContext(distributed), None, None, 1, 0, None, 1, 0, True, False)
     assert of_core.distributed is distributed

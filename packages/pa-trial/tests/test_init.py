@@ -78,8 +78,8 @@ LAUNCH_SETTINGS = {
     "ACCELERATE_MIXED_PRECISION": ("bf16", "use_amp"),
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("4", "aggregation_frequency"),
     "ACCELERATE_USE_FSDP": ("true", "FSDP"),
-    "ACCELERATE_USE_DEEPSPEED": ("true", "DeepSpeed"),
-    "ACCELERATE_USE_MEGATRON_LM": ("true", "Megatron"),
+    "ACCELERATE_USE_DEEPSPEED": ("true", "DEEPSPEED"),
+    "ACCELERATE_USE_MEGATRON_LM": ("true", "MEGATRON_LM"),
     "ACCELERATE_DYNAMO_BACKEND": ("INDUCTOR", r"torch\.compile"),
 }
 
@@ -144,7 +144,7 @@ try:
     pa_trial.init(distributed=pa_trial.DistributedContext()).__enter__()
 except ValueError as error:
     assert "size=2" in str(error), error
-print(f"rank {rank} is done")
+print(f"rank {rank} is done\\n", end="")
 """
 
 

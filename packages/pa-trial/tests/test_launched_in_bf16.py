@@ -43,7 +43,7 @@ def launched_in_bf16(trial_class: type[TrialT], folder: Path) -> TrialT:
     """Train a trial after `accelerate launch --mixed_precision bf16`, which it warns of."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-        with pytest.warns(UserWarning, match=r"mixed_precision=bf16 of accelerate launch has no effect on a trial"):
+        with pytest.warns(UserWarning, match=r"MIXED_PRECISION=bf16 of accelerate launch has no effect on a trial"):
             return fit(trial_class, folder, max_length=Batch(4))
 
 

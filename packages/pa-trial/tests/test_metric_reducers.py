@@ -20,26 +20,22 @@ from tests.support.trials import raising
 
 
 class Total(MetricReducer):
-    """Adds up; tells what it was asked."""
+    """Adds up."""
 
     def __init__(self, result: Any = None) -> None:
-        self.calls: list[str] = []
         self.total = 0.0
         self.result = result
 
     @override
     def reset(self) -> None:
-        self.calls.append("reset")
         self.total = 0.0
 
     @override
     def per_slot_reduce(self) -> Any:
-        self.calls.append("per_slot")
         return self.total
 
     @override
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        self.calls.append(f"cross_slot {per_slot_metrics}")
         return sum(per_slot_metrics) if self.result is None else self.result
 
 
@@ -47,21 +43,6 @@ def results(reducers: MetricReducers, *of_others: list[Any], training: bool = Tr
     """The metrics of a workload, for this process and others that contributed these values."""
     own = reducers.per_slot(training=training)
     return reducers.cross_slot([own, *of_others], training=training)
-
-
-def test_which_workloads_a_reducer_takes_part_in() -> None:
-    """All are reset, and only those for the workload are reduced, with an item for each process."""
-    reducers, total = MetricReducers(), Total()
-    assert reducers.wrap(total, "t", for_validation=False) is total
-    for_validation = reducers.wrap(Total(), "v", for_training=False)
-    for_both = reducers.wrap(Total(), "b")
-    reducers.reset()
-    total.total = 2.0
-    assert results(reducers, [3.0, 1.0]) == {"t": 5.0, "b": 1.0}
-    assert results(reducers, training=False) == {"v": 0.0, "b": 0.0}
-    assert total.calls == ["reset", "per_slot", "cross_slot [2.0, 3.0]"]
-    assert for_validation.calls == ["reset", "per_slot", "cross_slot [0.0]"]
-    assert len(for_both.calls) == 5
 
 
 def test_a_function_gets_all_values() -> None:

@@ -6,7 +6,7 @@ import copy
 import pickle
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from pa_data.errors import UnsupportedConfigurationError
 from pa_distributed import gather_objects
-from pa_trial._torch import foreach, is_unscaled
+from pa_trial._torch import foreach
 from pa_trial.collectives import num_processes, rank
 from pa_trial.errors import InvalidExperimentException
 from pa_trial.mixed_precision import AutocastHooks, to_full_precision
@@ -263,16 +263,6 @@ def test_automatic_mixed_precision_scales_the_loss_and_updates_the_scale_once_a_
     assert clipped == [mean_over_ranks()] * 3
     assert batches.value == model.weight.item() == -3 * mean_over_ranks()
     assert scales == [4.0] * 4 + [8.0] * 4  # after two updates; the third waits for a fourth that does not come
-
-
-def test_is_unscaled() -> None:
-    """A scaler knows which optimizers have gradients in their own scale."""
-    layer = nn.Linear(2, 1)
-    optimizer, scaler = SGD(layer.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
-    cast("Any", scaler.scale(layer(torch.ones(1, 2)).sum())).backward()
-    assert not is_unscaled(scaler, optimizer)
-    scaler.unscale_(optimizer)
-    assert is_unscaled(scaler, optimizer)
 
 
 def test_a_version_of_torch_without_a_name_is_named() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pa_trial._torch import file_writer_of
 from pa_trial.tensorboard import TensorBoard
 from tests.event_files import read_curves, wait_for_the_next_file
 
@@ -38,14 +37,3 @@ def test_a_trial_may_close_the_writer(tmp_path: Path) -> None:
     board.add_scalars({"a": 1.5}, 1)
     board.close()
     assert read_curves(tmp_path) == {"a": [(0, 0.5), (1, 1.5)], "b": [(0, float("inf"))]}
-
-
-def test_file_writer_of(tmp_path: Path) -> None:
-    """A writer of TensorBoard that was closed gets a new file."""
-    from torch.utils.tensorboard.writer import SummaryWriter
-
-    writer: Any = SummaryWriter(tmp_path)
-    before = file_writer_of(writer)
-    writer.close()
-    assert file_writer_of(writer) is not before
-    writer.close()

@@ -225,12 +225,3 @@ def test_what_is_not_a_dictionary_of_callbacks(returned: Any, tmp_path: Path) ->
     """It is refused."""
     wrong = variant(TinyTrial, build_callbacks=returning(returned))
     fit_and_fail(wrong, tmp_path, TypeError, "build_callbacks", max_length=Batch(1))
-
-
-def test_a_callback_without_the_number_of_the_epoch_is_called_with_a_warning(tmp_path: Path) -> None:
-    """Callbacks for older versions of Determined work, and their authors learn what to add."""
-    starts: list[str] = []
-    older = callback(on_training_epoch_start=lambda: starts.append("start"))
-    with pytest.warns(DeprecationWarning, match="Made.on_training_epoch_start.*epoch_idx"):
-        fit(TinyTrial, tmp_path, {"older": older}, max_length=Epoch(2))
-    assert len(starts) == 2

@@ -100,16 +100,15 @@ def fit(
     return trial
 
 
-def by_hand(num_batches: int, *, aggregation: int = 1) -> nn.Module:
+def by_hand(num_batches: int) -> nn.Module:
     """The network after so many global batches of a loop by hand."""
     model = small_model()
     optimizer = SGD(model.parameters(), lr=0.05)
-    for index, (inputs, targets) in enumerate(([*TorchDataLoader(samples(), batch_size=4)] * 2)[:num_batches]):
+    for inputs, targets in ([*TorchDataLoader(samples(), batch_size=4)] * 2)[:num_batches]:
         loss = nn.functional.mse_loss(model(inputs), targets)
-        torch.autograd.backward(loss / aggregation)
-        if (index + 1) % aggregation == 0:
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
     return model
 
 
@@ -125,13 +124,6 @@ def test_the_shortest_program_trains_as_a_loop_by_hand(shared_tmp_path: Path) ->
     assert trial.trained == [(index // 4, index) for index in range(8)]
     assert trial.evaluated == [0, 1, 2, 3]
     assert_same_weights(trial.model, by_hand(8))
-
-
-def test_gradients_are_aggregated_over_batches(shared_tmp_path: Path) -> None:
-    """Of two batches, their mean; an unfinished group is not stepped."""
-    trial = fit(Plane, shared_tmp_path, pytorch.Batch(7), aggregation_frequency=2)
-
-    assert_same_weights(trial.model, by_hand(7, aggregation=2))
 
 
 class TwoLosses(Plane):
@@ -212,27 +204,6 @@ def stack(rows: list[tuple[Tensor, Tensor]]) -> Any:
 def test_other_ways_to_train_on_a_batch_train_the_same(trial_class: type[Plane], shared_tmp_path: Path) -> None:
     """The gradients add up, over all processes."""
     assert_same_weights(fit(trial_class, shared_tmp_path).model, by_hand(4))
-
-
-def test_gradients_of_gradients(shared_tmp_path: Path) -> None:
-    """A penalty on them is trained through the graph of the first."""
-
-    def penalty_of(model: nn.Module, inputs: Tensor) -> Tensor:
-        (slope,) = torch.autograd.grad(model(inputs.requires_grad_()).sum(), inputs, create_graph=True)
-        return slope.square().mean()
-
-    class Penalty(Plane):
-        @override
-        def differentiate(self, batch: list[Tensor]) -> None:
-            self.context.backward(penalty_of(self.model, batch[0]))
-
-    model = small_model()
-    optimizer = SGD(model.parameters(), lr=0.05)
-    for inputs in torch.split(samples().tensors[0], 4):
-        optimizer.zero_grad()
-        torch.autograd.backward(penalty_of(model, inputs))
-        optimizer.step()
-    assert_same_weights(fit(Penalty, shared_tmp_path).model, model)
 
 
 class TwoModels(Plane):
@@ -331,28 +302,3 @@ def test_batches_of_a_kind_of_their_own(shared_tmp_path: Path) -> None:
         warnings.simplefilter("always")
         fit(Sentences, shared_tmp_path)
     assert len([one for one in caught if "Sentence" in str(one.message)]) == 1
-
-
-def test_loaders_of_torch_need_leave(shared_tmp_path: Path) -> None:
-    """The error names the method that gives it; then they are used as they are, epoch after epoch."""
-
-    class OwnLoaders(Plane):
-        allowed = False
-
-        def __init__(self, context: PyTorchTrialContext) -> None:
-            super().__init__(context)
-            if self.allowed:
-                context.experimental.disable_dataset_reproducibility_checks()
-
-        @override
-        def build_training_data_loader(self) -> TorchDataLoader[Any]:
-            return TorchDataLoader(samples(), batch_size=4)
-
-        build_validation_data_loader = build_training_data_loader
-
-    with pytest.raises(RuntimeError, match="you can disable this check by calling"):
-        fit(OwnLoaders, shared_tmp_path)
-    OwnLoaders.allowed = True
-    trial = fit(OwnLoaders, shared_tmp_path, pytorch.Epoch(2))
-    assert trial.trained[-1] == (1, 7)
-    assert_same_weights(trial.model, by_hand(8))

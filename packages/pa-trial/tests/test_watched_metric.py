@@ -24,14 +24,15 @@ from tests.support.trials import TinyTrial, fit
 @given(st.lists(st.floats(allow_nan=True)), st.booleans())
 def test_each_record_is_better_than_all_before(values: list[float], smaller_is_better: bool) -> None:
     """A validation is better if its value is strictly smaller, or larger, than every number before; NaN never is."""
-    watched = WatchedMetric("a", TrialProgress(), smaller_is_better=smaller_is_better)
+    progress = TrialProgress()
+    watched = WatchedMetric("a", progress, smaller_is_better=smaller_is_better)
     sign = 1 if smaller_is_better else -1
     for index, value in enumerate(values):
         before = [sign * other for other in values[:index] if not math.isnan(other)]
         expected = not math.isnan(value) and all(sign * value < other for other in before)
         assert watched.record({"a": value}) == expected
     numbers = [value for value in values if not math.isnan(value)]
-    assert watched.best == ((min if smaller_is_better else max)(numbers) if numbers else None)
+    assert progress.best_metric == ((min if smaller_is_better else max)(numbers) if numbers else None)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +40,9 @@ def test_each_record_is_better_than_all_before(values: list[float], smaller_is_b
 )
 def test_any_single_number_can_be_watched(value: Any) -> None:
     """Whatever kind of number a validation yields."""
-    watched = WatchedMetric("a", TrialProgress())
-    assert watched.record({"a": value})
-    assert watched.best == 1.0
+    progress = TrialProgress()
+    assert WatchedMetric("a", progress).record({"a": value})
+    assert progress.best_metric == 1.0
 
 
 @pytest.mark.parametrize("value", ["good", None, [1.0, 2.0], {"x": 1}])

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from pa_distributed._descriptions import describe_values
 from pa_distributed._errors import RanksDifferError
 from pa_distributed._processes import gather_objects, is_alone
 from pa_distributed._signs import name_ranks
@@ -14,24 +15,26 @@ _MOST_SHOWN = 8
 _LONGEST_TEXT = 120
 
 
-def require_same(texts: Mapping[str, str] | Callable[[], Mapping[str, str]]) -> None:
+def require_same(values: Mapping[str, object] | Callable[[], Mapping[str, object]]) -> None:
     """Raise the same error on all processes for anything that differs between them; every process must call this.
 
-    It takes one small exchange. The texts themselves are exchanged only where they differ.
+    It takes one small exchange. What differs is exchanged, as short texts, only if anything does.
 
     Args:
-        texts: What has to be the same, as short texts by name; or a function that returns it, which is not called on
-            one process.
+        values: What has to be the same, by name; or a function that returns it, which is not called on one process.
+            Texts and numbers are compared as they are, and so are dictionaries, lists and tuples of them; modules by
+            their layers, and the shapes of their parameters and buffers; optimizers by the parameters and settings of
+            their groups; of anything else, the class.
 
     Raises:
         RanksDifferError: Something differs.
 
     Example:
-        >>> require_same({"learning rate": str(0.1), "files": "12 in data/"})
+        >>> require_same({"learning rate": 0.1, "files": "12 in data/"})
     """
     if is_alone():
         return
-    own = dict(texts() if callable(texts) else texts)
+    own = describe_values(values() if callable(values) else values)
     # Not the built-in hash, which is another one in each process.
     digest = hashlib.sha256(repr(sorted(own.items())).encode(errors="surrogatepass")).hexdigest()
     if len(set(gather_objects(digest))) == 1:

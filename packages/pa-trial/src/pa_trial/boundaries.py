@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from numbers import Integral
 from typing import NamedTuple, cast
 
-from pa_trial.units import Batch, TrainUnit
+from pa_trial.units import Batch, Epoch, TrainUnit
 
 
 class Due(NamedTuple):
@@ -51,9 +50,8 @@ class Boundaries:
         epoch_length: int,
     ) -> None:
         self._max_batches = max_batches
-        self._validation = fires(validation, epoch_length)
-        self._checkpoint = fires(checkpoint, epoch_length)
-        self._report = fires(report, epoch_length)
+        self._validation, self._checkpoint, self._report = validation, checkpoint, report
+        self._epoch_length = epoch_length
 
     def is_complete(self, batches: int) -> bool:
         """Whether the training has reached its length.
@@ -78,32 +76,32 @@ class Boundaries:
             batches: Batches that are complete, counted from the beginning of the training.
         """
         ends = batches >= self._max_batches
-        validates, saves, reports = self._validation(batches), self._checkpoint(batches), self._report(batches)
+        validates = is_due(self._validation, batches, self._epoch_length)
+        saves = is_due(self._checkpoint, batches, self._epoch_length)
+        reports = is_due(self._report, batches, self._epoch_length)
         return Due(ends, validates, saves, reports) if ends or validates or saves or reports else None
 
 
-def fires(unit: TrainUnit | None, epoch_length: int) -> Callable[[int], bool]:
-    """Return a function that tells whether a period fires after so many batches.
+def is_due(period: TrainUnit | None, batches: int, epoch_length: int) -> bool:
+    """Return whether a period ends after so many batches; it never does at batch 0, nor if it is None.
 
     Args:
-        unit: The period; None never fires.
-        epoch_length: Batches in an epoch; a period in epochs fires on the last batch of one alone.
+        period: The period. Numbers below 1 stand for 1.
+        batches: The number of batches trained.
+        epoch_length: The batches of an epoch.
 
     Example:
-        >>> from pa_trial.units import Epoch
-        >>> after_epochs = fires(Epoch([1, 3]), epoch_length=4)
-        >>> [batches for batches in range(13) if after_epochs(batches)]
+        >>> [batches for batches in range(13) if is_due(Epoch([1, 3]), batches, epoch_length=4)]
         [4, 12]
     """
-    if unit is None:
-        return _never
-    steps = unit.value
-    if isinstance(steps, (int, Integral)):
-        return _multiples(max(1, int(steps)) * (1 if isinstance(unit, Batch) else epoch_length))
-    schedule = steps
-    if isinstance(unit, Batch):
-        return lambda batches: batches > 0 and batches in schedule
-    return lambda batches: batches > 0 and batches % epoch_length == 0 and batches // epoch_length in schedule
+    if period is None or batches == 0:
+        return False
+    steps = period.value
+    if isinstance(period, Epoch):
+        batches, rest = divmod(batches, epoch_length)
+        if rest:
+            return False
+    return batches % max(1, int(steps)) == 0 if isinstance(steps, (int, Integral)) else batches in steps
 
 
 def batches_of(length: TrainUnit, epoch_length: int) -> int:
@@ -115,11 +113,3 @@ def batches_of(length: TrainUnit, epoch_length: int) -> int:
     """
     number = int(cast("int", length.value))
     return number if isinstance(length, Batch) else number * epoch_length
-
-
-def _never(_batches: int) -> bool:
-    return False
-
-
-def _multiples(period: int) -> Callable[[int], bool]:
-    return lambda batches: batches > 0 and batches % period == 0

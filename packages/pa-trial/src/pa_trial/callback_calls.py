@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from inspect import signature
 from typing import Any, Concatenate, ParamSpec, cast
 
 from pa_trial.callback import PyTorchCallback
@@ -30,18 +29,12 @@ class CallbackCalls:
 
     def __init__(self, callbacks: Mapping[str, PyTorchCallback]) -> None:
         self._callbacks = dict(callbacks)
-        overriding = [one for one in callbacks.values() if type(one).on_checkpoint_end is not _ON_CHECKPOINT_END]
+        base = PyTorchCallback.on_checkpoint_end
+        overriding = [type(one).__name__ for one in callbacks.values() if type(one).on_checkpoint_end is not base]
         if overriding:
             warn_user(
-                f"{type(overriding[0]).__name__}.on_checkpoint_end is deprecated. Override on_checkpoint_write_end "
-                "instead, which is called at the same time.",
-                DeprecationWarning,
-            )
-        self._older = [one for one in callbacks.values() if not signature(one.on_training_epoch_start).parameters]
-        if self._older:
-            warn_user(
-                f"{type(self._older[0]).__name__}.on_training_epoch_start() without parameters is deprecated. "
-                "Give it the parameter epoch_idx.",
+                f"{overriding[0]}.on_checkpoint_end is deprecated. Override on_checkpoint_write_end instead, which is "
+                "called at the same time.",
                 DeprecationWarning,
             )
 
@@ -54,11 +47,7 @@ class CallbackCalls:
             **kwargs: Its arguments by name.
         """
         for callback in self._callbacks.values():
-            call: Any = getattr(callback, method.__name__)
-            if method is _ON_TRAINING_EPOCH_START and callback in self._older:
-                call()
-            else:
-                call(*args, **kwargs)
+            getattr(callback, method.__name__)(*args, **kwargs)
 
     def describe(self) -> dict[str, str]:
         """Return the classes of the callbacks, by name, for a comparison of the processes."""
@@ -81,10 +70,6 @@ class CallbackCalls:
             yield shutdown
 
 
-_ON_CHECKPOINT_END = PyTorchCallback.on_checkpoint_end
-_ON_TRAINING_EPOCH_START = PyTorchCallback.on_training_epoch_start
-
-
 def check_callbacks(returned: object) -> dict[str, PyTorchCallback]:
     """Return the callbacks of a trial, checked.
 
@@ -94,16 +79,9 @@ def check_callbacks(returned: object) -> dict[str, PyTorchCallback]:
     Raises:
         UsageError: It is not a dictionary of callbacks.
     """
-    if not isinstance(returned, Mapping):
-        given = f"build_callbacks() returned {type(returned).__name__}"
-        raise _no_callbacks(given)
-    callbacks = dict(cast("Mapping[object, object]", returned))
-    for name, callback in callbacks.items():
-        if not isinstance(name, str) or not isinstance(callback, PyTorchCallback):
-            raise _no_callbacks(f"build_callbacks() returned {{{name!r}: {callback!r}}}")
+    callbacks = dict(cast("Mapping[object, object]", returned)) if isinstance(returned, Mapping) else {}
+    are_callbacks = (isinstance(key, str) and isinstance(one, PyTorchCallback) for key, one in callbacks.items())
+    if not isinstance(returned, Mapping) or not all(are_callbacks):
+        do = 'Return a dictionary of instances of PyTorchCallback by their names, such as {"name": MyCallback()}.'
+        raise UsageError(f"These are not callbacks of a trial: build_callbacks() returned {returned!r}.", do=do)
     return cast("dict[str, PyTorchCallback]", callbacks)
-
-
-def _no_callbacks(given: str) -> UsageError:
-    do = 'Return a dictionary of instances of PyTorchCallback by their names, such as {"name": MyCallback()}.'
-    return UsageError(f"These are not callbacks of a trial: {given}.", do=do)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pa_checkpoint import CheckpointError, Folder, verify
 from pa_trial.checkpoint_files import LOAD_DATA, METADATA, OF_RANK, STATE, TRIAL_STATE, name_of_rank, read_json
 from pa_trial.errors import CheckpointNotFound, InvalidCheckpointException
-from pa_trial.foreign_checkpoints import is_foreign, is_of_earlier_version, read_foreign, verify_earlier
+from pa_trial.foreign_checkpoints import is_foreign, read_foreign
 from pa_trial.rank_outcomes import from_chief
 from pa_trial.saved_trial import SavedTrial, saved_trial
 from pa_trial.user_warnings import warn_user
@@ -61,8 +58,11 @@ def read_saved(folder: Path, rank: int, *, trust_pickle: bool = False, for_weigh
     if is_foreign(folder):
         return read_foreign(folder, trust_pickle=trust_pickle, for_weights=for_weights)
     own = "" if for_weights else name_of_rank(rank)
-    digest, state = _verify(folder, lambda name: name == own or not name.startswith(OF_RANK))
-    return saved_trial(folder, {**state, **read_json(folder / TRIAL_STATE)}, digest)
+    try:
+        digest = verify(folder, lambda name: name == own or not name.startswith(OF_RANK))
+    except CheckpointError as error:
+        raise InvalidCheckpointException(*error.args) from error
+    return saved_trial(folder, read_json(folder / TRIAL_STATE), digest)
 
 
 def find_newest(checkpoint_dir: Path) -> str | None:
@@ -79,35 +79,17 @@ def find_newest(checkpoint_dir: Path) -> str | None:
 def _newest(checkpoint_dir: Path) -> str | None:
     for folder in _newest_first(checkpoint_dir):
         try:
-            _verify(folder, lambda _name: True)
-        except InvalidCheckpointException as error:
+            verify(folder)
+            read_json(folder / TRIAL_STATE)  # which checkpoints of other programs do not have
+        except CheckpointError as error:
             warn_user(f"{folder} is skipped: {error.given}.")
         else:
             return folder.name
     return None
 
 
-def _newest_first(checkpoint_dir: Path) -> list[Path]:
+def _newest_first(folder: Path) -> list[Path]:
     """The checkpoints in a folder, which need not exist; where the manifest is damaged, one may be the newest."""
-    places = {record.path: place for place, record in enumerate(Folder(checkpoint_dir).records())}
-    found: list[tuple[float, float, Path]] = []
-    for folder in checkpoint_dir.glob("[!.]*"):
-        with contextlib.suppress(OSError):  # deleted meanwhile
-            if (folder / TRIAL_STATE).is_file():
-                place = places.get(folder, -1 if is_of_earlier_version(folder) else len(places))
-                found.append((place, folder.stat().st_mtime, folder))
-    return [folder for _, _, folder in sorted(found, reverse=True)]
-
-
-def _verify(folder: Path, wanted: Callable[[str], bool]) -> tuple[str, dict[str, Any]]:
-    """Return the digest of a checkpoint, and what an earlier version has noted elsewhere.
-
-    Raises:
-        InvalidCheckpointException: One of the files is not as it was written.
-    """
-    if is_of_earlier_version(folder):
-        return verify_earlier(folder, wanted)
-    try:
-        return verify(folder, wanted), {}
-    except CheckpointError as error:
-        raise InvalidCheckpointException(*error.args) from error
+    known = [record.path for record in reversed(Folder(folder).records())]
+    damaged = {path.parent for path in folder.glob(f"[!.]*/{TRIAL_STATE}")}.difference(known)
+    return [*damaged, *known]

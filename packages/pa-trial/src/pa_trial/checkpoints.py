@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from pa_checkpoint import CheckpointError, Folder
-from pa_distributed import RanksDifferError, gather_objects
+from pa_distributed import require_same
 from pa_trial.callback import PyTorchCallback
 from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, TRIAL_STATE, name_of_rank
 from pa_trial.checkpoint_folder import find_folder, read_saved
@@ -43,7 +43,7 @@ class Checkpoints:
         self._folder = parts.run_settings.checkpoint_dir.absolute()
         self._lineage = Lineage(secrets.token_hex(8))
         self._trusts_pickle = False
-        self._left_out: set[str] = set()
+        self._description: dict[str, Any] = {}
 
     def find(self, latest_checkpoint: str | Path | None, *, trust_pickle: bool = False) -> SavedTrial | None:
         """Return the description of a checkpoint, once all of its files are known to be intact.
@@ -127,7 +127,7 @@ class Checkpoints:
         """Read what the same checkpoint tells of itself on all processes."""
         read = partial(read_saved, rank=self._parts.rank, trust_pickle=trust_pickle, for_weights=for_weights)
         saved = on_each_rank(lambda: read(find_folder(checkpoint, self._folder)), "reading a checkpoint")
-        _require_same(saved)
+        require_same({f"what is found in {saved.path.name}, by its SHA-256": saved.digest})
         return saved
 
     def _load(self, saved: SavedTrial) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -165,7 +165,8 @@ class Checkpoints:
         write_torch_file(staging / STATE, content, trust_pickle=self._trusts_pickle)
         progress = parts.progress
         state = trial_state_of(progress, self._lineage, parts.aggregation_frequency, parts.num_processes)
-        documents = {LOAD_DATA: self._describe_trial(), METADATA: describe_checkpoint(progress), TRIAL_STATE: state}
+        self._description = self._description or self._describe_trial()
+        documents = {LOAD_DATA: self._description, METADATA: describe_checkpoint(progress), TRIAL_STATE: state}
         for name, document in documents.items():
             (staging / name).write_text(json.dumps(document, indent=1))
 
@@ -188,12 +189,12 @@ class Checkpoints:
             callback.on_checkpoint_write_end(folder)
 
     def _describe_trial(self) -> dict[str, Any]:
+        """What it takes to make the trial again; one warning names what is left out."""
         settings = self._parts.settings
         document, left_out = describe_trial(type(self._trial), settings.hparams, settings.exp_conf)
-        if new := [name for name in left_out if name not in self._left_out]:
-            self._left_out.update(new)
+        if left_out:
             warn_user(
-                f"{', '.join(new)} cannot be written as JSON and will not be in the checkpoints: "
+                f"{', '.join(left_out)} cannot be written as JSON and will not be in the checkpoints: "
                 "load_trial_from_checkpoint_path will make the trial without it."
             )
         return document
@@ -220,14 +221,3 @@ def _require_as_many_processes(saved: SavedTrial, num_processes: int) -> None:
         given=f"{saved.path}, saved by {saved.num_processes}, and {num_processes} now",
         do=f"Start {saved.num_processes} processes, or start over with its weights: fit(warm_start={saved.uuid!r}).",
     )
-
-
-def _require_same(saved: SavedTrial) -> None:
-    digests = gather_objects(saved.digest)
-    if len(set(digests)) > 1:
-        raise RanksDifferError(
-            "The processes found different checkpoints under the same name.",
-            given=f"{saved.path}; SHA-256 of its contents: "
-            + ", ".join(f"{digest[:8]} on rank {rank}" for rank, digest in enumerate(digests)),
-            do="Use a folder on a file system that all machines share.",
-        )

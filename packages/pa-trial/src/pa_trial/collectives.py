@@ -22,18 +22,6 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def sum_over_processes(values: Tensor) -> Tensor:
-    """Return the sum of a small tensor over all processes; every process must call this.
-
-    Args:
-        values: A tensor of the same shape on each process, on the device of the training.
-    """
-    if num_processes() > 1:
-        values = values.clone()
-        _collectives.all_reduce(values)
-    return values
-
-
 def broadcast(tensors: Iterable[Tensor]) -> None:
     """Give every process the values that rank zero has; tensors of one dtype travel together.
 

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.profiler import profile, tensorboard_trace_handler
+from typing_extensions import override
 
 from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_trial.checkpoint_folder import find_newest
 from pa_trial.collectives import num_processes
-from pa_trial.context_parts import ClosedParts, ContextParts, closed_error
+from pa_trial.context_parts import ContextParts
 from pa_trial.distributed_context import DistributedContext
 from pa_trial.errors import InternalException, InvalidExperimentException
 from pa_trial.experimental import PyTorchExperimentalContext
 from pa_trial.lr_scheduler import LRScheduler
-from pa_trial.metric_reducers import CallableReducer, MetricReducers
-from pa_trial.processes import connect_processes
+from pa_trial.metric_reducers import MetricReducers, WrapsReducers
+from pa_trial.processes import connect_processes, device_of
 from pa_trial.progress import TrialProgress
-from pa_trial.reducer import MetricReducer
-from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoint_dir, is_whole, require_bool
+from pa_trial.settings import (
+    ExperimentSettings,
+    RunSettings,
+    TellsSettings,
+    default_checkpoint_dir,
+    is_whole,
+    require_bool,
+)
 from pa_trial.tensorboard import TensorBoard
 from pa_trial.to_device import DeviceMover
 from pa_trial.trained_parts import TrainedParts
@@ -37,23 +44,24 @@ if TYPE_CHECKING:
 _ModelT = TypeVar("_ModelT", bound=nn.Module)
 _OptimizerT = TypeVar("_OptimizerT", bound=Optimizer)
 _SchedulerT = TypeVar("_SchedulerT", bound=TorchScheduler)
-_ReducerT = TypeVar("_ReducerT", bound=MetricReducer)
 _ScalerT = TypeVar("_ScalerT", bound=torch.amp.GradScaler)
 _T = TypeVar("_T")
 _ModelsT = TypeVar("_ModelsT", bound=nn.Module | list[Any])
 _OptimizersT = TypeVar("_OptimizersT", bound=Optimizer | list[Any])
 
 
-class CoreContext(Protocol):
-    """The part of Determined's core context that a trial context needs: the processes of a training."""
+@dataclass(frozen=True)
+class CoreContext:
+    """The part of Determined's core context that a trial context needs: the processes of a training.
 
-    @property
-    def distributed(self) -> DistributedContext:
-        """Which of several processes this one is."""
-        ...
+    Attributes:
+        distributed: Which of several processes this one is.
+    """
+
+    distributed: DistributedContext
 
 
-class PyTorchTrialContext:
+class PyTorchTrialContext(TellsSettings, WrapsReducers):
     """A trial's view of its training: it wraps models and optimizers, computes gradients and answers questions.
 
     ``init`` creates it, from arguments that are easier to pass. After the ``with`` block of ``init`` it still tells its
@@ -120,7 +128,9 @@ class PyTorchTrialContext:
             device = found if device is None else device
         else:
             self.distributed = DistributedContext()
-        self.device: torch.device = _choose_device(self.distributed, num_gpus) if device is None else device
+        if device is None:
+            device = device_of(self.distributed.local_rank) if num_gpus else torch.device("cpu")
+        self.device: torch.device = device
         run_settings = run_settings or RunSettings(default_checkpoint_dir(), has_own_checkpoint_dir=False)
         self.experimental: PyTorchExperimentalContext = PyTorchExperimentalContext(self)
         progress = TrialProgress(batches_trained=steps_completed, initial_batch=steps_completed)
@@ -147,6 +157,7 @@ class PyTorchTrialContext:
             trial_seed=trial_seed,
             logs_to_tensorboard=enable_tensorboard_logging,
         )
+        self._open = self._parts  # until the block of init ends
         self.models: list[nn.Module] = self._parts.trained.models
         self.optimizers: list[Optimizer] = self._parts.trained.optimizers
         self.lr_schedulers: list[LRScheduler] = self._parts.trained.lr_schedulers
@@ -160,7 +171,7 @@ class PyTorchTrialContext:
         Returns:
             The same model.
         """
-        return self._parts.trained.wrap_model(model)
+        return self._open.trained.wrap_model(model)
 
     def wrap_optimizer(
         self,
@@ -181,7 +192,7 @@ class PyTorchTrialContext:
         Returns:
             The same optimizer.
         """
-        return self._parts.trained.wrap_optimizer(
+        return self._open.trained.wrap_optimizer(
             optimizer,
             backward_passes_per_step=backward_passes_per_step,
             fp16_compression=fp16_compression,
@@ -201,7 +212,7 @@ class PyTorchTrialContext:
         Returns:
             The same scheduler.
         """
-        return self._parts.trained.wrap_lr_scheduler(lr_scheduler, step_mode, frequency)
+        return self._open.trained.wrap_lr_scheduler(lr_scheduler, step_mode, frequency)
 
     def wrap_scaler(self, scaler: _ScalerT) -> _ScalerT:
         """Register a gradient scaler, whose state is saved with checkpoints. Call this before ``wrap_model``.
@@ -212,41 +223,7 @@ class PyTorchTrialContext:
         Returns:
             The same scaler; pass it to ``step_optimizer``.
         """
-        return self._parts.trained.wrap_scaler(scaler)
-
-    @overload
-    def wrap_reducer(
-        self, reducer: _ReducerT, name: str | None = None, for_training: bool = True, for_validation: bool = True
-    ) -> _ReducerT: ...
-
-    @overload
-    def wrap_reducer(
-        self,
-        reducer: Callable[[list[Any]], Any],
-        name: str | None = None,
-        for_training: bool = True,
-        for_validation: bool = True,
-    ) -> CallableReducer: ...
-
-    def wrap_reducer(
-        self,
-        reducer: MetricReducer | Callable[[list[Any]], Any],
-        name: str | None = None,
-        for_training: bool = True,
-        for_validation: bool = True,
-    ) -> MetricReducer:
-        """Register a metric reducer, whose values are added to the metrics at the end of a workload.
-
-        Args:
-            reducer: The reducer, or a function of the list of all values that were collected.
-            name: The name of its metric; None for a reducer that returns a dictionary of metrics.
-            for_training: Whether it takes part in training workloads.
-            for_validation: Whether it takes part in validations.
-
-        Returns:
-            The same reducer; for a function, a reducer with the method ``update(value)``.
-        """
-        return self._reducers().wrap(reducer, name, for_training, for_validation)
+        return self._open.trained.wrap_scaler(scaler)
 
     def configure_apex_amp(
         self,
@@ -286,7 +263,7 @@ class PyTorchTrialContext:
         Raises:
             InvalidExperimentException: It is enabled; ``context.experimental.use_amp()`` takes its place.
         """
-        self._require_open()
+        _ = self._open.trained
         if enabled:
             raise InvalidExperimentException(
                 "Mixed precision with Apex is not supported: remove configure_apex_amp(), or pass enabled=False.",
@@ -309,7 +286,7 @@ class PyTorchTrialContext:
             retain_graph: As for ``torch.Tensor.backward``.
             create_graph: As for ``torch.Tensor.backward``.
         """
-        self._parts.trained.backward(loss, gradient, retain_graph, create_graph)
+        self._open.trained.backward(loss, gradient, retain_graph, create_graph)
 
     def step_optimizer(
         self,
@@ -326,7 +303,7 @@ class PyTorchTrialContext:
             auto_zero_grads: Whether to zero the gradients after the step.
             scaler: The gradient scaler of ``wrap_scaler``, to step through.
         """
-        self._parts.trained.step_optimizer(optimizer, clip_grads, auto_zero_grads, scaler)
+        self._open.trained.step_optimizer(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def to_device(self, data: _T) -> _T:
         """Move data to the device; batches of the loaders are there already.
@@ -335,7 +312,7 @@ class PyTorchTrialContext:
             data: Tensors, NumPy arrays, objects with a method ``to``, and dicts, lists and tuples of these. Anything
                 else is returned unchanged, with one warning for each type.
         """
-        return self._parts.mover(data)
+        return self._open.mover(data)
 
     def current_train_batch(self) -> int:
         """Return the index of the current batch, counted from 0 over the whole training.
@@ -351,7 +328,7 @@ class PyTorchTrialContext:
         Raises:
             InternalException: Training has not begun.
         """
-        return self._parts.progress.current_epoch("context.current_train_epoch()")
+        return self._parts.progress.place("context.current_train_epoch()")[0]
 
     def is_epoch_start(self) -> bool:
         """Return whether the current batch is the first one of its epoch.
@@ -359,7 +336,7 @@ class PyTorchTrialContext:
         Raises:
             InternalException: Training has not begun.
         """
-        return self._parts.progress.batch_in_epoch("context.is_epoch_start()") == 0
+        return self._parts.progress.place("context.is_epoch_start()")[1] == 0
 
     def is_epoch_end(self) -> bool:
         """Return whether the current batch is the last one of its epoch.
@@ -368,62 +345,11 @@ class PyTorchTrialContext:
             InternalException: Training has not begun.
         """
         progress = self._parts.progress
-        return progress.batch_in_epoch("context.is_epoch_end()") == progress.batches_per_epoch - 1
+        return progress.place("context.is_epoch_end()")[1] == progress.batches_per_epoch - 1
 
     def get_initial_batch(self) -> int:
         """Return the index of the first batch that ``fit`` trains: 0, or the next one after the checkpoint."""
         return self._parts.progress.initial_batch
-
-    def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters.
-
-        Raises:
-            ConfigurationError: There are none.
-        """
-        return self._parts.settings.get_hparams()
-
-    def get_hparam(self, name: str) -> Any:
-        """Return one hyperparameter.
-
-        Args:
-            name: Its name.
-
-        Raises:
-            ConfigurationError: There is none of that name.
-        """
-        return self._parts.settings.get_hparam(name)
-
-    def get_experiment_config(self) -> dict[str, Any]:
-        """Return the experiment configuration.
-
-        Raises:
-            ConfigurationError: There is none.
-        """
-        return self._parts.settings.get_experiment_config()
-
-    def get_data_config(self) -> dict[str, Any]:
-        """Return the entry "data" of the experiment configuration, empty without one.
-
-        Raises:
-            ConfigurationError: There is no experiment configuration.
-        """
-        return self._parts.settings.get_data_config()
-
-    def get_global_batch_size(self) -> int:
-        """Return the number of samples in a batch of all processes together.
-
-        Raises:
-            ConfigurationError: The hyperparameters have no ``global_batch_size``.
-        """
-        return self._parts.settings.get_global_batch_size()
-
-    def get_per_slot_batch_size(self) -> int:
-        """Return the number of samples in a batch of one process.
-
-        Raises:
-            ConfigurationError: The hyperparameters have no ``global_batch_size``.
-        """
-        return self._parts.settings.get_per_slot_batch_size()
 
     def get_experiment_id(self) -> int:
         """Return 0: without a cluster, there is one experiment."""
@@ -460,7 +386,7 @@ class PyTorchTrialContext:
             UsageError: It is not a bool.
         """
         require_bool("stop_requested", stop_requested)
-        self._parts.stop_requested = stop_requested
+        self._open.stop_requested = stop_requested
 
     def get_latest_checkpoint(self) -> str | None:
         """Return the newest intact checkpoint in ``checkpoint_dir``, None without one; all processes must call this.
@@ -471,8 +397,7 @@ class PyTorchTrialContext:
             ConfigurationError: ``init`` was called without ``checkpoint_dir``. The newest checkpoint in the folder that
                 all trainings share may belong to another one.
         """
-        self._require_open()
-        run_settings = self._parts.run_settings
+        run_settings = self._open.run_settings
         if not run_settings.has_own_checkpoint_dir:
             raise ConfigurationError(
                 "The newest checkpoint of this training is not known.",
@@ -487,7 +412,7 @@ class PyTorchTrialContext:
 
     def get_tensorboard_writer(self) -> SummaryWriter:
         """Return a ``torch.utils.tensorboard.SummaryWriter``, the same one each time; ``init`` closes it."""
-        return self._parts.tensorboard.writer
+        return self._open.tensorboard.writer
 
     def get_enable_tensorboard_logging(self) -> bool:
         """Return whether metrics are written for TensorBoard."""
@@ -503,7 +428,7 @@ class PyTorchTrialContext:
             UsageError: It is not a bool.
         """
         require_bool("enable_tensorboard_logging", enable_tensorboard_logging)
-        self._parts.logs_to_tensorboard = enable_tensorboard_logging
+        self._open.logs_to_tensorboard = enable_tensorboard_logging
 
     @property
     def profiler(self) -> profile | None:
@@ -519,7 +444,7 @@ class PyTorchTrialContext:
             args: Positional arguments of ``torch.profiler.profile``.
             kwargs: Keyword arguments of ``torch.profiler.profile``.
         """
-        folder = self._parts.tensorboard.path or "runs"  # as TensorBoard's writer has it
+        folder = self._open.tensorboard.path or "runs"  # as TensorBoard's writer has it
         kwargs.setdefault("on_trace_ready", tensorboard_trace_handler(str(folder)))
         self._parts.profiler = profile(*args, **kwargs)
 
@@ -530,44 +455,49 @@ class PyTorchTrialContext:
             InternalException: The ``with`` block of ``init`` has ended.
             UnsupportedConfigurationError: There should be several processes, and nothing connects them.
         """
-        self._require_open()
-        if num_processes() != self._parts.num_processes:
+        parts = self._open
+        if num_processes() != parts.num_processes:
             raise UnsupportedConfigurationError(
                 "The processes that should train together are not connected.",
-                given=f"{self._parts.num_processes} processes by the DistributedContext, {num_processes()} by torch",
+                given=f"{parts.num_processes} processes by the DistributedContext, {num_processes()} by torch",
                 do="Start the script with torchrun, and let init() find the processes.",
             )
-        return self._parts
+        return parts
 
+    @property
+    @override
+    def _settings(self) -> ExperimentSettings:
+        return self._parts.settings
+
+    @override
     def _reducers(self) -> MetricReducers:
-        return self._parts.reducers
+        return self._open.reducers
 
     def _use_amp(self) -> None:
-        self._parts.trained.use_amp()
+        self._open.trained.use_amp()
 
     def _close(self) -> None:
-        """End the context, and what it holds open."""
-        parts = self._parts
-        if isinstance(parts, ClosedParts):
+        """End the context, and what it holds open; its settings, and how far training got, can still be read."""
+        if isinstance(self._open, _ClosedParts):
             return
-        self._parts = cast("ContextParts", ClosedParts(parts))
+        self._open = cast("ContextParts", _ClosedParts())
         try:
-            parts.tensorboard.close()
+            self._parts.tensorboard.close()
         finally:
-            parts.distributed.close()
-
-    def _require_open(self) -> None:
-        if isinstance(self._parts, ClosedParts):
-            raise closed_error()
+            self._parts.distributed.close()
 
 
-def _choose_device(distributed: DistributedContext, num_gpus: int) -> torch.device:
-    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on", "t", "y")
-    if on_cpu or num_gpus == 0 or not torch.cuda.is_available():
-        return torch.device("cpu")
-    if distributed.size == 1:
-        return torch.device("cuda", 0)
-    # Some cluster schedulers let each process see only its own GPU.
-    device = torch.device("cuda", distributed.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+class _ClosedParts:
+    """Stands in for the parts where they may be used within the block of ``init`` alone."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise InternalException(
+            "The with block of init() has ended: its context, and a Trainer with this context, can no longer be used.",
+            do="Indent the line to be within the block: with pa_trial.init() as context: ...",
+        )
+
+    @override
+    def __setattr__(self, name: str, value: object) -> None:
+        getattr(self, name)

@@ -7,10 +7,8 @@ from enum import StrEnum
 
 import torch
 from torch.profiler import profile
-from typing_extensions import override
 
 from pa_trial.distributed_context import DistributedContext
-from pa_trial.errors import InternalException
 from pa_trial.experimental import PyTorchExperimentalContext
 from pa_trial.metric_reducers import MetricReducers
 from pa_trial.progress import TrialProgress
@@ -72,33 +70,3 @@ class ContextParts:
     stop_requested: bool = False
     stage: str = ""
     logs_to_tensorboard: bool = True
-
-
-class ClosedParts:
-    """Stands in for the parts once the ``with`` block of ``init`` has ended: what needs no process can still be read.
-
-    Args:
-        parts: The parts until then.
-    """
-
-    def __init__(self, parts: ContextParts) -> None:
-        for name in _READABLE:
-            object.__setattr__(self, name, getattr(parts, name))
-
-    def __getattr__(self, name: str) -> object:
-        raise AttributeError(name) if name.startswith("__") else closed_error()
-
-    @override
-    def __setattr__(self, name: str, value: object) -> None:
-        raise closed_error()
-
-
-_READABLE = ("settings", "run_settings", "progress", "trial_seed", "profiler", "stop_requested", "logs_to_tensorboard")
-
-
-def closed_error() -> InternalException:
-    """Return the error for the use of a context after its ``with`` block."""
-    return InternalException(
-        "The with block of init() has ended: its context, and a Trainer with this context, can no longer be used.",
-        do="Indent the line to be within the block: with pa_trial.init() as context: ...",
-    )

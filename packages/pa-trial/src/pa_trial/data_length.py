@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -30,30 +30,19 @@ def data_length(data: Any) -> int:
         >>> data_length({"image": torch.zeros(8, 3), "label": torch.zeros(8)})
         8
     """
-    if isinstance(data, Tensor | np.ndarray):
-        return _length(data, cast("object", data))
-    if isinstance(data, Mapping):
-        values = cast("Mapping[str, Any]", data)
-        return _length_of_first(list(values.values())[:1], values)
-    if isinstance(data, list | tuple):
-        return _length_of_first(cast("Sequence[Any]", data), cast("object", data))
-    raise _not_countable(data)
-
-
-def _length_of_first(values: Sequence[Any], data: object) -> int:
-    if not values:
-        problem = f"An empty batch has no number of records: {type(data).__name__} without a value."
-        raise ConfigurationError(problem, do="Check the collate_fn of the data loader, or override get_batch_length.")
-    return _length(values[0], data)
-
-
-def _length(value: Any, data: object) -> int:
+    kind, value = type(data).__name__, cast("object", data)
+    first: Any = data if isinstance(value, Tensor | np.ndarray) else 0
+    if isinstance(value, Mapping | list | tuple):
+        items: list[Any] = list(data.values()) if isinstance(value, Mapping) else data
+        if not items:
+            problem = f"An empty batch has no number of records: {kind} without a value."
+            raise ConfigurationError(
+                problem, do="Check the collate_fn of the data loader, or override get_batch_length."
+            )
+        first = items[0]
     try:
-        return len(value)
+        return len(first)
     except TypeError as error:
-        raise _not_countable(data) from error
-
-
-def _not_countable(data: object) -> ArgumentTypeError:
-    problem = f"The records of a batch of type {type(data).__name__} cannot be counted."
-    return ArgumentTypeError(problem, do="Override get_batch_length, and return the number of records of such a batch.")
+        problem = f"The records of a batch of type {kind} cannot be counted."
+        do = "Override get_batch_length, and return the number of records of such a batch."
+        raise ArgumentTypeError(problem, do=do) from error

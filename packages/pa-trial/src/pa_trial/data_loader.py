@@ -94,7 +94,11 @@ class DataLoader(Generic[_SampleT]):
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
     ) -> None:
-        _refuse_iterable(dataset)
+        if isinstance(dataset, IterableDataset):
+            raise ConfigurationError(
+                "An IterableDataset is not supported, because its batches cannot be sharded or skipped.",
+                do="Return a DataLoader of torch, after context.experimental.disable_dataset_reproducibility_checks().",
+            )
         if batch_size is None and batch_sampler is None:
             problem = "The data loader of a trial has to make batches, got batch_size=None and no batch_sampler."
             raise ConfigurationError(problem, do="Pass a size, such as context.get_per_slot_batch_size().")
@@ -182,11 +186,3 @@ class DataLoader(Generic[_SampleT]):
     def __iter__(self) -> Iterator[Any]:
         """Iterate over all batches once, as a loader of torch does."""
         return iter(self.get_data_loader())
-
-
-def _refuse_iterable(dataset: object) -> None:
-    if isinstance(dataset, IterableDataset):
-        raise ConfigurationError(
-            "An IterableDataset is not supported, because its batches cannot be sharded or skipped.",
-            do="Return a DataLoader of torch, after context.experimental.disable_dataset_reproducibility_checks().",
-        )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
-import weakref
-from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from pa_data.errors import ConfigurationError
 from pa_trial.errors import InternalException, UsageError
-from pa_trial.store_collectives import StoreCollectives
+from pa_trial.rank_group import RankGroup
 from pa_trial.store_connection import connect
 
 _T = TypeVar("_T")
@@ -19,32 +16,7 @@ _T = TypeVar("_T")
 _LOCALHOST = "127.0.0.1"
 
 
-class HorovodLike(Protocol):
-    """The functions of ``horovod.torch`` that say which of several processes this one is."""
-
-    def rank(self) -> int:
-        """Return the rank of this process."""
-        ...
-
-    def size(self) -> int:
-        """Return the number of processes."""
-        ...
-
-    def local_rank(self) -> int:
-        """Return the rank of this process on its machine."""
-        ...
-
-    def local_size(self) -> int:
-        """Return the number of processes on this machine."""
-        ...
-
-    def cross_rank(self) -> int:
-        """Return the number of this machine."""
-        ...
-
-    def cross_size(self) -> int:
-        """Return the number of machines."""
-        ...
+_NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 
 
 class DistributedContext:
@@ -65,7 +37,7 @@ class DistributedContext:
         cross_size: The number of machines.
         chief_ip: The address of the machine of rank 0; needed if there are several machines.
         pub_port: The port that the chief listens on if nothing connects the processes yet.
-        pull_port: Not used, as one port is enough.
+        pull_port: Not used: ranks that have found each other exchange values over gloo, between any free ports.
         port_offset: Added to the port, so that trainings on the same machine do not collide.
         force_tcp: Not used, as all connections are made by TCP.
         max_wait_seconds: For how long a rank waits for another one; None for ever.
@@ -96,15 +68,8 @@ class DistributedContext:
         force_tcp: bool = False,
         max_wait_seconds: float | None = 600.0,
     ) -> None:
-        given = {
-            "rank": rank,
-            "size": size,
-            "local_rank": local_rank,
-            "local_size": local_size,
-            "cross_rank": cross_rank,
-            "cross_size": cross_size,
-        }
-        numbers = _checked(given)
+        given = (rank, size, local_rank, local_size, cross_rank, cross_size)
+        numbers = _checked(dict(zip(_NUMBERS, given, strict=True)))
         self.rank: int = numbers["rank"]
         self.size: int = numbers["size"]
         self.local_rank: int = numbers["local_rank"]
@@ -118,13 +83,9 @@ class DistributedContext:
             raise UsageError(problem, do="Pass chief_ip, the address of the machine of rank 0, or set MASTER_ADDR.")
         self._chief_ip = _LOCALHOST if self.cross_size == 1 or chief_ip is None else chief_ip
         self._port = pub_port + port_offset
-        self._max_wait_seconds = math.inf if max_wait_seconds is None else max_wait_seconds
-        self._world: StoreCollectives | None = None
-        self._machine: StoreCollectives | None = None
+        self._max_wait_seconds = max_wait_seconds
+        self._groups: tuple[RankGroup, RankGroup] | None = None
         self._is_closed = False
-        self._open: list[StoreCollectives] = []
-        # Also where nobody closes it: others may not have read what the chief, which keeps the store, has sent them.
-        self._release = weakref.finalize(self, _close_all, self._open)
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None, *, max_wait_seconds: float | None = 600.0) -> Self:
@@ -153,22 +114,14 @@ class DistributedContext:
         return cls(**numbers, chief_ip=_chief_ip(chief_ip))
 
     @classmethod
-    def from_horovod(cls, hvd: HorovodLike, chief_ip: str | None = None) -> Self:
+    def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> Self:
         """Return the context of a process that Horovod has started; only its six numbers are read.
 
         Args:
             hvd: The module ``horovod.torch``, initialised.
             chief_ip: As for ``from_torch_distributed``.
         """
-        return cls(
-            rank=hvd.rank(),
-            size=hvd.size(),
-            local_rank=hvd.local_rank(),
-            local_size=hvd.local_size(),
-            cross_rank=hvd.cross_rank(),
-            cross_size=hvd.cross_size(),
-            chief_ip=_chief_ip(chief_ip),
-        )
+        return cls(**{name: getattr(hvd, name)() for name in _NUMBERS}, chief_ip=_chief_ip(chief_ip))
 
     def get_rank(self) -> int:
         """Return the index of this process."""
@@ -195,8 +148,8 @@ class DistributedContext:
         Raises:
             OtherProcessError: Another rank has failed, has left, or has not come in time.
         """
-        self._require_open()
-        return [stuff] if self.size == 1 else self._in_world().gather(stuff)
+        everything = self.allgather(stuff)
+        return everything if self.rank == 0 else None
 
     def allgather(self, stuff: _T) -> list[_T]:
         """Return the values of all ranks, in their order.
@@ -207,8 +160,7 @@ class DistributedContext:
         Raises:
             OtherProcessError: As ``gather``.
         """
-        self._require_open()
-        return [stuff] if self.size == 1 else self._in_world().allgather(stuff)
+        return self._allgather(stuff, self.size, of_machine=False)
 
     def broadcast(self, stuff: _T) -> _T:
         """Return the chief's value.
@@ -219,8 +171,7 @@ class DistributedContext:
         Raises:
             OtherProcessError: As ``gather``.
         """
-        self._require_open()
-        return stuff if self.size == 1 else cast("_T", self._in_world().broadcast(stuff))
+        return cast("_T", self.allgather(stuff if self.rank == 0 else None)[0])
 
     def gather_local(self, stuff: _T) -> list[_T] | None:
         """Return the values of all ranks of this machine on the first of them; None elsewhere.
@@ -231,8 +182,8 @@ class DistributedContext:
         Raises:
             OtherProcessError: As ``gather``.
         """
-        self._require_open()
-        return [stuff] if self.local_size == 1 else self._in_machine().gather(stuff)
+        everything = self.allgather_local(stuff)
+        return everything if self.local_rank == 0 else None
 
     def allgather_local(self, stuff: _T) -> list[_T]:
         """Return the values of all ranks of this machine.
@@ -243,8 +194,7 @@ class DistributedContext:
         Raises:
             OtherProcessError: As ``gather``.
         """
-        self._require_open()
-        return [stuff] if self.local_size == 1 else self._in_machine().allgather(stuff)
+        return self._allgather(stuff, self.local_size, of_machine=True)
 
     def broadcast_local(self, stuff: _T | None = None) -> _T | None:
         """Return the value of this machine's first rank.
@@ -255,14 +205,12 @@ class DistributedContext:
         Raises:
             OtherProcessError: As ``gather``.
         """
-        self._require_open()
-        return stuff if self.local_size == 1 else cast("_T", self._in_machine().broadcast(stuff))
+        return self.allgather_local(stuff if self.local_rank == 0 else None)[0]
 
     def close(self) -> None:
         """End the connections; a second call does nothing."""
         self._is_closed = True
-        self._world = self._machine = None
-        self._release()
+        self._groups = None
 
     def __enter__(self) -> Self:
         return self
@@ -272,33 +220,25 @@ class DistributedContext:
     ) -> None:
         self.close()
 
-    def _require_open(self) -> None:
+    def _allgather(self, stuff: _T, size: int, *, of_machine: bool) -> list[_T]:
         if self._is_closed:
             raise InternalException("This DistributedContext is closed: call collectives within the block of init().")
+        if size == 1:
+            return [stuff]
+        if self._groups is None:
+            self._groups = self._connect()
+        return self._groups[of_machine].allgather(stuff)
 
-    def _in_world(self) -> StoreCollectives:
-        if self._world is None:
-            self._connect()
-        return cast("StoreCollectives", self._world)
-
-    def _in_machine(self) -> StoreCollectives:
-        if self._machine is None:
-            self._connect()
-        return cast("StoreCollectives", self._machine)
-
-    def _connect(self) -> None:
+    def _connect(self) -> tuple[RankGroup, RankGroup]:
+        """Connect all ranks, and the ranks of each machine."""
         store = connect(self.rank, self.size, self._chief_ip, self._port)
         everybody = list(range(self.size))
         here = everybody[self.rank - self.local_rank :][: self.local_size]
-        group = partial(StoreCollectives, store, max_wait_seconds=self._max_wait_seconds)
-        self._world = group("world", everybody, self.rank)
-        self._machine = group(f"machine/{self.cross_rank}", here, self.local_rank)
-        self._open += [self._machine, self._world]
-
-
-def _close_all(collectives: list[StoreCollectives]) -> None:
-    while collectives:
-        collectives.pop(0).close()
+        wait = self._max_wait_seconds
+        machine = RankGroup(store, f"machine/{self.cross_rank}", here, self.local_rank, wait)
+        world = RankGroup(store, "world", everybody, self.rank, wait)
+        world.allgather(None)  # until then the others need the store, which the chief keeps
+        return world, machine
 
 
 def _checked(given: dict[str, int | None]) -> dict[str, int]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, overload
+from typing import Protocol
 
-from pa_trial.metric_reducers import CallableReducer, MetricReducers
-from pa_trial.reducer import MetricReducer
+from typing_extensions import override
 
-_ReducerT = TypeVar("_ReducerT", bound=MetricReducer)
+from pa_trial.metric_reducers import MetricReducers, WrapsReducers
 
 
 class _Parent(Protocol):
@@ -18,7 +16,7 @@ class _Parent(Protocol):
     def _reducers(self) -> MetricReducers: ...
 
 
-class PyTorchExperimentalContext:
+class PyTorchExperimentalContext(WrapsReducers):
     """Reached as ``context.experimental``.
 
     Args:
@@ -59,34 +57,6 @@ class PyTorchExperimentalContext:
         """
         self._parent._use_amp()  # pyright: ignore[reportPrivateUsage]  # the two are one object for the user
 
-    @overload
-    def wrap_reducer(
-        self, reducer: _ReducerT, name: str | None = None, for_training: bool = True, for_validation: bool = True
-    ) -> _ReducerT: ...
-
-    @overload
-    def wrap_reducer(
-        self,
-        reducer: Callable[[list[Any]], Any],
-        name: str | None = None,
-        for_training: bool = True,
-        for_validation: bool = True,
-    ) -> CallableReducer: ...
-
-    def wrap_reducer(
-        self,
-        reducer: MetricReducer | Callable[[list[Any]], Any],
-        name: str | None = None,
-        for_training: bool = True,
-        for_validation: bool = True,
-    ) -> MetricReducer:
-        """Do what ``context.wrap_reducer`` does.
-
-        Args:
-            reducer: As there, as all that follow.
-            name: See ``reducer``.
-            for_training: See ``reducer``.
-            for_validation: See ``reducer``.
-        """
-        reducers = self._parent._reducers()  # pyright: ignore[reportPrivateUsage]  # as above
-        return reducers.wrap(reducer, name, for_training, for_validation)
+    @override
+    def _reducers(self) -> MetricReducers:
+        return self._parent._reducers()  # pyright: ignore[reportPrivateUsage]  # as above

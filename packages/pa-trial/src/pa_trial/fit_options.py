@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from numbers import Integral
 from pathlib import Path
 from typing import Final, cast
@@ -17,15 +16,6 @@ from pa_trial.units import Batch, Epoch, TrainUnit
 
 DEFAULT_REPORTING_PERIOD: Final = Batch(100)
 """Often enough to see that a training goes well, and rare enough not to slow it down."""
-
-
-class CheckpointPolicy(StrEnum):
-    """Which validations are followed by a checkpoint."""
-
-    BEST = "best"
-    """Those which are better than all before."""
-    ALL = "all"
-    NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -50,15 +40,28 @@ class FitOptions:
     trust_pickle: bool
 
     def __post_init__(self) -> None:
-        _check_length(self.max_length, is_needed=not self.test_mode)
-        _check_period("checkpoint_period", self.checkpoint_period)
-        _check_period("validation_period", self.validation_period)
-        _check_period("reporting_period", self.reporting_period)
-        _check_policy(self.checkpoint_policy)
+        length = self.max_length
+        if length is None and not self.test_mode:
+            do = "Pass max_length, such as max_length=Epoch(1) or max_length=Batch(1000)."
+            raise ConfigurationError("fit() does not know how long to train, got max_length=None.", do=do)
+        if length is not None and not (isinstance(length, (Batch, Epoch)) and _is_integer(length.value)):
+            wanted = "Batch or Epoch of an int, such as Epoch(1)"
+            raise ArgumentTypeError(f"max_length must be {wanted}, got max_length={length!r}.")
+        if length is not None and cast("int", length.value) < 0:
+            raise ConfigurationError(f"max_length must be at least 0, got {length!r}.")
+        for name in ("checkpoint_period", "validation_period", "reporting_period"):
+            _check_period(name, getattr(self, name))
+        if self.checkpoint_policy not in ("best", "all", "none"):
+            raise ConfigurationError(
+                f'checkpoint_policy must be "best", "all" or "none", got {self.checkpoint_policy!r}.'
+            )
         for name in ("step_zero_validation", "test_mode", "weigh_by_records", "trust_pickle"):
             require_bool(name, getattr(self, name))
-        _check_path("latest_checkpoint", self.latest_checkpoint)
-        _check_path("warm_start", self.warm_start)
+        for name in ("latest_checkpoint", "warm_start"):
+            path = getattr(self, name)
+            if path is not None and not isinstance(path, (str, Path)):
+                wanted = "the uuid or the path of a checkpoint, or None"
+                raise ArgumentTypeError(f"{name} must be {wanted}, got {name}={path!r}.")
 
     def completed(self, settings: ExperimentSettings) -> FitOptions:
         """Return the options with the periods of the experiment configuration where ``fit`` was told none.
@@ -94,30 +97,12 @@ class FitOptions:
             epoch_length=epoch_length,
         )
 
-    @property
-    def policy(self) -> CheckpointPolicy:
-        """Which validations are followed by a checkpoint."""
-        return CheckpointPolicy(self.checkpoint_policy)
-
-
-def _check_length(length: object, *, is_needed: bool) -> None:
-    if length is None and not is_needed:
-        return
-    if length is None:
-        do = "Pass max_length, such as max_length=Epoch(1) or max_length=Batch(1000)."
-        raise ConfigurationError("fit() does not know how long to train, got max_length=None.", do=do)
-    if not isinstance(length, (Batch, Epoch)) or not _is_integer(length.value):
-        raise ArgumentTypeError(
-            f"max_length must be Batch or Epoch of an int, such as Epoch(1), got max_length={length!r}."
-        )
-    if cast("int", length.value) < 0:
-        raise ConfigurationError(f"max_length must be at least 0, got {length!r}.")
-
 
 def _check_period(name: str, period: object) -> None:
     if period is None and name != "reporting_period":
         return
-    if not isinstance(period, (Batch, Epoch)) or not (_is_integer(period.value) or _is_schedule(period.value)):
+    steps = period.value if isinstance(period, (Batch, Epoch)) else None
+    if not _is_integer(steps) and (isinstance(steps, (str, bytes)) or not isinstance(steps, Container)):
         wanted = "Batch or Epoch of an int or of ints, such as Batch(100) or Epoch([1, 5, 10])"
         raise ArgumentTypeError(f"{name} must be {wanted}, got {name}={period!r}.")
 
@@ -125,17 +110,3 @@ def _check_period(name: str, period: object) -> None:
 def _is_integer(value: object) -> bool:
     """Whether a value is an integer of Python or NumPy, but not a bool."""
     return isinstance(value, (int, Integral)) and not isinstance(value, bool)
-
-
-def _is_schedule(value: object) -> bool:
-    return isinstance(value, Container) and not isinstance(value, (str, bytes))
-
-
-def _check_policy(policy: object) -> None:
-    if policy not in list(CheckpointPolicy):
-        raise ConfigurationError(f'checkpoint_policy must be "best", "all" or "none", got {policy!r}.')
-
-
-def _check_path(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, (str, Path)):
-        raise ArgumentTypeError(f"{name} must be the uuid or the path of a checkpoint, or None, got {name}={value!r}.")

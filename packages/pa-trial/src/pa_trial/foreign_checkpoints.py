@@ -1,17 +1,12 @@
-"""Checkpoints without a manifest, which Determined or an earlier version wrote; Determined pickled a part of them."""
+"""Checkpoints that Determined wrote, which pickled a part of them."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from pa_checkpoint import CheckpointInfo
 from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, TRIAL_STATE, damaged, read_json
 from pa_trial.errors import InvalidCheckpointException
 from pa_trial.progress import TrialProgress
@@ -61,41 +56,6 @@ def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool 
     names = [name for name in (STATE, LOAD_DATA, METADATA) if (folder / name).is_file()]
     digest = hashlib.sha256(" ".join(_sha256_of(folder / name) for name in names).encode()).hexdigest()
     return SavedTrial(uuid=folder.name, path=folder, progress=progress, digest=digest)
-
-
-def is_of_earlier_version(folder: Path) -> bool:
-    """Whether the digests of a checkpoint of pa-trial are in its metadata, as they were before it had a manifest.
-
-    Args:
-        folder: An existing folder.
-    """
-    with suppress(InvalidCheckpointException):
-        return CheckpointInfo.at(folder) is None and "files" in read_json(folder / METADATA)
-    return False
-
-
-def verify_earlier(folder: Path, wanted: Callable[[str], bool]) -> tuple[str, dict[str, Any]]:
-    """Return the digest of such a checkpoint, and what its metadata have of where the training stood.
-
-    Args:
-        folder: The checkpoint.
-        wanted: Whether a file is compared with its digest.
-
-    Raises:
-        InvalidCheckpointException: A file is not as it was written.
-    """
-    document = read_json(folder / METADATA)
-    digest = document.pop("digest", None)
-    if digest != hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest():
-        raise damaged(folder / METADATA, "its digest differs from the one at writing")
-    for name, record in document["files"].items():
-        path = folder / name
-        if wanted(name) and not (path.is_file() and _sha256_of(path) == record["sha256"]):
-            raise damaged(path, "its SHA-256 digest differs from the one at writing" if path.is_file() else "missing")
-    calls = {one["fit"]: one["batches_trained"] for one in document["ancestors"]}
-    calls[document["fit"]] = document["steps_completed"]
-    progress = TrialProgress(document["steps_completed"], last_validation=read_json(folder / TRIAL_STATE)["last_val"])
-    return digest, {**asdict(progress), **document, "calls": calls}
 
 
 def _sha256_of(path: Path) -> str:

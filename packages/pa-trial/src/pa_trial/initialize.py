@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from typing_extensions import override
 
 from pa_data.errors import ConfigurationError
-from pa_trial.context import PyTorchTrialContext
+from pa_trial.context import CoreContext, PyTorchTrialContext
 from pa_trial.distributed_context import DistributedContext
 from pa_trial.errors import InvalidHP
 from pa_trial.processes import connect_processes
-from pa_trial.settings import ExperimentSettings, check_run_settings, is_whole
+from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoint_dir, is_whole
 from pa_trial.user_warnings import warn_user
 
 _log = logging.getLogger("pa_trial")
@@ -80,14 +78,17 @@ def init(
     """
     if seed is not None and not (is_whole(seed) and 0 <= seed < 2**32):
         raise ConfigurationError(f"seed must be a whole number from 0 to 2**32 - 1, got seed={seed!r}.")
-    run_settings = check_run_settings(
-        ExperimentSettings(None, exp_conf, 1),
-        checkpoint_dir=checkpoint_dir,
-        tensorboard_path=tensorboard_path,
-        metric=metric,
+    configured = ExperimentSettings(None, exp_conf, 1)
+    if smaller_is_better is None:
+        smaller_is_better = configured.smaller_is_better if metric is None else True
+    run_settings = RunSettings(
+        checkpoint_dir=default_checkpoint_dir() if checkpoint_dir is None else Path(checkpoint_dir),
+        has_own_checkpoint_dir=checkpoint_dir is not None,
+        tensorboard_path=None if tensorboard_path is None else Path(tensorboard_path),
+        metric=configured.metric if metric is None else metric,
         smaller_is_better=smaller_is_better,
         max_checkpoints=max_checkpoints,
-        stop_on_signals=stop_on_signals,
+        stop_on_signals=(stop_on_signals,) if isinstance(stop_on_signals, str) else tuple(stop_on_signals),
         max_wait_seconds=max_wait_seconds,
     )
 
@@ -97,7 +98,7 @@ def init(
         if seed is not None:
             _seed(seed)
         return PyTorchTrialContext(
-            _Core(processes),
+            CoreContext(processes),
             seed,
             hparams,
             processes.size,
@@ -112,39 +113,19 @@ def init(
             enable_tensorboard_logging=enable_tensorboard_logging,
         )
 
-    return _TrialBlock(open_context)
+    return _within(open_context)
 
 
-class _TrialBlock(AbstractContextManager[PyTorchTrialContext, None]):
-    """The ``with`` block of a training.
-
-    Args:
-        open_context: Makes the context when the block begins.
-    """
-
-    def __init__(self, open_context: Callable[[], PyTorchTrialContext]) -> None:
-        self._open_context = open_context
-        self._context: PyTorchTrialContext | None = None
-
-    @override
-    def __enter__(self) -> PyTorchTrialContext:
-        self._context = self._open_context()
-        return self._context
-
-    @override
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._context is not None:
-            self._context._close()  # pyright: ignore[reportPrivateUsage]  # the two ends of one context
-        if isinstance(error, InvalidHP):
-            _log.warning("The training ends because its hyperparameters cannot work: %s", error)
-            raise SystemExit(0) from error
-
-
-@dataclass(frozen=True)
-class _Core:
-    distributed: DistributedContext
+@contextmanager
+def _within(open_context: Callable[[], PyTorchTrialContext]) -> Generator[PyTorchTrialContext]:
+    context = open_context()
+    try:
+        yield context
+    except InvalidHP as error:
+        _log.warning("The training ends because its hyperparameters cannot work: %s", error)
+        raise SystemExit(0) from error
+    finally:
+        context._close()  # pyright: ignore[reportPrivateUsage]  # the two ends of one context
 
 
 def _seed(seed: int) -> None:
@@ -155,25 +136,18 @@ def _seed(seed: int) -> None:
 
 def _warn_of_launch_settings() -> None:
     """Warn about options of ``accelerate launch`` that a trial does not support."""
-    settings = os.environ
-    if settings.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
-        warn_user(
-            f"mixed_precision={settings['ACCELERATE_MIXED_PRECISION']} of accelerate launch has no effect on a trial. "
-            "Call context.experimental.use_amp() in the trial's __init__."
-        )
-    if int(settings.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")) != 1:
-        warn_user(
-            "gradient_accumulation_steps of accelerate launch has no effect on a trial. Pass aggregation_frequency to "
-            "init()."
-        )
-    for name, what in _WITHOUT_EFFECT.items():
-        if settings.get(name, "false").lower() not in ("false", "no", "0", ""):
-            warn_user(f"{what} of accelerate launch has no effect on a trial. Each process has the whole model.")
+    for name, instead in _WITHOUT_EFFECT.items():
+        if (value := os.environ.get(name, "").lower()) not in _REQUESTS_NOTHING:
+            warn_user(f"{name}={value} of accelerate launch has no effect on a trial: {instead}.")
 
 
+_REQUESTS_NOTHING = ("", "0", "1", "false", "no")
+"""Gradients of one batch are not accumulated."""
 _WITHOUT_EFFECT = {
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-    "ACCELERATE_DYNAMO_BACKEND": "torch.compile",
+    "ACCELERATE_MIXED_PRECISION": "call context.experimental.use_amp() in the trial's __init__",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "pass aggregation_frequency to init()",
+    "ACCELERATE_USE_FSDP": "each process has the whole model",
+    "ACCELERATE_USE_DEEPSPEED": "each process has the whole model",
+    "ACCELERATE_USE_MEGATRON_LM": "each process has the whole model",
+    "ACCELERATE_DYNAMO_BACKEND": "compile the model that you wrap with torch.compile",
 }

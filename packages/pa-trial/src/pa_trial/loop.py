@@ -11,7 +11,7 @@ from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
 from pa_trial.checkpoints import Checkpoints
 from pa_trial.context_parts import ContextParts, Stage
-from pa_trial.fit_options import CheckpointPolicy, FitOptions
+from pa_trial.fit_options import FitOptions
 from pa_trial.reporting import Reporter
 from pa_trial.stop_requests import StopRequests
 from pa_trial.training_metrics import add_counts
@@ -162,8 +162,7 @@ class TrainingLoop:
 
     def _validate_and_save_by_policy(self) -> None:
         is_best = self._validate()
-        policy = self._options.policy
-        if policy is CheckpointPolicy.ALL or (policy is CheckpointPolicy.BEST and is_best):
+        if is_best and self._options.checkpoint_policy != "none":
             self.save_unless_current()
 
     def _validate(self) -> bool:

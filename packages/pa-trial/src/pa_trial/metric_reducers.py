@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -68,9 +69,6 @@ class _Wrapped:
     for_training: bool
     for_validation: bool
 
-    def is_for(self, *, training: bool) -> bool:
-        return self.for_training if training else self.for_validation
-
     @property
     def label(self) -> str:
         """What messages call it: its class or function, with the name of its metric where it has one."""
@@ -96,26 +94,14 @@ class MetricReducers:
     def __init__(self) -> None:
         self._wrapped: list[_Wrapped] = []
 
-    @overload
-    def wrap(
-        self, reducer: _ReducerT, name: str | None = None, for_training: bool = True, for_validation: bool = True
-    ) -> _ReducerT: ...
-    @overload
-    def wrap(
-        self,
-        reducer: Callable[[list[Any]], Any],
-        name: str | None = None,
-        for_training: bool = True,
-        for_validation: bool = True,
-    ) -> CallableReducer: ...
     def wrap(
         self,
         reducer: MetricReducer | Callable[[list[Any]], Any],
         name: str | None = None,
         for_training: bool = True,
         for_validation: bool = True,
-    ) -> MetricReducer:
-        """Let a reducer take part; see ``PyTorchTrialContext.wrap_reducer``."""
+    ) -> Any:
+        """Let a reducer take part; see ``WrapsReducers.wrap_reducer``."""
         wrapped = _as_reducer(reducer)
         if name is not None and not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
             raise UsageError(f"The name of a reducer must be a string or None, got name={name!r}.")
@@ -161,7 +147,50 @@ class MetricReducers:
         return {name: to_result(value) for name, value in metrics.items()}
 
     def _taking_part(self, *, training: bool) -> list[_Wrapped]:
-        return [wrapped for wrapped in self._wrapped if wrapped.is_for(training=training)]
+        return [one for one in self._wrapped if (one.for_training if training else one.for_validation)]
+
+
+class WrapsReducers(ABC):
+    """What offers ``wrap_reducer``."""
+
+    @abstractmethod
+    def _reducers(self) -> MetricReducers:
+        """Return the reducers of the trial."""
+
+    @overload
+    def wrap_reducer(
+        self, reducer: _ReducerT, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> _ReducerT: ...
+
+    @overload
+    def wrap_reducer(
+        self,
+        reducer: Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> CallableReducer: ...
+
+    def wrap_reducer(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> MetricReducer:
+        """Register a metric reducer, whose values are added to the metrics at the end of a workload.
+
+        Args:
+            reducer: The reducer, or a function of the list of all values that were collected.
+            name: The name of its metric; None for a reducer that returns a dictionary of metrics.
+            for_training: Whether it takes part in training workloads.
+            for_validation: Whether it takes part in validations.
+
+        Returns:
+            The same reducer; for a function, a reducer with the method ``update(value)``.
+        """
+        wrapped: MetricReducer = self._reducers().wrap(reducer, name, for_training, for_validation)
+        return wrapped
 
 
 def _as_reducer(reducer: Any) -> MetricReducer:

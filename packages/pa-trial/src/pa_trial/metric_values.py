@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pa_trial.errors import NoMetricsError
-from pa_trial.types import Metrics
+from pa_trial.types import Array, Metrics
 
-Array: TypeAlias = NDArray[Any]
 _T = TypeVar("_T")
 
 _MAX_ELEMENTS_ON_DEVICE = 1024
@@ -60,8 +58,6 @@ def to_host(value: _T) -> _T:
     Args:
         value: What ``hold`` returned.
     """
-    if any(one.numel() > _MAX_ELEMENTS_ON_DEVICE and one.is_pinned() for one in _tensors_in(value)):
-        torch.cuda.synchronize()
     moved: _T = _moved(value)
     return moved
 
@@ -144,16 +140,9 @@ def _rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
     return rebuilt
 
 
-def _tensors_in(value: Any) -> Iterable[Tensor]:
-    kind: type[Any] = value.__class__
-    if issubclass(kind, Tensor):
-        yield value
-    elif issubclass(kind, (dict, list, tuple)):
-        for item in value.values() if issubclass(kind, dict) else value:
-            yield from _tensors_in(item)
-
-
 def _moved(value: Any) -> Any:
     if isinstance(value, Tensor):
+        if value.numel() > _MAX_ELEMENTS_ON_DEVICE and value.is_pinned():
+            torch.cuda.synchronize()  # which is on its way
         return value.detach().cpu()
     return _rebuilt(value, _moved) if isinstance(value, (dict, list, tuple)) else value

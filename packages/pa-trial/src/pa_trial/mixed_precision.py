@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections.abc import MutableMapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_trial.user_warnings import warn_user
 
 
@@ -43,15 +43,10 @@ def to_full_precision(output: object) -> Any:
     if isinstance(output, Tensor):
         return output.float() if output.dtype is torch.float16 else output
     container: Any = output
-    if isinstance(output, MutableMapping):
-        converted = copy.copy(container)  # mappings of users may need more than a mapping to be made
-        for key, value in container.items():
-            converted[key] = to_full_precision(value)
-        return converted
+    if isinstance(output, Mapping):
+        return rebuilt_mapping(container, to_full_precision)
     if isinstance(output, list | tuple):
-        values = [to_full_precision(value) for value in container]
-        kind: Any = type(cast("object", container))
-        return kind(*values) if hasattr(container, "_fields") else kind(values)
+        return rebuilt_sequence(container, to_full_precision)
     return output
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -74,20 +74,6 @@ def require_initialized(model: nn.Module) -> None:
             given=f"{', '.join(lazy[:_SHOWN])} of a lazy module",
             do="Call the model once with a batch of zeros before context.wrap_model().",
         )
-
-
-def describe_model(model: nn.Module, number: int) -> Mapping[str, str]:
-    """Return the properties of a model that have to be the same on all processes.
-
-    Args:
-        model: The model.
-        number: How many models were wrapped before.
-    """
-    return {
-        f"model {number}, {kind} {name}": f"{tuple(tensor.shape)} of {tensor.dtype}"
-        for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers()))
-        for name, tensor in tensors
-    }
 
 
 def foreign_parameters(optimizer: Optimizer, models: Iterable[nn.Module]) -> list[Tensor]:

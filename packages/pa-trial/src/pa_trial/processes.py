@@ -39,10 +39,7 @@ def connect_processes(
         return None, given  # what does not need the processes connected works; training tells
     device = _connect()
     prepare_gloo()
-    if device.type == "mps":  # which has no float64, as NumPy makes it everywhere
-        device = torch.device("cpu")
-    of_process = {"cuda": None, "cpu": torch.device("cpu")}.get(device.type, device)
-    return of_process, _describe_processes(max_wait_seconds) if given is None else given
+    return device, _describe_processes(max_wait_seconds) if given is None else given
 
 
 def _describe_processes(max_wait_seconds: float | None) -> DistributedContext:
@@ -86,14 +83,25 @@ def _connect() -> torch.device:
             given=f"WORLD_SIZE={launched} without RANK",
             do="Start the script with torchrun or accelerate launch, or unset WORLD_SIZE.",
         )
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes", "y", "on"}
-    device = torch.device("cpu")
-    if accelerator is not None and not on_cpu:
-        device = torch.device(accelerator.type, _told(_LOCAL_RANK) or 0)
-        if device.type != "mps":
-            torch.accelerator.set_device_index(device)
+    device = device_of(_told(_LOCAL_RANK) or 0)
     if launched > 1 and number is not None and not is_connected:
         os.environ.setdefault("MASTER_PORT", "29500")  # as accelerate does; MPI tells none
         dist.init_process_group(dist.get_default_backend_for_device(device), rank=number, world_size=launched)
+    return device
+
+
+def device_of(local_rank: int) -> torch.device:
+    """Return the accelerator of a process, which becomes its current one, or the CPU.
+
+    Args:
+        local_rank: The number of the process on its machine.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "t", "yes", "y", "on"}
+    if accelerator is None or on_cpu or accelerator.type == "mps":  # which has no float64, as NumPy makes it everywhere
+        return torch.device("cpu")
+    # Some cluster schedulers let each process see only its own GPU.
+    device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
+    if device.index > 0:
+        torch.accelerator.set_device_index(device)
     return device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from pa_trial.errors import InternalException
 
@@ -42,7 +42,7 @@ class TrialProgress:
         Args:
             seed: Keys the order of the samples and their random draws.
         """
-        self._take_over(TrialProgress(seed=seed))
+        vars(self).update(vars(TrialProgress(seed=seed)))
 
     def resume(self, saved: TrialProgress) -> None:
         """Continue from the counters of a checkpoint.
@@ -52,13 +52,8 @@ class TrialProgress:
         """
         seed = self.seed if saved.seed is None else saved.seed
         batches = saved.batches_trained
-        self._take_over(
-            replace(saved, initial_batch=batches, last_checkpoint=batches, batch_idx=None, epoch_length=None, seed=seed)
-        )
-
-    def _take_over(self, other: TrialProgress) -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(other, one.name))
+        resumed = replace(saved, initial_batch=batches, last_checkpoint=batches, batch_idx=None, epoch_length=None)
+        vars(self).update({**vars(resumed), "seed": seed})
 
     @property
     def epochs_trained(self) -> int:
@@ -84,10 +79,6 @@ class TrialProgress:
             raise InternalException(problem, do="Call it from train_batch, or from a callback during training.")
         return self.batch_idx
 
-    def current_epoch(self, asked: str) -> int:
-        """Return the index of the epoch that the current batch is in; see ``current_batch``."""
-        return self.current_batch(asked) // self.batches_per_epoch
-
-    def batch_in_epoch(self, asked: str) -> int:
-        """Return the index of the current batch in its epoch; see ``current_batch``."""
-        return self.current_batch(asked) % self.batches_per_epoch
+    def place(self, asked: str) -> tuple[int, int]:
+        """Return the index of the current epoch, and the index in it of the current batch; see ``current_batch``."""
+        return divmod(self.current_batch(asked), self.batches_per_epoch)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pa_data.rng import capture_rng_state, restore_rng_state, restored_rng_states
+from pa_data.rng import capture_rng_state, restore_rng_state
 
 _NAMES = {
     "random_rng_state": "python",
@@ -32,24 +32,6 @@ def capture(device: torch.device) -> dict[str, Any]:
     """
     states = capture_rng_state(device)
     return {name: _changed(states[own], np.ndarray, torch.tensor) for name, own in _NAMES.items() if own in states}
-
-
-def check(states: Mapping[str, Any]) -> None:
-    """Raise an error for anything that ``restore`` could not restore; nothing is changed.
-
-    Args:
-        states: What is said to be what ``capture`` returned.
-
-    Raises:
-        ValueError: One of the states is missing or is not one.
-    """
-    cpu = torch.device("cpu")
-    with restored_rng_states(cpu):
-        try:
-            restore(states, cpu)
-        except Exception as error:  # what a wrong state does is not limited to some kinds of errors
-            message = f"{type(error).__name__}: {error}"
-            raise ValueError(message) from error
 
 
 def restore(states: Mapping[str, Any], device: torch.device) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from pa_distributed import HangDetector, fail_fast, gather_objects, require_same, showing_errors_once
-from pa_trial.comparison import describe, describe_models, describe_optimizers
 from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidHP
 from pa_trial.fit_options import FitOptions
@@ -73,9 +72,9 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ()).item())
 
-    def describe_all() -> dict[str, str]:
+    def settings() -> dict[str, object]:
         asked = {name: _comparable(value) for name, value in vars(options).items() if name not in _PATHS}
-        context = {
+        context: dict[str, object] = {
             "trial": type(trial),
             "seed": parts.trial_seed,
             "aggregation_frequency": parts.aggregation_frequency,
@@ -83,10 +82,10 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
             "metric": parts.run_settings.metric,
             "max_checkpoints": parts.run_settings.max_checkpoints,
         }
-        return {name: describe(value) for name, value in {**context, **asked}.items()}
+        return {**context, **asked}
 
     with showing_errors_once():
-        require_same(describe_all)
+        require_same(settings)
         return gather_objects(seed)[0]
 
 
@@ -113,11 +112,10 @@ def require_same_parts(parts: ContextParts, others: Callable[[], dict[str, str]]
         RanksDifferError: They are not the same on all processes.
     """
 
-    def describe_all() -> dict[str, str]:
+    def wrapped() -> dict[str, object]:
         models = {f"model {index}": model for index, model in enumerate(parts.trained.models)}
         optimizers = {f"optimizer {index}": one for index, one in enumerate(parts.trained.optimizers)}
-        schedulers = [type(one).__qualname__ for one in parts.trained.lr_schedulers]
-        texts = describe_models(models) | describe_optimizers(optimizers, models)
-        return texts | {"lr_schedulers": ", ".join(schedulers)} | others()
+        schedulers = [type(one.scheduler) for one in parts.trained.lr_schedulers]
+        return {**models, **optimizers, "lr_schedulers": schedulers, **others()}
 
-    require_same(describe_all)
+    require_same(wrapped)

@@ -6,7 +6,8 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -34,6 +35,9 @@ class RunSettings:
         max_checkpoints: How many checkpoints are kept; None for all of them.
         stop_on_signals: The signals after which training is saved and left.
         max_wait_seconds: The seconds that a process waits for another one; None waits forever.
+
+    Raises:
+        ConfigurationError: A value cannot work.
     """
 
     checkpoint_dir: Path
@@ -44,6 +48,14 @@ class RunSettings:
     max_checkpoints: int | None = None
     stop_on_signals: tuple[str, ...] = ("SIGTERM",)
     max_wait_seconds: float | None = 600.0
+
+    def __post_init__(self) -> None:
+        number, seconds = self.max_checkpoints, self.max_wait_seconds
+        if number is not None and not (is_whole(number) and number >= 1):
+            raise ConfigurationError(f"max_checkpoints must be a whole number >= 1 or None, got {number!r}.")
+        is_time = is_whole(seconds) or isinstance(seconds, float)
+        if seconds is not None and not (is_time and 0 < seconds < math.inf):
+            raise ConfigurationError(f"max_wait_seconds must be a positive number or None, got {seconds!r}.")
 
 
 def default_checkpoint_dir() -> Path:
@@ -57,50 +69,6 @@ def default_checkpoint_dir() -> Path:
     return data / "determined"
 
 
-def check_run_settings(
-    settings: ExperimentSettings,
-    *,
-    checkpoint_dir: str | os.PathLike[str] | None,
-    tensorboard_path: str | os.PathLike[str] | None,
-    metric: str | None,
-    smaller_is_better: bool | None,
-    max_checkpoints: int | None,
-    stop_on_signals: str | Iterable[str],
-    max_wait_seconds: float | None,
-) -> RunSettings:
-    """Return the settings of a run, where what was not passed comes from the experiment configuration.
-
-    Args:
-        settings: That configuration.
-        checkpoint_dir: As passed to ``init``, as all that follow.
-        tensorboard_path: See ``RunSettings``.
-        metric: See ``RunSettings``; None for ``searcher.metric``.
-        smaller_is_better: See ``RunSettings``; None for ``searcher.smaller_is_better``.
-        max_checkpoints: See ``RunSettings``.
-        stop_on_signals: See ``RunSettings``.
-        max_wait_seconds: See ``RunSettings``.
-
-    Raises:
-        ConfigurationError: A value cannot work.
-    """
-    if max_checkpoints is not None and not (is_whole(max_checkpoints) and max_checkpoints >= 1):
-        raise ConfigurationError(f"max_checkpoints must be a whole number >= 1 or None, got {max_checkpoints!r}.")
-    is_time = is_whole(max_wait_seconds) or isinstance(max_wait_seconds, float)
-    if max_wait_seconds is not None and not (is_time and 0 < max_wait_seconds < math.inf):
-        raise ConfigurationError(f"max_wait_seconds must be a positive number or None, got {max_wait_seconds!r}.")
-    prefers_smaller = settings.smaller_is_better if metric is None else True
-    return RunSettings(
-        checkpoint_dir=default_checkpoint_dir() if checkpoint_dir is None else Path(checkpoint_dir),
-        has_own_checkpoint_dir=checkpoint_dir is not None,
-        tensorboard_path=None if tensorboard_path is None else Path(tensorboard_path),
-        metric=settings.metric if metric is None else metric,
-        smaller_is_better=prefers_smaller if smaller_is_better is None else smaller_is_better,
-        max_checkpoints=max_checkpoints,
-        stop_on_signals=(stop_on_signals,) if isinstance(stop_on_signals, str) else tuple(stop_on_signals),
-        max_wait_seconds=max_wait_seconds,
-    )
-
-
 class ExperimentSettings:
     """Hyperparameters and experiment configuration, and what follows from them.
 
@@ -112,6 +80,9 @@ class ExperimentSettings:
     Attributes:
         hparams: As passed.
         exp_conf: As passed.
+        num_slots: As passed.
+        per_slot_batch_size: The number of samples in a batch of one process; None where the hyperparameters have no
+            ``global_batch_size``.
         metric: ``searcher.metric``, None without it.
         smaller_is_better: ``searcher.smaller_is_better``, True without it.
         scheduling_unit: The batches after which training reports; None without it.
@@ -128,8 +99,8 @@ class ExperimentSettings:
         _require_dict("exp_conf", exp_conf)
         self.hparams = hparams
         self.exp_conf = exp_conf
-        self._per_slot_batch_size = _per_slot_batch_size((hparams or {}).get("global_batch_size"), num_slots)
-        self._num_slots = num_slots
+        self.per_slot_batch_size: int | None = _per_slot_batch_size((hparams or {}).get("global_batch_size"), num_slots)
+        self.num_slots: int = num_slots
         configured = exp_conf or {}
         searcher = _section(configured, "searcher")
         self.metric: str | None = _entry(searcher, "metric", str, in_section="searcher")
@@ -139,15 +110,24 @@ class ExperimentSettings:
         self.min_checkpoint_period: TrainUnit | None = _period(configured, "min_checkpoint_period")
         self.min_validation_period: TrainUnit | None = _period(configured, "min_validation_period")
 
+
+class TellsSettings(ABC):
+    """Answers questions about hyperparameters, the experiment configuration and what follows from them."""
+
+    @property
+    @abstractmethod
+    def _settings(self) -> ExperimentSettings:
+        """What the answers are taken from."""
+
     def get_hparams(self) -> dict[str, Any]:
         """Return all hyperparameters.
 
         Raises:
             ConfigurationError: There are none.
         """
-        if self.hparams is None:
+        if self._settings.hparams is None:
             raise ConfigurationError("There are no hyperparameters.", do="Pass them: init(hparams={...}).")
-        return self.hparams
+        return self._settings.hparams
 
     def get_hparam(self, name: str) -> Any:
         """Return one hyperparameter.
@@ -177,9 +157,9 @@ class ExperimentSettings:
         Raises:
             ConfigurationError: There is none.
         """
-        if self.exp_conf is None:
+        if self._settings.exp_conf is None:
             raise ConfigurationError("There is no experiment configuration.", do="Pass it: init(exp_conf={...}).")
-        return self.exp_conf
+        return self._settings.exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
         """Return the entry "data" of the experiment configuration, empty without one.
@@ -196,9 +176,9 @@ class ExperimentSettings:
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``.
         """
-        if self._per_slot_batch_size is None:
+        if self._settings.per_slot_batch_size is None:
             raise ConfigurationError('The batch size is not known: init(hparams={"global_batch_size": 32}) tells it.')
-        return self._per_slot_batch_size
+        return self._settings.per_slot_batch_size
 
     def get_global_batch_size(self) -> int:
         """Return the number of samples in a batch of all processes together.
@@ -206,7 +186,7 @@ class ExperimentSettings:
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``.
         """
-        return self.get_per_slot_batch_size() * self._num_slots
+        return self.get_per_slot_batch_size() * self._settings.num_slots
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -6,11 +6,8 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-import torch
-
 from pa_data.errors import ConfigurationError
-from pa_distributed import SignalWatch
-from pa_trial.collectives import sum_over_processes
+from pa_distributed import SignalWatch, gather_objects
 from pa_trial.context_parts import ContextParts
 
 
@@ -50,10 +47,8 @@ class StopRequests:
     def agreed(self) -> bool:
         """Return whether any process requests a stop; every process must call this."""
         parts = self._parts
-        if parts.num_processes > 1:
-            own = torch.tensor([parts.stop_requested, self._signalled], dtype=torch.int32, device=parts.device)
-            of_any = sum_over_processes(own).cpu()
-            parts.stop_requested, self._signalled = bool(of_any[0]), bool(of_any[1])
+        of_each = gather_objects((parts.stop_requested, self._signalled))
+        parts.stop_requested, self._signalled = (any(requests) for requests in zip(*of_each, strict=True))
         return parts.stop_requested
 
     def tell(self) -> None:

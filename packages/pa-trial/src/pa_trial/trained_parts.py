@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -119,7 +118,7 @@ class TrainedParts:
             model = model.to(self._device)
             if self._num_processes > 1:
                 part_checks.require_initialized(model)
-                require_same(partial(part_checks.describe_model, model, len(self.models)))
+                require_same({f"model {len(self.models)}": model})
                 broadcast((*model.parameters(), *model.buffers()))
         self.models.append(model)
         self._register_autocast(model)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pa_trial.errors import CheckFailedError
 from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host
 from pa_trial.progress import TrialProgress
-from pa_trial.types import Metrics, TrainingMetrics
-
-Array: TypeAlias = NDArray[Any]
+from pa_trial.types import Array, Metrics, TrainingMetrics
 
 
 @dataclass(frozen=True)
@@ -47,11 +44,6 @@ class WorkloadMetrics:
 
     def __init__(self) -> None:
         self._batches: list[Metrics] = []
-        self._num_records = 0
-
-    def reset(self) -> None:
-        """Drop the metrics of the last workload."""
-        self._batches = []
         self._num_records = 0
 
     def add(self, returned: TrainingMetrics, num_records: int = 0) -> None:
@@ -129,13 +121,9 @@ def _mean_of_values(values: list[Any]) -> Any:
     arrays = [array for array in numbers if array is not None]
     if any(array.shape != arrays[0].shape for array in arrays):
         arrays = [np.asarray(_mean_of_elements([array])) for array in arrays]
-    mean = _elementwise_mean(arrays)
-    return mean if isinstance(there[0], (np.ndarray, list, tuple)) else float(mean)
-
-
-def _elementwise_mean(arrays: Sequence[Array]) -> Array:
     with np.errstate(all="ignore"):
-        return np.asarray(np.mean(np.stack(arrays), axis=0, dtype=np.float64))
+        mean: Array = np.asarray(np.mean(np.stack(arrays), axis=0, dtype=np.float64))
+    return mean if isinstance(there[0], (np.ndarray, list, tuple)) else float(mean)
 
 
 def _average(values: list[Any]) -> float | None:

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from pa_checkpoint.torch_states import AllOrNothing, SavedModel, misfit
+from pa_data.rng import restored_rng_states
 from pa_trial import rng_states
 from pa_trial._torch import COMPILED
 from pa_trial.callback import PyTorchCallback
@@ -76,10 +78,13 @@ def require_fit(parts: ContextParts, content: Mapping[str, Any], own: Mapping[st
         _require_states(name, targets, content, saved)
     _require_same_groups(parts, own, saved)
     if RNG in own:
+        cpu = torch.device("cpu")
         try:
-            rng_states.check(own[RNG])
-        except ValueError as error:
-            raise _refusal(saved, f"rng_state: {error}", "the RNG states of a process") from error
+            with restored_rng_states(cpu):
+                rng_states.restore(own[RNG], cpu)
+        except Exception as error:  # what a wrong state does is not limited to some kinds of errors
+            found = f"rng_state: {type(error).__name__}: {error}"
+            raise _refusal(saved, found, "the RNG states of a process") from error
 
 
 def take_over(

@@ -6,7 +6,7 @@ import sys
 import warnings
 from types import FrameType
 
-_OURS = frozenset({"pa_checkpoint", "pa_data", "pa_distributed", "pa_trial"})
+_OURS = frozenset({"contextlib", "pa_checkpoint", "pa_data", "pa_distributed", "pa_trial"})
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pa_data.errors import ArgumentTypeError
 from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException
 from pa_trial.json_values import to_json
 from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host, to_host, to_result
 from pa_trial.reducer import Reducer
-from pa_trial.types import Metrics
-
-Array: TypeAlias = NDArray[Any]
+from pa_trial.types import Array, Metrics
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,6 @@ class WatchedMetric:
         self.smaller_is_better = smaller_is_better
         self._progress = progress
 
-    @property
-    def best(self) -> float | None:
-        """The best value so far; None before the first validation."""
-        return self._progress.best_metric
-
     def record(self, metrics: Metrics) -> bool:
         """Return whether a validation is better than all before, and keep its value if it is.
 
@@ -52,7 +47,7 @@ class WatchedMetric:
             InvalidExperimentException: The metric is not among them.
             ArgumentTypeError: It is not a single number.
         """
-        value, best = self._value(metrics), self.best
+        value, best = self._value(metrics), self._progress.best_metric
         if math.isnan(value) or (best is not None and not (value < best if self.smaller_is_better else value > best)):
             return False
         self._progress.best_metric = value

@@ -39,7 +39,7 @@ class Workload:
     def start(self) -> None:
         """Begin a workload: what the last one collected is dropped."""
         self._reducers.reset()
-        self._metrics.reset()
+        self._metrics = WorkloadMetrics()
         self._began = perf_counter()
 
     def add(self, batch: Any, returned: TrainingMetrics) -> None:

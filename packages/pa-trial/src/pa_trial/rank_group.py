@@ -1,0 +1,107 @@
+"""Exchanges of Python values between ranks, which are processes, or threads of one process."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from pa_distributed import OtherProcessError
+
+_torch_distributed: Any = dist  # which annotates its process groups only in part
+_SHORTEST_PAUSE = 0.0002
+_LONGEST_PAUSE = 0.02
+_VALUE, _ERROR = b"v", b"e"
+
+
+class RankGroup:
+    """Exchanges picklable values between ranks, all of which make the same calls; all of them have to make the group.
+
+    Args:
+        store: What all ranks can reach. It is not needed any more once the group is made.
+        name: Distinguishes the group from others in the store.
+        ranks: The ranks of the group as they are to be named in messages.
+        rank: The position of this rank among them.
+        max_wait_seconds: For how long to wait for another rank; None for ever.
+
+    Raises:
+        OtherProcessError: Another rank has not come in time.
+    """
+
+    def __init__(self, store: Store, name: str, ranks: list[int], rank: int, max_wait_seconds: float | None) -> None:
+        self._ranks = ranks
+        self._rank = rank
+        timeout = timedelta(days=365) if max_wait_seconds is None else timedelta(seconds=max_wait_seconds)
+        own = PrefixStore(name, store)
+        with _explaining_failures():
+            own.set(f"joined/{rank}", "")
+            _wait_until_joined(own, ranks, timeout.total_seconds())
+            self._group: Any = _torch_distributed.ProcessGroupGloo(own, rank, len(ranks), timeout)
+
+    def allgather(self, value: object) -> list[Any]:
+        """Return the values of all ranks, in their order.
+
+        Args:
+            value: The value of this rank.
+
+        Raises:
+            OtherProcessError: Another rank has failed, has left, or has not come in time.
+        """
+        try:
+            own = _VALUE + pickle.dumps(value)
+        except Exception as error:
+            self._exchange(_ERROR + f"{type(error).__name__} on rank {self._ranks[self._rank]}: {error}".encode())
+            raise
+        received = self._exchange(own)
+        failed = [one[1:].decode() for one in received if one[:1] == _ERROR]
+        if failed:
+            raise OtherProcessError(
+                "Another rank failed while this one waited for it.", given="; ".join(failed), do="See its traceback."
+            )
+        return [pickle.loads(one[1:]) for one in received]  # from ranks of the same program, never from a file
+
+    def _exchange(self, own: bytes) -> list[bytes]:
+        sizes = [int(size) for size in self._gather(torch.tensor([len(own)]))]
+        padded = torch.frombuffer(bytearray(own.ljust(max(sizes))), dtype=torch.uint8)
+        return [one.numpy().tobytes()[:size] for one, size in zip(self._gather(padded), sizes, strict=True)]
+
+    def _gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        gathered = [torch.empty_like(own) for _ in self._ranks]
+        pause = _SHORTEST_PAUSE
+        with _explaining_failures():
+            work = self._group.allgather([gathered], [own])
+            while not work.is_completed():  # looking again and again, unlike waiting, can be interrupted
+                time.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_PAUSE)
+            work.wait()
+        return gathered
+
+
+def _wait_until_joined(store: Store, ranks: list[int], max_wait_seconds: float) -> None:
+    give_up = time.monotonic() + max_wait_seconds
+    missing = list(range(len(ranks)))
+    while missing := [one for one in missing if not store.check([f"joined/{one}"])]:
+        if time.monotonic() > give_up:
+            names = ", ".join(str(ranks[one]) for one in missing)
+            raise TimeoutError(f"rank {names} has not arrived within {max_wait_seconds:g} seconds")
+        time.sleep(_LONGEST_PAUSE)
+
+
+@contextmanager
+def _explaining_failures() -> Generator[None]:
+    try:
+        yield
+    except (RuntimeError, TimeoutError) as error:  # of the connection
+        raise OtherProcessError(
+            "This rank waited for another one that has failed, has left, or did not come in time.",
+            given=str(error).partition("This is typically")[0],  # torch goes on with guesses
+            do="All ranks must make the same calls in the same order. Find the line in which "
+            "the rank decides whether the context's collectives are called.",
+        ) from error
