@@ -169,7 +169,7 @@ def test_a_page_that_names_another_order_is_refused(copy: Copy) -> None:
     """RELEASING.md names the order that the requirements give."""
     copy.replace("RELEASING.md", "^5. `pa-core`\n", "")
     (problem,) = declared.upload_order(copy.repository)
-    before = "['pa-checkpoint', 'pa-data', 'pa-distributed', 'pa-finetuning', 'pa-callbacks-extra'"
+    before = "['pa-checkpoint', 'pa-data', 'pa-distributed', 'pa-finetuning', 'pa-trial'"
     assert problem.startswith(f"RELEASING.md uploads {before}")
 
 

@@ -40,6 +40,7 @@ MODULES = (
     "pa_data.orders",
     "pa_data.rng",
     "pa_distributed",
+    "pa_distributed.gradients",
     "pa_finetuning",
     "pa_predictions",
     "pa_schedulers",

@@ -61,7 +61,7 @@ def test_a_process_that_is_killed_is_named_by_the_other(launch: Launch) -> None:
 
 def test_what_differs_is_named(launch: Launch) -> None:
     """By the ranks that have it, and in one traceback."""
-    ended = launch(LOOP.replace('"0.1"', "str(dist.get_rank())"), ranks=2)
+    ended = launch(LOOP.replace('rate": 0.1', 'rate": dist.get_rank()'), ranks=2)
     assert ended.status != 0
     assert "learning rate: 0 on rank 0, 1 on rank 1" in ended.output
     assert ended.output.count("[rank0]: Traceback") + ended.output.count("[rank1]: Traceback") == 1

@@ -65,7 +65,7 @@ class GradientExchange:
     averaged each at its end, until ``end_update``.
 
     Parameters may be frozen and unfrozen at any time. What ``DistributedDataParallel`` was told to leave alone is left
-    alone. Sparse gradients are those of layers with ``sparse=True``.
+    alone. Sparse gradients are expected of layers with ``sparse=True``.
 
     Args:
         modules: What is trained, the same on each process.
@@ -76,7 +76,7 @@ class GradientExchange:
         dtype: The type in which gradients are sent; None for their own.
 
     Attributes:
-        parameters: Those that have taken part in the last exchange.
+        parameters: What has taken part in the last exchange.
 
     Example:
         >>> import torch
@@ -206,7 +206,7 @@ class GradientExchange:
         self._add_hooks(self._buckets[-1], self._sparse)
 
     def _agree_on_parameters(self) -> list[nn.Parameter]:
-        """Those that are trained, and those that were frozen while some process had a gradient for the next update."""
+        """What is trained, and what was frozen while some process had a gradient for the next update."""
         if all(self._trainable):
             return self._all
         of_each = [one.requires_grad or one.grad is not None for one in self._all]

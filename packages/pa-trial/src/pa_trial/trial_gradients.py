@@ -79,7 +79,7 @@ class TrialGradients:
         return id(parameter) in self._owners
 
     def note_reached(self, parameters: Iterable[Tensor]) -> None:
-        """Count gradients among those to average that no backward pass of this process has computed.
+        """Count gradients as due that no backward pass of this process has computed.
 
         Args:
             parameters: The parameters that have such gradients.
@@ -160,7 +160,7 @@ class TrialGradients:
         return sums
 
     def _models_expected(self) -> tuple[int, ...]:
-        """Those of this place in the batches before; of a place that is new, those of the place before it."""
+        """What this place has reached in the batches before; for a new place, what the one before it has."""
         return self._expected[min(self._position, len(self._expected) - 1)] if self._expected else ()
 
     def _sum_on_host(self, numbers: Sequence[float]) -> Tensor:
