@@ -37,5 +37,6 @@ nitpick_ignore_regex = [
     ),  # what trainers and runs are made of
     (r"py:.*", r"pa_core\.callbacks\.log_metrics\.RowDisplay"),  # what the callbacks that print have in common
     (r"py:.*", r"pa_trial\.\w+\.(CoreContext|RunSettings)"),  # what stands for settings that init() makes
+    (r"py:.*", r"pa_trial\.\w+\.(TellsSettings|WrapsReducers)"),  # what contexts have in common
     (r"py:.*", r"pa_core\.custom_loop\.\w+\.(TrainedModel|UpdateHooks)"),  # as above; a run makes its updates itself
 ]
