@@ -50,6 +50,6 @@ def test_a_kept_picture_shows_what_is_drawn_today(name: str, tmp_path: Path) -> 
 
 def test_only_pictures_that_exist_can_be_drawn(tmp_path: Path) -> None:
     """A name that is misspelt is answered with those that there are."""
-    with pytest.raises(ValueError, match="There is no picture 'histry'; there are cost, history, "):
+    with pytest.raises(ValueError, match="There is no picture 'histry'; there are cost, distributions, "):
         draw_picture("histry", tmp_path)
     assert {path.stem.rpartition("-")[0] for path in DRAWN.iterdir()} <= set(names_of_pictures())
