@@ -29,18 +29,18 @@ ELSEWHERE = {
     "test_metrics_have_one_value_an_epoch_also_with_evaluations_within_it",
     "limit_within": "pa-core/tests/callbacks/test_limit_batches.py::"
     "test_a_trainer_that_was_made_outside_is_limited_within_the_context_with_a_warning",
-    "train_in_name": "pa-core/tests/callbacks/test_metrics_output.py::"
+    "train_in_name": "pa-core/tests/callbacks/test_epoch_rows.py::"
     "test_metrics_are_logged_when_they_belong_to_the_phase",
-    "late_metrics": "pa-core/tests/callbacks/test_metrics_output.py::"
+    "late_metrics": "pa-core/tests/callbacks/test_epoch_rows.py::"
     "test_a_metric_is_logged_once_and_none_is_forgotten",
-    "console": "pa-core/tests/callbacks/test_metrics_output.py::test_the_closing_table_names_the_best_epoch",
+    "console": "pa-core/tests/callbacks/test_epoch_rows.py::test_the_closing_table_names_the_best_epoch",
     "not_finite": "pa-core/tests/callbacks/test_terminate_on_nan.py::"
     "test_a_training_loss_that_is_not_finite_ends_the_run",
     "lengths": "pa-core/tests/data/test_batch_count.py::test_an_epoch_ends_with_the_length_of_its_loader",
     "dataloader": "pa-core/tests/data/test_data_arguments.py::test_the_batches_are_those_of_the_loader",
     "arrays": "pa-core/tests/data/test_data_arguments.py::test_what_is_not_a_dataset_is_refused_where_it_is_passed",
     "augmentation": "pa-core/tests/data/test_loader_workers.py::test_batches_and_draws_do_not_depend_on_the_workers",
-    "workers": "pa-core/tests/data/test_workers_without_fork.py::test_there_are_no_workers_by_default",
+    "workers": "pa-core/tests/data/test_loader_workers.py::test_a_script_without_a_main_guard_trains",
     "accelerator_settings": "pa-core/tests/test_accelerator_settings.py::test_what_is_refused",
     "mismatch": "pa-core/tests/test_bad_checkpoints.py::test_a_checkpoint_that_cannot_be_loaded_changes_nothing",
     "extra_entries": "pa-core/tests/test_trainer_checkpoints.py::"
