@@ -16,10 +16,10 @@ from pa_core.testing import TinyClassifier, make_classification
 
 TESTED_IN = {
     "mean": "test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
-    "items": "test_accumulation.py::test_an_update_is_that_of_the_mean_over_all_its_tokens",
+    "items": "test_split_properties.py::test_an_update_is_that_of_the_mean_over_all_its_tokens",
     "clipping": "test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
     "updates": "test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
-    "reports": "test_accumulation.py::test_reported_losses_are_means_over_tokens",
+    "reports": "test_split_properties.py::test_reported_losses_are_means_over_tokens",
     "evaluation": "test_split_properties.py::test_evaluations_of_all_sizes_are_those_of_one_process",
     "augmentation": "test_two_ranks.py::test_augmentation_does_not_depend_on_the_number_of_ranks",
     "sharded": "sharding/test_sharded_training.py::test_five_updates_are_those_of_one_process",

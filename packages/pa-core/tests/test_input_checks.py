@@ -16,9 +16,10 @@ from torch.optim import SGD, Optimizer, lr_scheduler
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutputError, ConfigurationError
+from pa_core import AnyTrainer, BatchOutputError, ConfigurationError, Trainer
 from pa_core.errors import EmptyDatasetError
-from pa_core.testing import RecordingCallback
+from pa_core.testing import RecordingCallback, make_classification
+from tests.support.callbacks import CallAt
 from tests.support.explained import assert_explained
 from tests.support.pa_core.good_run import EVAL_DATA, TRAIN_DATA, Permissive, assert_still_works, make_trainer, train
 
@@ -40,27 +41,15 @@ class Unsized(Dataset[Any]):
         return TRAIN_DATA[index]
 
 
-class Stream(IterableDataset[Any]):
-    """A dataset that can only be iterated, and does not say how long."""
+class EmptyStream(IterableDataset[Any]):
+    """A dataset that can only be iterated, with nothing in it."""
+
+    def __len__(self) -> int:
+        return 0
 
     @override
     def __iter__(self) -> Iterator[Any]:
-        return (TRAIN_DATA[index] for index in range(len(TRAIN_DATA)))
-
-
-class SizedStream(Stream):
-    """One that does."""
-
-    def __len__(self) -> int:
-        return len(TRAIN_DATA)
-
-
-class EmptyStream(SizedStream):
-    """One with nothing in it."""
-
-    @override
-    def __len__(self) -> int:
-        return 0
+        return iter(())
 
 
 def no_samples() -> BatchSampler:
@@ -130,9 +119,6 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
         EmptyDatasetError, "create_train_dataloader", train_dataloader_kwargs={"batch_sampler": no_samples()}
     ),
     "an iterable dataset without samples": mistake(EmptyDatasetError, "create_train_dataloader", data=EmptyStream()),
-    "an iterable dataset without a length": mistake(
-        ConfigurationError, "DataLoader with Stream", "Pass max_num_train_steps", data=Stream()
-    ),
     "a dataset without a length": mistake(ConfigurationError, "Unsized", "__len__", data=Unsized()),
     "a loader without a length": Mistake(
         attribute("train_loader", lambda: iter([])), ConfigurationError, ("list_iterator", "Pass max_num_train_steps")
@@ -306,3 +292,68 @@ def test_there_must_be_something_to_evaluate() -> None:
 
     trainer.evaluate()
     assert "evaluation_loss" in trainer.run_history.get_metric_names()
+
+
+def evaluate_other(trainer: Trainer[Any], *_: object) -> None:
+    """Evaluate another dataset than that of the run."""
+    trainer.evaluate(make_classification(4, seed=2))
+
+
+def train_more(trainer: Trainer[Any]) -> None:
+    """Train on something else."""
+    train(trainer, epochs=1)
+
+
+EVENTS = [
+    "on_prepare_start",
+    "on_training_run_start",
+    "on_train_step_end",
+    "on_optimizer_step_end",
+    "on_train_epoch_end",
+    "on_eval_step_end",
+    "on_eval_epoch_end",
+    "on_training_run_epoch_end",
+    "on_training_run_end",
+]
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize(("call", "name"), [(evaluate_other, "evaluate"), (train_more, "train")])
+def test_a_run_in_a_callback_is_refused_by_name(event: str, call: Callable[..., Any], name: str) -> None:
+    """The error leaves train(), and says what to do instead; the trainer is as usable as before."""
+    callback = CallAt(event, call)
+    trainer = make_trainer(callback)
+    with pytest.raises(ConfigurationError, match=rf"{name}\(\) within train\(\)") as refused:
+        train(trainer, per_device_batch_size=4)
+    assert ("run_evaluation_epoch(is_intermediate=True)" in refused.value.do) == (name == "evaluate")
+    assert (trainer.train_dataset, trainer.eval_dataset) == (TRAIN_DATA, EVAL_DATA)
+
+    trainer.callback_handler.remove_callback(callback)
+    train(trainer, per_device_batch_size=4)
+    assert trainer.num_epochs_completed == 2
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("call", [evaluate_other, train_more])
+def test_a_run_in_an_evaluation_is_refused_by_name(call: Callable[..., Any]) -> None:
+    """As within training."""
+    trainer = make_trainer(CallAt("on_evaluation_run_end", call))
+    with pytest.raises(ConfigurationError, match=r"\(\) within evaluate\(\)"):
+        trainer.evaluate(EVAL_DATA)
+
+
+def test_a_run_in_a_step_or_a_hook_is_refused_by_name() -> None:
+    """Methods of the trainer are parts of the run too."""
+    for method in ("calculate_train_batch_loss", "training_run_end"):
+        trainer = make_trainer()
+        vars(trainer)[method] = partial(evaluate_other, trainer)
+        with pytest.raises(ConfigurationError, match=r"evaluate\(\) within train\(\)"):
+            train(trainer, epochs=1)
+
+
+def test_the_method_that_is_named_evaluates_between_two_updates() -> None:
+    """What the error advises."""
+    trainer = make_trainer(CallAt("on_optimizer_step_end", lambda trainer: trainer.run_evaluation_epoch()))
+    train(trainer, epochs=1, per_device_batch_size=4)
+    assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 5

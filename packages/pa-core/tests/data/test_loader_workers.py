@@ -19,20 +19,20 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD
+from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 from typing_extensions import override
 
 from pa_core import ConfigurationError, Trainer
 from pa_core.data import KeyedDataLoader
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.testing import TinyClassifier, make_classification
+from pa_core.testing import make_classification
 from pa_data import start_method
 from tests.launching import Launch
 from tests.support.callbacks import FailAt
 from tests.support.drawing import Drawing, draw_after, preserved_streams, samples_by_index
 from tests.support.explained import assert_explained
+from tests.support.trainers import classifier_trainer
 
 
 class WithFile(Dataset[str]):
@@ -317,9 +317,7 @@ def test_a_worker_that_is_stuck_ends_after_some_time(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("persistent", [False, True])
 def test_no_worker_outlives_a_run_that_failed(persistent: bool) -> None:
     """Not even while the exception, and with it everything that it passed through, is still held."""
-    model = TinyClassifier()
-    fails = FailAt("on_train_step_end", OSError("no space left"))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[fails])
+    trainer = classifier_trainer(Trainer, FailAt("on_train_step_end", OSError("no space left")))
     workers = {"num_workers": 2, "persistent_workers": persistent}
     with pytest.raises(OSError, match="no space left") as held:
         trainer.train(make_classification(64), 1, train_dataloader_kwargs=workers)

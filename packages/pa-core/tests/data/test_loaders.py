@@ -72,6 +72,11 @@ def test_the_run_config_has_the_arguments_of_the_loaders_of_its_run() -> None:
     trainer = make_trainer()
     trainer.train(samples(8), 1, samples(4), 2, eval_dataloader_kwargs={"batch_size": 4, "num_workers": 0})
     assert trainer.run_config.train_dl_kwargs["shuffle"] is True
+    loaders: list[Any] = [trainer.train_dataloader, trainer.eval_dataloader]
+    assert [(len(one.dataset), one.batch_size, len(one), one.device) for one in loaders] == [
+        (8, 2, 4, trainer.device),
+        (4, 4, 1, trainer.device),
+    ]
     assert trainer.run_config.eval_dl_kwargs["num_workers"] == 0
     assert trainer.run_config.eval_per_device_batch_size == 4
     trainer.train(DataLoader(samples(8), batch_size=4), 1)
