@@ -39,7 +39,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
@@ -55,7 +54,7 @@ from pa_core import (
 from pa_core.data import epoch_order
 from pa_core.sharding.sharding_plan import ShardingSettings
 from tests.support.explained import assert_explained
-from tests.support.loops import updates_of
+from tests.support.loops import optimizer_of, train_by_hand, updates_of
 from tests.support.models import weights_of
 from tests.support.sharded_models import whole_weights
 
@@ -492,16 +491,6 @@ def small_network() -> nn.Module:
     return Blocks().double()
 
 
-def train_by_hand(model: nn.Module, data: TensorDataset, seed: int, samples_per_update: int) -> None:
-    """Two epochs of clipped updates, each of the whole batch of the update."""
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for inputs, targets in updates_of(data, seed, 2, samples_per_update):
-        torch.autograd.backward(nn.functional.mse_loss(model(inputs), targets))
-        clip_grad_norm_(model.parameters(), CLIP_AT)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 class Checks(TrainerCallback):
     """Saves at the end of each epoch, and stops a run on the last rank alone when told to."""
 
@@ -554,8 +543,8 @@ def test_what_works(row: str, shared_tmp_path: Path) -> None:
     run(gradient_clip_norm=CLIP_AT)
     assert trainer.model is given
 
-    assert trainer.run_config.seed is not None
-    train_by_hand(by_hand, data, trainer.run_config.seed, samples_per_update=24)
+    updates = updates_of(data, trainer.run_config.seed, 2, samples=24)
+    train_by_hand(by_hand, optimizer_of("sgd", by_hand), updates, clip_norm=CLIP_AT)
     tolerance = 1e-12 if settings()[row] != "rounded" else 0.05
     weights = torch.cat([one.reshape(-1) for one in whole_weights(model).values()])
     torch.testing.assert_close(weights, weights_of(by_hand), rtol=0, atol=tolerance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -104,6 +104,27 @@ def weights(trainer: Trainer) -> Tensor:
     return weight
 
 
+def killed_and_resumed(
+    run: Callable[..., Trainer], folder: Path, update: int, event: str = "on_train_step_start"
+) -> tuple[Trainer, list[list[int]], list[list[int]]]:
+    """A run that was resumed after an update, and the batches of both of its parts."""
+    before, after = NoteBatches(), NoteBatches()
+    saving = SaveTrainingStateCallback(folder, save_every_n_steps=1)
+    with pytest.raises(KilledError):
+        run(make_trainer(Trainer, before, saving, KillAt(update, event)))
+    return run(make_trainer(Trainer, after), resume_from=folder), before.trained, after.trained
+
+
+def batches_of_longer_and_longer_runs(run: Callable[..., object], folder: Path, *limits: int) -> list[list[int]]:
+    """The batches of runs, each of which goes on from the one before up to another number of updates."""
+    trained: list[list[int]] = []
+    for limit in limits:
+        part = NoteBatches()
+        run(make_trainer(Trainer, part, SaveTrainingStateCallback(folder)), limit, resume_from=folder)
+        trained += part.trained
+    return trained
+
+
 @pytest.mark.parametrize(("accumulation_steps", "updates"), [(1, 3), (2, 2), (3, 1), (4, 1)])
 def test_a_stream_trains_as_the_same_samples_in_a_list_do(accumulation_steps: int, updates: int) -> None:
     """Three epochs of 20 samples: the last batch and the last group are smaller, and each sample weighs the same."""
@@ -184,36 +205,32 @@ def test_a_run_on_a_stream_resumes_after_any_update(
 ) -> None:
     """It trains on the rest of the stream and goes over it again; with a state, it reads nothing twice."""
     options: dict[str, Any] = {"gradient_accumulation_steps": accumulation_steps, "eval_dataset": samples(8)}
-    note = NoteBatches()
-    whole = train(make_trainer(Trainer, note), kind(44), 8, **options)
+    note, streams = NoteBatches(), list[Any]()
+
+    def run(trainer: Trainer, **resuming: Any) -> Trainer:
+        streams.append(kind(44))
+        return train(trainer, streams[-1], 8, **options, **resuming)
+
+    whole = run(make_trainer(Trainer, note))
     per_epoch = math.ceil(6 / accumulation_steps)
     for update in range(1, 8) if event == "on_train_step_start" else range(per_epoch, 8, per_epoch):
-        folder = tmp_path / str(update)
-        saving = SaveTrainingStateCallback(folder, save_every_n_steps=1)
-        before, after, stream = NoteBatches(), NoteBatches(), kind(44)
-        with pytest.raises(KilledError):
-            train(make_trainer(Trainer, before, saving, KillAt(update, event)), kind(44), 8, **options)
-        resumed = train(make_trainer(Trainer, after), stream, 8, resume_from=folder, **options)
-
-        assert before.trained + after.trained == note.trained
+        resumed, before, after = killed_and_resumed(run, tmp_path / str(update), update, event)
+        assert before + after == note.trained
         torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
         assert resumed.num_epochs_completed == whole.num_epochs_completed
         if kind is StreamWithState:
-            assert stream.num_read == sum(map(len, after.trained))
+            assert streams[-1].num_read == sum(map(len, after))
 
 
 def test_a_run_on_a_stream_is_made_longer(tmp_path: Path) -> None:
     """The samples of the stream that are left come first; then it begins again."""
     note = NoteBatches()
     train(make_trainer(Trainer, note), Stream(44), 9)
-    trained: list[list[int]] = []
-    for updates in (2, 5, 6, 9):
-        part = NoteBatches()
-        trainer = make_trainer(Trainer, part, SaveTrainingStateCallback(tmp_path))
-        train(trainer, Stream(44), updates, resume_from=tmp_path, resume_missing="start")
-        trained += part.trained
 
-    assert trained == note.trained
+    def run(trainer: Trainer, updates: int, **resuming: Any) -> None:
+        train(trainer, Stream(44), updates, resume_missing="start", **resuming)
+
+    assert batches_of_longer_and_longer_runs(run, tmp_path, 2, 5, 6, 9) == note.trained
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -383,15 +400,9 @@ def test_a_run_resumes_after_any_update_of_any_epoch(tmp_path: Path) -> None:
     note = NoteBatches()
     whole = train_stages(make_trainer(Trainer, note))
     for update in range(1, 10):
-        folder = tmp_path / str(update)
-        saving = SaveTrainingStateCallback(folder, save_every_n_steps=1)
-        before, after = NoteBatches(), NoteBatches()
-        with pytest.raises(KilledError):
-            train_stages(make_trainer(Trainer, before, saving, KillAt(update, "on_train_step_start")))
-        resumed = train_stages(make_trainer(Trainer, after), resume_from=folder)
-
-        assert before.trained + after.trained == note.trained
-        torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+        resumed, before, after = killed_and_resumed(train_stages, tmp_path / str(update), update)
+        assert before + after == note.trained
+        torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
         assert updates_of(resumed, "train_loss_epoch") == [2, 7, 10]
 
 
@@ -402,15 +413,11 @@ def test_a_run_that_is_made_longer_again_and_again_trains_all_of_each_epoch(
     """Each time it ends within an epoch, also in one that it was resumed in; then come the samples that are left."""
     note = NoteBatches()
     train_stages(make_trainer(Trainer, note), num_epochs=1, max_num_train_steps=9, order=order)
-    trained: list[list[int]] = []
-    for updates in (1, 4, 6, 9):
-        part = NoteBatches()
-        saving = SaveTrainingStateCallback(tmp_path)
-        options = {"resume_from": tmp_path, "resume_missing": "start", "order": order}
-        train_stages(make_trainer(Trainer, part, saving), num_epochs=1, max_num_train_steps=updates, **options)
-        trained += part.trained
 
-    assert trained == note.trained
+    def run(trainer: Trainer, updates: int, **resuming: Any) -> None:
+        train_stages(trainer, 1, max_num_train_steps=updates, order=order, resume_missing="start", **resuming)
+
+    assert batches_of_longer_and_longer_runs(run, tmp_path, 1, 4, 6, 9) == note.trained
 
 
 def test_an_epoch_without_samples_is_refused_before_the_first_step() -> None:

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, BatchOutputError, Trainer, TrainerCallback, distributed, gather_objects
 from pa_core.testing import make_classification, make_regression
-from tests.support.loops import optimizer_of, updates_of
+from tests.support.loops import optimizer_of, train_by_hand, updates_of
 from tests.support.models import weights_of
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
@@ -46,6 +46,7 @@ def test_any_split_makes_the_updates_of_the_large_batch(
 ) -> None:
     """Random sizes, accumulation, clipping and limits move the weights as whole batches of one process do."""
     data = TensorDataset(*(tensor.double() for tensor in make_regression(num_samples).tensors))
+    clip_value, clip_norm = {"no": (None, None), "value": (0.05, None), "norm": (None, 0.3)}[clip]
     model = network()
     by_hand = copy.deepcopy(model)
     trainer = Trainer(model, nn.MSELoss(), optimizer_of(kind, model), callbacks=[])
@@ -55,22 +56,14 @@ def test_any_split_makes_the_updates_of_the_large_batch(
         epochs,
         per_device_batch_size=batch_size,
         gradient_accumulation_steps=accumulation,
-        gradient_clip_value=0.05 if clip == "value" else None,
-        gradient_clip_norm=0.3 if clip == "norm" else None,
+        gradient_clip_value=clip_value,
+        gradient_clip_norm=clip_norm,
         max_num_train_steps=max_updates,
     )
     config = trainer.run_config
-    optimizer = optimizer_of(kind, by_hand)
     whole_batches = updates_of(data, config.seed, config.num_epochs, config.train_total_batch_size)
     updates = list(islice(whole_batches, max_updates))
-    for inputs, targets in updates:
-        torch.autograd.backward(nn.functional.mse_loss(by_hand(inputs), targets))
-        if clip == "value":
-            nn.utils.clip_grad_value_(by_hand.parameters(), 0.05)
-        if clip == "norm":
-            nn.utils.clip_grad_norm_(by_hand.parameters(), 0.3)
-        optimizer.step()
-        optimizer.zero_grad()
+    train_by_hand(by_hand, optimizer_of(kind, by_hand), updates, clip_norm=clip_norm, clip_value=clip_value)
     assert trainer.num_updates_completed == len(updates)
     assert torch.allclose(weights_of(model), weights_of(by_hand), rtol=0, atol=1e-12)
 
@@ -175,12 +168,8 @@ def test_an_update_is_that_of_the_mean_over_all_its_tokens(
         data, 2, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation, gradient_clip_norm=0.5
     )
     config = trainer.run_config
-    optimizer = optimizer_of(kind, by_hand)
-    for tokens, mask in updates_of(data, config.seed, 2, config.train_total_batch_size):
-        torch.autograd.backward(token_mean(by_hand, tokens, mask))
-        nn.utils.clip_grad_norm_(by_hand.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
+    updates = updates_of(data, config.seed, 2, config.train_total_batch_size)
+    train_by_hand(by_hand, optimizer_of(kind, by_hand), updates, token_mean, clip_norm=0.5)
     assert torch.allclose(weights_of(model), weights_of(by_hand), rtol=0, atol=1e-12 if kind == "sgd" else 1e-9)
 
 

@@ -34,11 +34,17 @@ def make_trainer(seed: int = 0, *callbacks: TrainerCallback, **network: Any) -> 
     return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks)
 
 
+def saved_at(path: Path) -> Trainer[nn.Module]:
+    """A trainer that has trained, and has saved its checkpoint."""
+    trainer = make_trainer()
+    train(trainer)
+    trainer.save_checkpoint(path)
+    return trainer
+
+
 def test_a_checkpoint_brings_everything_back_bit_by_bit(tmp_path: Path) -> None:
     """Weights, buffers, momentum and schedule of another trainer are those of the saved one."""
-    saved = make_trainer()
-    train(saved)
-    saved.save_checkpoint(tmp_path / "checkpoint.pt")
+    saved = saved_at(tmp_path / "checkpoint.pt")
     other = make_trainer(seed=1)
     train(other, updates=2)
     assert not same(state_of(other), state_of(saved))
@@ -90,9 +96,7 @@ def test_further_entries_stand_at_the_top_of_the_file(tmp_path: Path) -> None:
 
 def test_what_was_loaded_does_not_change_as_training_goes_on(tmp_path: Path) -> None:
     """The returned content stays that of the file, although the momentum in it is trained further."""
-    trainer = make_trainer()
-    train(trainer)
-    trainer.save_checkpoint(tmp_path / "checkpoint.pt")
+    trainer = saved_at(tmp_path / "checkpoint.pt")
     content = trainer.load_checkpoint(tmp_path / "checkpoint.pt")
     before = copy.deepcopy(content)
 
@@ -164,10 +168,8 @@ class WithAFunction(lr_scheduler.LRScheduler):
 
 def test_a_scheduler_state_with_a_function_is_refused_when_it_is_saved(tmp_path: Path) -> None:
     """It could not be loaded again, so it does not replace a file that can."""
-    trainer = make_trainer()
-    train(trainer)
     path = tmp_path / "checkpoint.pt"
-    trainer.save_checkpoint(path)
+    trainer = saved_at(path)
     good = path.read_bytes()
     trainer.train(DATA, 1, create_scheduler_fn=WithAFunction)
 
@@ -209,10 +211,8 @@ def test_entries_that_could_not_be_loaded_are_refused_when_they_are_saved(
 @pytest.mark.parametrize("missing_bytes", [1, 1000, 4000, 6000])
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, missing_bytes: int) -> None:
     """What could not be written whole is gone, and what was there is still whole."""
-    trainer = make_trainer()
-    train(trainer)
     path = tmp_path / "checkpoint.pt"
-    trainer.save_checkpoint(path)
+    trainer = saved_at(path)
     good = path.read_bytes()
     train(trainer)
 
@@ -274,9 +274,7 @@ class Demanding(lr_scheduler.StepLR):
 
 def test_a_scheduler_that_does_not_fit_leaves_everything_as_it_was(tmp_path: Path) -> None:
     """Also where the scheduler finds out while it is loading, and where the optimizer would have fitted."""
-    saved = make_trainer()
-    train(saved)
-    saved.save_checkpoint(tmp_path / "checkpoint.pt")
+    saved_at(tmp_path / "checkpoint.pt")
     trainer = make_trainer(seed=1)
     trainer.train(DATA, 1, create_scheduler_fn=partial(Demanding, step_size=7))
 
@@ -288,9 +286,7 @@ def test_a_scheduler_that_does_not_fit_leaves_everything_as_it_was(tmp_path: Pat
 
 def test_a_trainer_without_an_optimizer_says_how_to_load_the_rest(tmp_path: Path) -> None:
     """A checkpoint with the state of an optimizer needs one, unless it is left out."""
-    saved = make_trainer()
-    train(saved)
-    saved.save_checkpoint(tmp_path / "checkpoint.pt")
+    saved = saved_at(tmp_path / "checkpoint.pt")
     model = TinyClassifier(batch_norm=True)
     trainer = Trainer[nn.Module](model, nn.CrossEntropyLoss(), None, callbacks=[])
     before = copy.deepcopy(model.state_dict())

@@ -57,7 +57,8 @@ ELSEWHERE = {
     "stepping": "pa-core/tests/test_scheduler_stepping.py::test_a_scheduler_that_follows_a_metric",
     "evaluation": "pa-core/tests/test_split_properties.py::test_evaluations_of_all_sizes_are_those_of_one_process",
     "private_names": "pa-core/tests/test_subclasses.py::test_a_name_of_a_part_is_refused_in_the_body_of_a_class",
-    "timm_counting": "pa-core/tests/test_timm_trainer.py::test_the_scheduler_is_told_of_each_update_and_each_epoch",
+    "timm_counting": "pa-core/tests/test_scheduler_stepping.py::"
+    "test_the_scheduler_is_told_of_each_update_and_each_epoch",
     "entries": "pa-core/tests/test_tracking.py::test_the_numbers_of_a_mapping_have_names_of_their_own",
     "not_plain": "pa-core/tests/test_tracking.py::test_what_is_not_plain_is_refused",
     "share": "pa-core/tests/test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",

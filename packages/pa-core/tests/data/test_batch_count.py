@@ -31,15 +31,14 @@ BATCHES = [(DATA.tensors[0][start : start + 4], DATA.tensors[1][start : start + 
 class Claims:
     """A loader of so many batches that says it has another number of them."""
 
-    def __init__(self, length: int, batches: int) -> None:
-        self.length = length
-        self.batches = batches
+    def __init__(self, length: int, number: int) -> None:
+        self.length, self.number = length, number
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(BATCHES[: self.batches])
+        return iter(BATCHES[: self.number])
 
 
 class OnceOnly(Claims):
@@ -54,34 +53,20 @@ class OnceOnly(Claims):
         return self.iterator
 
 
-class LyingSampler(Sampler[int]):
+class LyingSampler(Claims, Sampler[int]):
     """A sampler that does not yield as many indices as it says."""
-
-    def __init__(self, length: int, indices: int) -> None:
-        self.length = length
-        self.indices = indices
-
-    def __len__(self) -> int:
-        return self.length
 
     @override
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.indices))
+        return iter(range(self.number))
 
 
-class Stream(IterableDataset[tuple[Tensor, ...]]):
+class Stream(Claims, IterableDataset[tuple[Tensor, ...]]):
     """Samples that each worker yields, all of them."""
-
-    def __init__(self, length: int, samples: int) -> None:
-        self.length = length
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.length
 
     @override
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        return (DATA[index] for index in range(self.samples))
+        return (DATA[index] for index in range(self.number))
 
 
 def constant(optimizer: Optimizer) -> LambdaLR:
