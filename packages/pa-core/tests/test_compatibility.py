@@ -180,7 +180,11 @@ def trainer_with(
     optimizer: Optimizer | None = None,
 ) -> Trainer[nn.Module]:
     """A trainer with an Accelerator of one's own."""
-    configured: Any = type("Configured", (kind,), {"_create_accelerator": lambda _self: create()})
+
+    def create_accelerator(_self: object) -> Any:
+        return create()
+
+    configured: Any = type("Configured", (kind,), {"_create_accelerator": create_accelerator})
     model = nn.Linear(1, 1) if model is None else model
     optimizer = optimizer or SGD(model.parameters(), lr=0.1, momentum=0.9)
     trainer: Trainer[nn.Module] = configured(model, nn.MSELoss(), optimizer, callbacks=callbacks)

@@ -57,20 +57,6 @@ def no_samples() -> BatchSampler:
     return BatchSampler(SequentialSampler([]), batch_size=4, drop_last=False)
 
 
-def attribute(name: str, value: Any) -> Callable[[Permissive], None]:
-    """Train after an attribute of the trainer was set to something bad, and put it right again."""
-
-    def act(trainer: Permissive) -> None:
-        before = getattr(trainer, name)
-        setattr(trainer, name, value)
-        try:
-            train(trainer)
-        finally:
-            setattr(trainer, name, before)
-
-    return act
-
-
 @dataclass(frozen=True)
 class Mistake:
     """Something a user may do, the error that it gives, and what the error names."""
@@ -83,6 +69,20 @@ class Mistake:
 def mistake(error: type[Exception], *words: str, **kwargs: Any) -> Mistake:
     """Training with bad arguments."""
     return Mistake(partial(train, **kwargs), error, words)
+
+
+def wrong(name: str, value: Any, error: type[Exception], *words: str) -> Mistake:
+    """Training after an attribute of the trainer was set to something bad; it is put right again."""
+
+    def act(trainer: Permissive) -> None:
+        before = getattr(trainer, name)
+        setattr(trainer, name, value)
+        try:
+            train(trainer)
+        finally:
+            setattr(trainer, name, before)
+
+    return Mistake(act, error, words)
 
 
 def scheduler_of(trainer: AnyTrainer) -> lr_scheduler.StepLR:
@@ -120,23 +120,22 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
     ),
     "an iterable dataset without samples": mistake(EmptyDatasetError, "create_train_dataloader", data=EmptyStream()),
     "a dataset without a length": mistake(ConfigurationError, "Unsized", "__len__", data=Unsized()),
-    "a loader without a length": Mistake(
-        attribute("train_loader", lambda: iter([])), ConfigurationError, ("list_iterator", "Pass max_num_train_steps")
+    "a loader without a length": wrong(
+        "train_loader", lambda: iter([]), ConfigurationError, "list_iterator", "Pass max_num_train_steps"
     ),
-    "an iterator to evaluate": Mistake(
-        attribute("eval_loader", lambda: iter([])),
+    "an iterator to evaluate": wrong(
+        "eval_loader",
+        lambda: iter([]),
         ConfigurationError,
-        ("list_iterator", "create_eval_dataloader", "Make the loader a list"),
+        "list_iterator",
+        "create_eval_dataloader",
+        "Make the loader a list",
     ),
-    "no loader": Mistake(
-        attribute("train_loader", lambda: None), ConfigurationError, ("NoneType", "create_train_dataloader")
+    "no loader": wrong("train_loader", lambda: None, ConfigurationError, "NoneType", "create_train_dataloader"),
+    "no loader to evaluate": wrong(
+        "eval_loader", lambda: None, ConfigurationError, "NoneType", "create_eval_dataloader"
     ),
-    "no loader for the evaluation": Mistake(
-        attribute("eval_loader", lambda: None), ConfigurationError, ("NoneType", "create_eval_dataloader")
-    ),
-    "a loader of nothing": Mistake(
-        attribute("train_loader", list), EmptyDatasetError, ("list", "create_train_dataloader")
-    ),
+    "a loader of nothing": wrong("train_loader", list, EmptyDatasetError, "list", "create_train_dataloader"),
     **{
         f"{name}={value}": mistake(ConfigurationError, name, f"got {value}", **{name: value})
         for name in ("per_device_batch_size", "gradient_accumulation_steps", "max_num_train_steps")
@@ -166,12 +165,15 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
     "a factory that returns nothing": mistake(
         TypeError, "create_scheduler_fn", "returned None", create_scheduler_fn=forgets_to_return
     ),
-    "an optimizer of another model": Mistake(
-        attribute("optimizer", SGD(nn.Linear(1, 1).parameters(), lr=0.1)),
+    "an optimizer of another model": wrong(
+        "optimizer",
+        SGD(nn.Linear(1, 1).parameters(), lr=0.1),
         ConfigurationError,
-        ("SGD", "2 other parameters", "model.parameters()"),
+        "SGD",
+        "2 other parameters",
+        "model.parameters()",
     ),
-    "no optimizer": Mistake(attribute("optimizer", None), ConfigurationError, ("optimizer=None",)),
+    "no optimizer": wrong("optimizer", None, ConfigurationError, "optimizer=None"),
 }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -69,7 +70,10 @@ class Calls(TrainerCallback):
             self.function()
 
 
-def trainer_in(kind: type[Trainer[nn.Module]], model: nn.Module, *callbacks: TrainerCallback) -> Trainer[nn.Module]:
+Kind: TypeAlias = Callable[..., Trainer[nn.Module]]
+
+
+def trainer_in(kind: Kind, model: nn.Module, *callbacks: TrainerCallback) -> Trainer[nn.Module]:
     """A trainer of one of the classes above."""
     return kind(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks)
 
@@ -244,25 +248,6 @@ def test_trainers_that_accumulate_differently(kind: type[Trainer[nn.Module]]) ->
     assert torch.equal(weights_of(often), alone[1])
 
 
-@on_one_and_two_ranks
-@pytest.mark.parametrize("second", [InBf16, Trainer], ids=["to bf16", "to what the script was launched with"])
-def test_a_second_precision_in_one_process(second: type[Trainer[nn.Module]]) -> None:
-    """A trainer that needs another precision than an earlier one is refused, and the earlier one stays as it was."""
-    first: type[Trainer[nn.Module]] = Trainer if second is InBf16 else InBf16
-    model = TinyClassifier()
-    earlier = trainer_in(first, model)
-    described = earlier.describe_run()
-    with pytest.raises(UnsupportedConfigurationError, match="an earlier trainer or run has chosen them") as caught:
-        trainer_in(second, TinyClassifier())
-    wanted, there = ("bf16", "no") if second is InBf16 else ("no", "bf16")
-    assert f"mixed_precision='{wanted}' comes after mixed_precision='{there}'" in str(caught.value)
-    assert earlier.describe_run() == described
-    earlier.train(make_classification(8), 1, per_device_batch_size=2)
-    assert earlier.run_config.mixed_precision == there
-    assert trainer_in(first, TinyClassifier()).describe_run() == described
-    assert dist.is_initialized() == (earlier.run_config.num_processes > 1)
-
-
 @pytest.mark.runs_on("bf16")
 def test_the_model_computes_in_bf16_and_its_weights_stay_fp32() -> None:
     """Launched so, training and evaluation run forward in bfloat16; weights, outputs and losses are float32."""
@@ -336,16 +321,34 @@ def test_two_precisions_for_one_trainer() -> None:
     assert "has mixed_precision='bf16'" in str(caught.value)
 
 
-@pytest.mark.parametrize("second", [Trainer, WithDdpSettings])
-@pytest.mark.parametrize("asked", ["bf16", "no"])
-def test_a_second_precision_that_the_script_asks_for(second: Any, asked: Any) -> None:
-    """Accelerate has one for each process: the error says which one to pass."""
-    there = "no" if asked == "bf16" else "bf16"
-    precision_of(mixed_precision=there)
-    with pytest.raises(UnsupportedConfigurationError) as caught:
-        precision_of(second, mixed_precision=asked)
-    assert f"mixed_precision='{asked}' comes after mixed_precision='{there}'" in str(caught.value)
+IN_FP32, IN_BF16 = (partial(Trainer[nn.Module], mixed_precision=one) for one in ("no", "bf16"))
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize(
+    ("first", "second", "there", "wanted"),
+    [
+        (Trainer, InBf16, "no", "bf16"),
+        (InBf16, Trainer, "bf16", "no"),
+        (IN_FP32, IN_BF16, "no", "bf16"),
+        (IN_BF16, IN_FP32, "bf16", "no"),
+        (IN_FP32, partial(WithDdpSettings, mixed_precision="bf16"), "no", "bf16"),
+        (IN_BF16, partial(WithDdpSettings, mixed_precision="no"), "bf16", "no"),
+    ],
+)
+def test_a_second_precision_in_one_process(first: Kind, second: Kind, there: str, wanted: str) -> None:
+    """Accelerate has one for each process: another one is refused, and the earlier trainer stays as it was."""
+    earlier = trainer_in(first, TinyClassifier())
+    described = earlier.describe_run()
+    with pytest.raises(UnsupportedConfigurationError, match="an earlier trainer or run has chosen them") as caught:
+        trainer_in(second, TinyClassifier())
+    assert f"mixed_precision='{wanted}' comes after mixed_precision='{there}'" in str(caught.value)
     assert "Pass the same here too" in str(caught.value)
+    assert earlier.describe_run() == described
+    earlier.train(make_classification(8), 1, per_device_batch_size=2)
+    assert earlier.run_config.mixed_precision == there
+    assert trainer_in(first, TinyClassifier()).describe_run() == described
+    assert dist.is_initialized() == (earlier.run_config.num_processes > 1)
 
 
 @on_one_and_two_ranks

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import signal
 import weakref
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -285,18 +285,6 @@ def test_a_number_of_updates_ends_the_run_exactly_there(limit: int, accumulation
     assert all(map(torch.equal, weights_of(trainer), after_updates[limit - 1]))
 
 
-@contextmanager
-def without_garbage_collection() -> Generator[None]:
-    """What stands in a cycle stays in memory within the context."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -319,7 +307,10 @@ def test_a_run_that_ended_early_keeps_nothing_of_its_last_step(error: Callable[[
 
     model = TinyClassifier()
     trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[RaiseInStep])
-    with without_garbage_collection():
+    gc.disable()  # what stands in a cycle stays in memory
+    try:
         with suppress(BaseException):
             trainer.train(TRAIN_DATA, num_epochs=1, per_device_batch_size=BATCH_SIZE)
         assert [graph() for graph in graphs] == [None]
+    finally:
+        gc.enable()

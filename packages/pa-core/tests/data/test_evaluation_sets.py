@@ -256,27 +256,16 @@ RARE: dict[str, Any] = {"val": VAL, "test": OOD, "test_ood": EvaluationSet(OOD, 
 """The name of one set is the beginning of another one's."""
 
 
-def told_beforehand(trainer: Any) -> Any:
-    """What a step of an evaluation returns whose loss is told beforehand, by set and epoch."""
-    loss = trainer.values[trainer.eval_name or ""][trainer.run_history.current_epoch - 1]
-    return {"loss": torch.tensor(loss), "model_outputs": None, "batch_size": 1}
+def values_trainer(kind: Any, values: dict[str, list[float]], *callbacks: TrainerCallback) -> Any:
+    """A trainer whose evaluation losses are told beforehand, by set and epoch."""
+    trainer = make_trainer(kind, *callbacks)
 
+    def told(_batch: Any) -> Any:
+        loss = values[trainer.eval_name or ""][trainer.run_history.current_epoch - 1]
+        return {"loss": torch.tensor(loss), "model_outputs": None, "batch_size": 1}
 
-class Values(Trainer):
-    """A trainer whose evaluation losses are told beforehand."""
-
-    values: dict[str, list[float]]
-
-    @override
-    def calculate_eval_batch_loss(self, batch: Any) -> Any:
-        return told_beforehand(self)
-
-
-def values_trainer(values: dict[str, list[float]], *callbacks: TrainerCallback) -> Values:
-    """A trainer with these losses."""
-    trainer: Any = make_trainer(Values, *callbacks)
-    trainer.values = values
-    return trainer  # type: ignore[no-any-return]
+    vars(trainer)["calculate_eval_batch_loss"] = told
+    return trainer
 
 
 ALWAYS = {"val": [9.0] * 6, "test": [9.0] * 6}
@@ -285,7 +274,7 @@ ALWAYS = {"val": [9.0] * 6, "test": [9.0] * 6}
 def test_the_best_model_is_judged_in_the_epochs_in_which_its_set_is_evaluated(tmp_path: Path) -> None:
     """Before the first evaluation of the set nothing is saved, and nothing is taken twice; the name decides."""
     best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="eval_test_ood_loss_epoch")
-    trainer = values_trainer({**ALWAYS, "test_ood": [0.0, 3.0, 0.0, 2.0, 1.5]}, best)
+    trainer = values_trainer(Trainer, {**ALWAYS, "test_ood": [0.0, 3.0, 0.0, 2.0, 1.5]}, best)
     saved: list[int] = []
     best.save_best = lambda trainer: saved.append(trainer.run_history.current_epoch)  # type: ignore[method-assign]
     best.load_best = lambda trainer: None  # type: ignore[method-assign]
@@ -296,7 +285,7 @@ def test_the_best_model_is_judged_in_the_epochs_in_which_its_set_is_evaluated(tm
 
 def test_a_scheduler_is_stepped_with_a_metric_in_the_epochs_in_which_it_is_evaluated() -> None:
     """The patience of ``ReduceLROnPlateau`` is then a number of evaluations."""
-    trainer = values_trainer({**ALWAYS, "test_ood": [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]})
+    trainer = values_trainer(Trainer, {**ALWAYS, "test_ood": [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]})
     plateau = partial(ReduceLROnPlateau, patience=1, factor=0.5)
     used = RatesUsed()
     trainer.callback_handler.add_callback(used)
@@ -401,19 +390,9 @@ def test_what_is_shown_names_the_set(capsys: pytest.CaptureFixture[str]) -> None
     assert "Evaluation starts: 3 batches of val, test, test_ood;" in shown
 
 
-class ValuesOfTimm(TrainerWithTimmScheduler):
-    """The same for schedulers of timm."""
-
-    @override
-    def calculate_eval_batch_loss(self, batch: Any) -> Any:
-        return told_beforehand(self)
-
-
 def test_schedulers_of_timm_get_the_loss_of_the_first_set() -> None:
     """And None in the epochs in which it is not evaluated."""
-    kind: Any = ValuesOfTimm
-    trainer: Any = make_trainer(kind)
-    trainer.values = {"val": [5.0, 4.0, 3.0], "ood": [9.0] * 3}
+    trainer = values_trainer(TrainerWithTimmScheduler, {"val": [5.0, 4.0, 3.0], "ood": [9.0] * 3})
     trainer.train(DATA, 3, {"val": EvaluationSet(VAL, every_n_epochs=2), "ood": OOD}, create_scheduler_fn=Timm)
     assert [one[1] for one in trainer.scheduler.told if isinstance(one, tuple)] == [None, 4.0, 3.0]
 
