@@ -12,6 +12,17 @@ from torch.utils.data import TensorDataset
 from pa_core.data import epoch_order
 
 
+def network(num_features: int = 4) -> nn.Module:
+    """A small network in double precision, the same each time, none of whose gradients is zero by nature."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(num_features, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def in_double(data: TensorDataset) -> TensorDataset:
+    """The same samples, with numbers in double precision."""
+    return TensorDataset(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in data.tensors))
+
+
 def updates_of(data: TensorDataset, seed: int | None, epochs: int, samples: int) -> Iterator[list[Tensor]]:
     """Yield all samples of each update of a run, in its order, as one process without accumulation has them.
 

@@ -18,16 +18,10 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, BatchOutputError, Trainer, TrainerCallback, distributed, gather_objects
 from pa_core.testing import make_classification, make_regression
-from tests.support.loops import optimizer_of, train_by_hand, updates_of
+from tests.support.loops import in_double, network, optimizer_of, train_by_hand, updates_of
 from tests.support.models import weights_of
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
-
-
-def network(num_features: int = 4) -> nn.Module:
-    """A network in double precision, none of whose gradients is zero by nature."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(num_features, 5), nn.Tanh(), nn.Linear(5, 1)).double()
 
 
 @on_one_and_two_ranks
@@ -45,7 +39,7 @@ def test_any_split_makes_the_updates_of_the_large_batch(
     num_samples: int, batch_size: int, accumulation: int, kind: str, clip: str, epochs: int, max_updates: int | None
 ) -> None:
     """Random sizes, accumulation, clipping and limits move the weights as whole batches of one process do."""
-    data = TensorDataset(*(tensor.double() for tensor in make_regression(num_samples).tensors))
+    data = in_double(make_regression(num_samples))
     clip_value, clip_norm = {"no": (None, None), "value": (0.05, None), "norm": (None, 0.3)}[clip]
     model = network()
     by_hand = copy.deepcopy(model)
@@ -98,17 +92,17 @@ def test_evaluations_of_all_sizes_are_those_of_one_process(batch_size: int) -> N
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
     for num_samples in range(2, max(12, 3 * batch_size * distributed.num_processes()) + 1):
-        inputs, targets = make_classification(num_samples).tensors
-        data = TensorDataset(inputs.double(), targets)
+        data = in_double(make_classification(num_samples))
+        inputs, targets = data.tensors
         with torch.no_grad():
-            logits = model(data.tensors[0])
+            logits = model(inputs)
         loss = nn.functional.cross_entropy(logits, targets).item()
         accuracy = (logits.argmax(1) == targets).double().mean().item()
         seen = Evaluated()
         trainer = Trainer(model, nn.CrossEntropyLoss(), None, callbacks=[seen])
         trainer.evaluate(data, per_device_batch_size=batch_size)
         where = f"{num_samples} samples in batches of {batch_size}"
-        assert torch.equal(torch.cat(seen.inputs), data.tensors[0]), where
+        assert torch.equal(torch.cat(seen.inputs), inputs), where
         assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(loss, rel=1e-12), where
         assert seen.accuracy.compute().item() == pytest.approx(accuracy, abs=1e-6), where
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from pa_core import AnyTrainer, InMemoryRunHistory, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification, make_regression
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.callbacks import CallAt
+from tests.support.loops import in_double
 from tests.support.models import weights_of
 
 
@@ -29,11 +30,6 @@ def linear_trainer(
         model.weight.copy_(torch.tensor([[0.1, -0.2, 0.3, -0.4]]))
         model.bias.zero_()
     return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=lr, momentum=0.9), callbacks=callbacks)
-
-
-def regression(num_samples: int, dtype: torch.dtype = torch.float64) -> TensorDataset:
-    """A regression dataset in the given precision."""
-    return TensorDataset(*(tensor.to(dtype) for tensor in make_regression(num_samples).tensors))
 
 
 def test_the_seed_of_the_user_decides_everything() -> None:
@@ -156,10 +152,10 @@ def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:
 
 def test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds() -> None:
     """A DataLoader of the user's own tells its sizes by its sampler: accumulated batches of 4 and 2 are one of 6."""
-    weights: list[Tensor] = []
+    weights, data = list[Tensor](), in_double(make_regression(6))
     for batch_size, accumulation in ((6, 1), (4, 2)):
         trainer = linear_trainer(dtype=torch.float64)
-        trainer.train(DataLoader(regression(6), batch_size), 3, gradient_accumulation_steps=accumulation)
+        trainer.train(DataLoader(data, batch_size), 3, gradient_accumulation_steps=accumulation)
         assert trainer.num_updates_completed == 3
         weights.append(weights_of(trainer.model))
     assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-14)
