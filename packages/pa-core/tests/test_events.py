@@ -1,13 +1,15 @@
-"""The callback handler: who is called, in which order, and what is refused or warned about."""
+"""The callback handler: who is called, in which order, what is refused or warned about, and what a recorder notes."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
-from torch.optim import SGD
+from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import (
@@ -21,9 +23,10 @@ from pa_core import (
     get_default_callbacks,
 )
 from pa_core.any_trainer import EVENT_NAMES
-from pa_core.testing import RecordingCallback, TinyClassifier
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.support.explained import assert_explained
 from tests.support.pa_core.good_run import EVAL_DATA, assert_still_works, make_trainer, train
+from tests.support.trainers import classifier_trainer
 
 calls: list[tuple[object, ...]] = []
 
@@ -57,17 +60,11 @@ class Deaf(TrainerCallback):
     """Listens to nothing."""
 
 
-def trainer_with(*callbacks: Any) -> Trainer[TinyClassifier]:
-    """A trainer with these callbacks only."""
-    model = TinyClassifier()
-    return Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
-
-
 @pytest.mark.parametrize("order", [(First, Second), (Second, First), (Second(), First), (First(), Second())])
 def test_callbacks_are_called_in_the_order_given(order: tuple[Any, ...]) -> None:
     """Classes and instances may be mixed; a class is constructed."""
     names = [one.__name__ if isinstance(one, type) else type(one).__name__ for one in order]
-    trainer = trainer_with(*order)
+    trainer = classifier_trainer(Trainer, *order)
 
     train(trainer, epochs=1)
 
@@ -104,7 +101,7 @@ def test_the_default_callbacks_may_come_without_the_bar() -> None:
 def test_an_event_of_ones_own_is_called_by_name_or_by_method() -> None:
     """Arguments reach the callbacks that implement it as they were given, and no others."""
     handler = CallbackHandler([First, Deaf, Second])
-    trainer = trainer_with()
+    trainer = classifier_trainer(Trainer)
 
     handler.call_event("verify_batch", trainer, size=3)
     handler.call_event(First.verify_batch, trainer, 4, strict=True)
@@ -218,9 +215,7 @@ class FiresValidation(Trainer[TinyClassifier]):
 def test_an_event_of_the_users_own_trainer_gets_no_warning() -> None:
     """A method that starts with `on_` is nothing odd where somebody fires the event."""
     listener = OnValidation()
-    model = TinyClassifier()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    trainer = FiresValidation(model, nn.CrossEntropyLoss(), optimizer, callbacks=[listener])
+    trainer = classifier_trainer(FiresValidation, listener)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(trainer, epochs=1)
@@ -249,3 +244,69 @@ def test_a_subclass_counts_as_a_class_of_its_own() -> None:
 
     handler = CallbackHandler([LogMetricsCallback, MyLog])
     assert [type(callback) for callback in handler.callbacks] == [LogMetricsCallback, MyLog]
+
+
+def test_a_run_is_recorded_event_by_event_with_its_arguments() -> None:
+    """Names in their order, and beside each what it was called with."""
+    recorder = RecordingCallback()
+    classifier_trainer(Trainer, recorder).train(
+        make_classification(16), 1, make_classification(4), per_device_batch_size=8
+    )
+
+    assert recorder.events == [
+        "on_init_end",
+        "on_prepare_start",
+        "on_training_run_start",
+        "on_train_epoch_start",
+        *["on_train_step_start", "on_train_step_end", "on_optimizer_step_end"] * 2,
+        "on_train_epoch_end",
+        "on_eval_epoch_start",
+        "on_eval_step_start",
+        "on_eval_step_end",
+        "on_eval_epoch_end",
+        "on_training_run_epoch_end",
+        "on_training_run_end",
+    ]
+    assert len(recorder.arguments) == len(recorder.events)
+    by_event = dict(zip(recorder.events, recorder.arguments, strict=True))
+    assert by_event["on_optimizer_step_end"] == {"update": 2}
+    assert set(by_event["on_train_step_end"]) == {"batch", "batch_output", "step"}
+    assert by_event["on_train_step_end"]["step"] == 2
+    assert by_event["on_eval_step_end"]["batch_output"]["batch_size"] == 4
+    assert by_event["on_train_epoch_end"] == {}
+
+
+def test_every_event_is_recorded_and_none_is_shared_between_recorders() -> None:
+    """Each recorder has a list of its own, copies included."""
+    one, other = RecordingCallback(), RecordingCallback()
+    for event in sorted(EVENT_NAMES):
+        getattr(one, event)(None, note=event)
+    assert one.events == sorted(EVENT_NAMES)
+    assert one.arguments == [{"note": event} for event in one.events]
+    assert (other.events, other.arguments) == ([], [])
+
+    twin = copy.deepcopy(one)
+    twin.on_init_end(classifier_trainer(Trainer))
+    assert (len(one.events), len(twin.events)) == (len(EVENT_NAMES), len(EVENT_NAMES) + 1)
+
+
+@pytest.mark.parametrize("make", [make_classification, make_regression])
+def test_data_follows_from_its_seed_alone(make: Any) -> None:
+    """The same seed gives the same data, another one other data, and no global generator is touched."""
+    before = torch.get_rng_state()
+    one, same, other = make(10, 3, seed=1), make(10, 3, seed=1), make(10, 3, seed=2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert isinstance(one, TensorDataset)
+    assert len(one) == 10
+    assert one.tensors[0].shape == (10, 3)
+    assert all(map(torch.equal, one.tensors, same.tensors))
+    assert not torch.equal(one.tensors[0], other.tensors[0])
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+def test_the_model_has_the_sizes_asked_for(batch_norm: bool) -> None:
+    """Features, classes, hidden units, and buffers where they are wanted."""
+    model = TinyClassifier(5, 2, hidden=7, batch_norm=batch_norm)
+    assert model(torch.zeros(3, 5)).shape == (3, 2)
+    assert model.layers[0].out_features == 7
+    assert bool(list(model.buffers())) is batch_norm

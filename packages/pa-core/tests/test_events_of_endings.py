@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD
+from torch import Tensor
 from torch.utils.data import TensorDataset
-from typing_extensions import override
 
-from pa_core import AnyTrainer, StopTrainingError, TerminateOnNaNCallback, Trainer, TrainerCallback
-from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from pa_core import StopTrainingError, TerminateOnNaNCallback, Trainer
+from pa_core.testing import RecordingCallback, make_classification
 from tests.launching import Launch
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.events_of_endings import table
+from tests.support.trainers import classifier_trainer
 
 EVENTS_OF_EVALUATE = {"on_training_run_epoch_end": "on_eval_epoch_end", "on_training_run_end": "on_evaluation_run_end"}
 LIMIT = "`max_num_train_steps`"
@@ -46,22 +46,6 @@ IN_THE_SECOND_STEP: dict[str, Callable[[], object]] = {
 }
 
 
-class InTheSecondStep(TrainerCallback):
-    """Does something in the second step of a run."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        self._act = act
-        self._steps = 0
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        self._steps += 1
-        if self._steps == 2:
-            self._act()
-
-    on_eval_step_end = on_train_step_end
-
-
 def samples(way: str) -> TensorDataset:
     """Three batches of four; the loss of the last one may be NaN."""
     inputs, targets = make_classification(12).tensors
@@ -73,13 +57,10 @@ def samples(way: str) -> TensorDataset:
 def run(entry: str, way: str) -> tuple[list[str], str]:
     """The events of a run that ends in some way, and what `train()` or `evaluate()` does, in words of the table."""
     recorder = RecordingCallback()
-    model = TinyClassifier()
-    trainer = Trainer(
-        model,
-        nn.CrossEntropyLoss(),
-        SGD(model.parameters(), lr=0.1),
-        callbacks=[recorder, InTheSecondStep(IN_THE_SECOND_STEP[way]), TerminateOnNaNCallback],
-    )
+    step_end = {"train": "on_train_step_end", "evaluate": "on_eval_step_end"}[entry]
+    steps = itertools.count(1)
+    act = CallAt(step_end, lambda _trainer: IN_THE_SECOND_STEP[way]() if next(steps) == 2 else None)
+    trainer = classifier_trainer(Trainer, recorder, act, TerminateOnNaNCallback)
     try:
         if entry == "train":
             limit = 5 if way == LIMIT else None

@@ -1,4 +1,4 @@
-"""Modules beside the model: trained with it by one loss, saved with it, or only placed beside it."""
+"""Modules beside the model: trained with it by one loss, saved with it, only placed beside it, or refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
@@ -30,6 +32,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.distributed import num_processes, rank
+from pa_core.testing import make_regression
 from tests.support.callbacks import CallAt, KillAt, KilledError
 from tests.support.loops import updates_of
 from tests.support.pa_core.towers import TwoTowers, contrast, decay, pairs, tower, two_towers, weights_of
@@ -277,60 +280,37 @@ def in_two_optimizers(trainer: TwoTowers) -> None:
     trainer.add_module("more", module, of(module))
 
 
-REFUSED: dict[str, tuple[type[Exception], str, Add]] = {
-    "a name twice": (
-        ConfigurationError,
-        "There is a module of this name already",
-        lambda trainer: trainer.add_module("captions", tower(2)),
-    ),
-    "a reserved name": (ConfigurationError, "none of loss_func, model", lambda one: one.add_module("model", tower(2))),
-    "no name": (ConfigurationError, "letters, digits", lambda trainer: trainer.add_module("my module", tower(2))),
-    "a part of the model": (
-        ConfigurationError,
-        "it is trained already",
-        lambda trainer: trainer.add_module("head", trainer.model[3], of(trainer.model[3])),
-    ),
-    "a part of another module": (ConfigurationError, "one module that holds both", shared),
-    "a foreign optimizer": (
-        ConfigurationError,
-        "SGD of 4 other parameters",
-        lambda trainer: trainer.add_module("more", tower(2), of(tower(2))),
-    ),
-    "two optimizers": (ConfigurationError, "Two optimizers would train", in_two_optimizers),
-    "no optimizer": (
-        ConfigurationError,
-        "Pass its optimizer, or call requires_grad_",
-        lambda trainer: trainer.add_module("more", tower(2)),
-    ),
-    "a scheduler alone": (
-        ConfigurationError,
-        "Pass the optimizer of the module too",
-        lambda trainer: trainer.add_module("more", tower(2).eval(), None, decay),
-    ),
-    "a scheduler for its factory": (
-        TypeError,
+def with_a_scheduler_alone(trainer: TwoTowers) -> None:
+    """A module that nobody trains, with a schedule."""
+    trainer.add_module("more", tower(2).eval(), None, decay)
+
+
+REFUSED: dict[str, tuple[str, Add]] = {
+    "a name twice": ("There is a module of this name already", lambda one: one.add_module("captions", tower(2))),
+    "a reserved name": ("none of loss_func, model", lambda one: one.add_module("model", tower(2))),
+    "no name": ("letters, digits", lambda one: one.add_module("my module", tower(2))),
+    "the model's head": ("it is trained already", lambda one: one.add_module("head", one.model[3], of(one.model[3]))),
+    "a part of another module": ("one module that holds both", shared),
+    "a foreign optimizer": ("SGD of 4 other parameters", lambda one: one.add_module("more", tower(2), of(tower(2)))),
+    "two optimizers": ("Two optimizers would train", in_two_optimizers),
+    "no optimizer": ("Pass its optimizer, or call requires_grad_", lambda one: one.add_module("more", tower(2))),
+    "no optimizer, a scheduler": ("Pass the optimizer of the module too", with_a_scheduler_alone),
+    "a scheduler": (
         "an instance of StepLR",
-        lambda trainer: trainer.add_module("more", tower(2), None, decay(trainer.optimizer)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
+        lambda one: one.add_module("more", tower(2), None, decay(one.optimizer)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
     ),
-    "a class": (
-        ArgumentTypeError,
-        "module=nn.Linear",
-        lambda trainer: trainer.add_module("more", nn.Linear),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
-    ),
-    "the class of an optimizer": (
-        ArgumentTypeError,
-        "The optimizer is a class",
-        lambda trainer: trainer.add_module("more", tower(2), SGD),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
-    ),
+    "a class": ("module=nn.Linear", lambda one: one.add_module("more", nn.Linear)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
+    "an optimizer's class": ("The optimizer is a class", lambda one: one.add_module("more", tower(2), SGD)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
 }
+OF_TYPES = {"a scheduler": TypeError, "a class": ArgumentTypeError, "an optimizer's class": ArgumentTypeError}
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_added(case: str) -> None:
     """Each is an error that names what is wrong, and the trainer trains as before."""
-    kind, message, add = REFUSED[case]
+    message, add = REFUSED[case]
     trainer = two_towers()
-    with pytest.raises(kind, match=message):
+    with pytest.raises(OF_TYPES.get(case, ConfigurationError), match=message):
         add(trainer)
     assert list(trainer.modules) == ["captions"]
 
@@ -468,3 +448,113 @@ def test_a_resumed_run_goes_on_bit_for_bit(update: int, shared_tmp_path: Path) -
     assert resumed.run_history.get_metric_values("train_loss_epoch") == whole.run_history.get_metric_values(
         "train_loss_epoch"
     )
+
+
+def trainer_with(give: Callable[[Any], None], model: nn.Module | None = None) -> Trainer:
+    """A trainer that is given something more."""
+    model = model or nn.Linear(4, 1)
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    give(trainer)
+    return trainer
+
+
+def with_list(trainer: Any) -> None:
+    """Two more modules, one of which is trained."""
+    trainer.heads = [nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1)]
+
+
+def with_parameter_in_the_optimizer(trainer: Any) -> None:
+    """A parameter that the trainer has nowhere but in its optimizer."""
+    trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def with_copy_of_the_model(trainer: Any) -> None:
+    """A second generator, say, with an optimizer of its own."""
+    trainer.other = copy.deepcopy(trainer.model)
+    trainer.optimizer_of_other = SGD(trainer.other.parameters(), lr=0.1)
+
+
+def with_module_in_eval_mode_that_is_optimized(trainer: Any) -> None:
+    """A discriminator of pretrained layers, say, whose statistics are to stay."""
+    trainer.discriminator = nn.Linear(1, 1).eval()
+    trainer.optimizer_of_discriminator = SGD(trainer.discriminator.parameters(), lr=0.1)
+
+
+TRAINED: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "a module": ("self.discriminator,", lambda trainer: setattr(trainer, "discriminator", nn.Linear(1, 1))),
+    "a module in a list": (r"self.heads\[1\],", with_list),
+    "a loss function": ("self.loss_func,", lambda trainer: setattr(trainer, "loss_func", nn.Bilinear(1, 1, 1))),
+    "a parameter": ("self.temperature,", lambda trainer: setattr(trainer, "temperature", nn.Parameter(torch.ones(1)))),
+    "a copy of the model": ("self.other,", with_copy_of_the_model),
+    "a module in eval mode": ("self.discriminator,", with_module_in_eval_mode_that_is_optimized),
+    "a parameter of the optimizer": ("self.optimizer,", with_parameter_in_the_optimizer),
+}
+
+
+@on_two_ranks
+@pytest.mark.parametrize("case", TRAINED)
+def test_what_would_drift_apart_is_named_before_anything_is_trained(case: str) -> None:
+    """On several processes, with what to do about it."""
+    attribute, give = TRAINED[case]
+    trainer = trainer_with(give)
+    with pytest.raises(UnsupportedConfigurationError, match=attribute):
+        trainer.train(make_regression(8), 1, per_device_batch_size=2)
+    assert trainer.num_updates_completed == 0
+
+
+def with_much_that_is_not_trained(trainer: Any) -> None:
+    """What trainers have beside the model, and no optimizer changes."""
+    trainer.teacher_in_eval_mode = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)).eval()
+    trainer.metric_with_a_network = nn.ModuleDict({"network": nn.Linear(1, 2).eval()})
+    trainer.teacher = nn.Linear(4, 1).requires_grad_(False)
+    trainer.metric = nn.Identity()
+    trainer.part_of_model = trainer.model[0]
+    trainer.average = AveragedModel(trainer.model)
+    trainer.own_average = copy.deepcopy(trainer.model)
+    trainer.average_in_a_module = nn.ModuleDict({"average": copy.deepcopy(trainer.model)})
+
+
+@everywhere
+def test_what_is_not_trained_may_be_there() -> None:
+    """A teacher, frozen or in eval mode, metrics, a part of the model under another name, averages of the model."""
+    trainer = trainer_with(with_much_that_is_not_trained, nn.Sequential(nn.Linear(4, 1)))
+    trainer.train(make_regression(8), 1, per_device_batch_size=2)
+    assert trainer.num_updates_completed == 8 // (2 * num_processes())
+
+
+def test_one_process_trains_whatever_there_is() -> None:
+    """Nothing can drift apart there."""
+    for _, give in TRAINED.values():
+        if give is not TRAINED["a loss function"][1]:
+            trainer_with(give).train(make_regression(8), 1)
+
+
+class Adversarial(Trainer[Any]):
+    """Trains a generator to please a discriminator that is trained in the same steps."""
+
+    discriminator: Any
+    discriminator_optimizer: SGD
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        made = self.model(batch[0])
+        self.discriminator_optimizer.zero_grad()
+        torch.autograd.backward(self.discriminator(made.detach()).square().mean())
+        self.discriminator_optimizer.step()
+        return {"loss": self.discriminator(made).mean(), "model_outputs": made, "batch_size": len(made)}
+
+
+@on_two_ranks
+def test_a_module_that_is_wrapped_already_is_trained_equally() -> None:
+    """It may have a loss and an optimizer of its own; without the wrapper it is refused."""
+    torch.manual_seed(0)
+    model, discriminator = nn.Linear(4, 1), nn.Linear(1, 1)
+    trainer = Adversarial(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.discriminator = discriminator
+    trainer.discriminator_optimizer = SGD(discriminator.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedConfigurationError, match=r"self.discriminator\b"):
+        trainer.train(make_regression(8), 1, per_device_batch_size=2)
+    trainer.discriminator = DistributedDataParallel(discriminator)
+    trainer.train(make_regression(8), 2, per_device_batch_size=2)
+    for module in (model, discriminator):
+        assert len(set(gather_objects(str(list(module.parameters()))))) == 1

@@ -17,13 +17,14 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
-from torch.utils.data import TensorDataset
 
 from pa_core import Trainer
 from pa_core.data import epoch_order
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from tests.support.loops import in_double
 
 UPDATES = 20
+DATA = in_double(make_classification(45))
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,9 @@ VARIANTS = {
 }
 
 
-def dataset() -> TensorDataset:
-    """Clusters in double precision."""
-    inputs, targets = make_classification(45).tensors
-    return TensorDataset(inputs.double(), targets)
-
-
 def by_hand(model: nn.Module, variant: Variant, seed: int) -> list[float]:
     """The same training as a plain loop; a group of batches is scaled by its share of the samples of the group."""
-    data, optimizer, losses = dataset(), variant.optimizer(model), list[float]()
+    data, optimizer, losses = DATA, variant.optimizer(model), list[float]()
     scheduler = None if variant.scheduler is None else variant.scheduler(optimizer)
     epoch = -1
     while len(losses) < UPDATES:
@@ -106,7 +101,7 @@ def test_a_curve_is_that_of_the_loop_by_hand_and_that_of_before(name: str) -> No
     recorder = RecordingCallback()
     trainer = Trainer(model, nn.CrossEntropyLoss(), variant.optimizer(model), callbacks=[recorder])
     trainer.train(
-        dataset(),
+        DATA,
         1,
         per_device_batch_size=8,
         max_num_train_steps=UPDATES,

@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.utils.data import TensorDataset
 
 from pa_core import Trainer
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.loops import in_double
+from tests.support.models import weights_of
 
 TESTED_IN = {
     "mean": "test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
-    "items": "test_accumulation.py::test_an_update_is_that_of_the_mean_over_all_its_tokens",
+    "items": "test_split_properties.py::test_an_update_is_that_of_the_mean_over_all_its_tokens",
     "clipping": "test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
     "updates": "test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
-    "reports": "test_accumulation.py::test_reported_losses_are_means_over_tokens",
+    "reports": "test_split_properties.py::test_reported_losses_are_means_over_tokens",
     "evaluation": "test_split_properties.py::test_evaluations_of_all_sizes_are_those_of_one_process",
     "augmentation": "test_two_ranks.py::test_augmentation_does_not_depend_on_the_number_of_ranks",
     "sharded": "sharding/test_sharded_training.py::test_five_updates_are_those_of_one_process",
@@ -69,12 +70,6 @@ def test_each_row_of_the_page_names_a_test_that_is_there() -> None:
         assert f"def {name}(" in (HERE / file).read_text(), test
 
 
-def classes() -> TensorDataset:
-    """Clusters in double precision."""
-    inputs, targets = make_classification(12).tensors
-    return TensorDataset(inputs.double(), targets)
-
-
 def weights_after(kind: str, batch_size: int, accumulation: int) -> Tensor:
     """The weights after a run with a model or loss of the given kind."""
     torch.manual_seed(0)
@@ -83,8 +78,9 @@ def weights_after(kind: str, batch_size: int, accumulation: int) -> Tensor:
         model = nn.Sequential(nn.Dropout(0.5), model, nn.Dropout(0.5))  # two, so that their draws take turns
     weight = torch.tensor([1.0, 2.0, 5.0]).double() if kind == "weighted" else None
     trainer = Trainer(model, nn.CrossEntropyLoss(weight), SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(classes(), 2, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation)
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    data = in_double(make_classification(12))
+    trainer.train(data, 2, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation)
+    return weights_of(model)
 
 
 @pytest.mark.parametrize("kind", ["batchnorm", "dropout", "weighted"])

@@ -16,9 +16,10 @@ from torch.optim import SGD, Optimizer, lr_scheduler
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutputError, ConfigurationError
+from pa_core import AnyTrainer, BatchOutputError, ConfigurationError, Trainer
 from pa_core.errors import EmptyDatasetError
-from pa_core.testing import RecordingCallback
+from pa_core.testing import RecordingCallback, make_classification
+from tests.support.callbacks import CallAt
 from tests.support.explained import assert_explained
 from tests.support.pa_core.good_run import EVAL_DATA, TRAIN_DATA, Permissive, assert_still_works, make_trainer, train
 
@@ -40,46 +41,20 @@ class Unsized(Dataset[Any]):
         return TRAIN_DATA[index]
 
 
-class Stream(IterableDataset[Any]):
-    """A dataset that can only be iterated, and does not say how long."""
+class EmptyStream(IterableDataset[Any]):
+    """A dataset that can only be iterated, with nothing in it."""
+
+    def __len__(self) -> int:
+        return 0
 
     @override
     def __iter__(self) -> Iterator[Any]:
-        return (TRAIN_DATA[index] for index in range(len(TRAIN_DATA)))
-
-
-class SizedStream(Stream):
-    """One that does."""
-
-    def __len__(self) -> int:
-        return len(TRAIN_DATA)
-
-
-class EmptyStream(SizedStream):
-    """One with nothing in it."""
-
-    @override
-    def __len__(self) -> int:
-        return 0
+        return iter(())
 
 
 def no_samples() -> BatchSampler:
     """A sampler of nothing."""
     return BatchSampler(SequentialSampler([]), batch_size=4, drop_last=False)
-
-
-def attribute(name: str, value: Any) -> Callable[[Permissive], None]:
-    """Train after an attribute of the trainer was set to something bad, and put it right again."""
-
-    def act(trainer: Permissive) -> None:
-        before = getattr(trainer, name)
-        setattr(trainer, name, value)
-        try:
-            train(trainer)
-        finally:
-            setattr(trainer, name, before)
-
-    return act
 
 
 @dataclass(frozen=True)
@@ -94,6 +69,20 @@ class Mistake:
 def mistake(error: type[Exception], *words: str, **kwargs: Any) -> Mistake:
     """Training with bad arguments."""
     return Mistake(partial(train, **kwargs), error, words)
+
+
+def wrong(name: str, value: Any, error: type[Exception], *words: str) -> Mistake:
+    """Training after an attribute of the trainer was set to something bad; it is put right again."""
+
+    def act(trainer: Permissive) -> None:
+        before = getattr(trainer, name)
+        setattr(trainer, name, value)
+        try:
+            train(trainer)
+        finally:
+            setattr(trainer, name, before)
+
+    return Mistake(act, error, words)
 
 
 def scheduler_of(trainer: AnyTrainer) -> lr_scheduler.StepLR:
@@ -130,27 +119,23 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
         EmptyDatasetError, "create_train_dataloader", train_dataloader_kwargs={"batch_sampler": no_samples()}
     ),
     "an iterable dataset without samples": mistake(EmptyDatasetError, "create_train_dataloader", data=EmptyStream()),
-    "an iterable dataset without a length": mistake(
-        ConfigurationError, "DataLoader with Stream", "Pass max_num_train_steps", data=Stream()
-    ),
     "a dataset without a length": mistake(ConfigurationError, "Unsized", "__len__", data=Unsized()),
-    "a loader without a length": Mistake(
-        attribute("train_loader", lambda: iter([])), ConfigurationError, ("list_iterator", "Pass max_num_train_steps")
+    "a loader without a length": wrong(
+        "train_loader", lambda: iter([]), ConfigurationError, "list_iterator", "Pass max_num_train_steps"
     ),
-    "an iterator to evaluate": Mistake(
-        attribute("eval_loader", lambda: iter([])),
+    "an iterator to evaluate": wrong(
+        "eval_loader",
+        lambda: iter([]),
         ConfigurationError,
-        ("list_iterator", "create_eval_dataloader", "Make the loader a list"),
+        "list_iterator",
+        "create_eval_dataloader",
+        "Make the loader a list",
     ),
-    "no loader": Mistake(
-        attribute("train_loader", lambda: None), ConfigurationError, ("NoneType", "create_train_dataloader")
+    "no loader": wrong("train_loader", lambda: None, ConfigurationError, "NoneType", "create_train_dataloader"),
+    "no loader to evaluate": wrong(
+        "eval_loader", lambda: None, ConfigurationError, "NoneType", "create_eval_dataloader"
     ),
-    "no loader for the evaluation": Mistake(
-        attribute("eval_loader", lambda: None), ConfigurationError, ("NoneType", "create_eval_dataloader")
-    ),
-    "a loader of nothing": Mistake(
-        attribute("train_loader", list), EmptyDatasetError, ("list", "create_train_dataloader")
-    ),
+    "a loader of nothing": wrong("train_loader", list, EmptyDatasetError, "list", "create_train_dataloader"),
     **{
         f"{name}={value}": mistake(ConfigurationError, name, f"got {value}", **{name: value})
         for name in ("per_device_batch_size", "gradient_accumulation_steps", "max_num_train_steps")
@@ -180,12 +165,15 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
     "a factory that returns nothing": mistake(
         TypeError, "create_scheduler_fn", "returned None", create_scheduler_fn=forgets_to_return
     ),
-    "an optimizer of another model": Mistake(
-        attribute("optimizer", SGD(nn.Linear(1, 1).parameters(), lr=0.1)),
+    "an optimizer of another model": wrong(
+        "optimizer",
+        SGD(nn.Linear(1, 1).parameters(), lr=0.1),
         ConfigurationError,
-        ("SGD", "2 other parameters", "model.parameters()"),
+        "SGD",
+        "2 other parameters",
+        "model.parameters()",
     ),
-    "no optimizer": Mistake(attribute("optimizer", None), ConfigurationError, ("optimizer=None",)),
+    "no optimizer": wrong("optimizer", None, ConfigurationError, "optimizer=None"),
 }
 
 
@@ -306,3 +294,68 @@ def test_there_must_be_something_to_evaluate() -> None:
 
     trainer.evaluate()
     assert "evaluation_loss" in trainer.run_history.get_metric_names()
+
+
+def evaluate_other(trainer: Trainer[Any], *_: object) -> None:
+    """Evaluate another dataset than that of the run."""
+    trainer.evaluate(make_classification(4, seed=2))
+
+
+def train_more(trainer: Trainer[Any]) -> None:
+    """Train on something else."""
+    train(trainer, epochs=1)
+
+
+EVENTS = [
+    "on_prepare_start",
+    "on_training_run_start",
+    "on_train_step_end",
+    "on_optimizer_step_end",
+    "on_train_epoch_end",
+    "on_eval_step_end",
+    "on_eval_epoch_end",
+    "on_training_run_epoch_end",
+    "on_training_run_end",
+]
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize(("call", "name"), [(evaluate_other, "evaluate"), (train_more, "train")])
+def test_a_run_in_a_callback_is_refused_by_name(event: str, call: Callable[..., Any], name: str) -> None:
+    """The error leaves train(), and says what to do instead; the trainer is as usable as before."""
+    callback = CallAt(event, call)
+    trainer = make_trainer(callback)
+    with pytest.raises(ConfigurationError, match=rf"{name}\(\) within train\(\)") as refused:
+        train(trainer, per_device_batch_size=4)
+    assert ("run_evaluation_epoch(is_intermediate=True)" in refused.value.do) == (name == "evaluate")
+    assert (trainer.train_dataset, trainer.eval_dataset) == (TRAIN_DATA, EVAL_DATA)
+
+    trainer.callback_handler.remove_callback(callback)
+    train(trainer, per_device_batch_size=4)
+    assert trainer.num_epochs_completed == 2
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("call", [evaluate_other, train_more])
+def test_a_run_in_an_evaluation_is_refused_by_name(call: Callable[..., Any]) -> None:
+    """As within training."""
+    trainer = make_trainer(CallAt("on_evaluation_run_end", call))
+    with pytest.raises(ConfigurationError, match=r"\(\) within evaluate\(\)"):
+        trainer.evaluate(EVAL_DATA)
+
+
+def test_a_run_in_a_step_or_a_hook_is_refused_by_name() -> None:
+    """Methods of the trainer are parts of the run too."""
+    for method in ("calculate_train_batch_loss", "training_run_end"):
+        trainer = make_trainer()
+        vars(trainer)[method] = partial(evaluate_other, trainer)
+        with pytest.raises(ConfigurationError, match=r"evaluate\(\) within train\(\)"):
+            train(trainer, epochs=1)
+
+
+def test_the_method_that_is_named_evaluates_between_two_updates() -> None:
+    """What the error advises."""
+    trainer = make_trainer(CallAt("on_optimizer_step_end", lambda trainer: trainer.run_evaluation_epoch()))
+    train(trainer, epochs=1, per_device_batch_size=4)
+    assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 5

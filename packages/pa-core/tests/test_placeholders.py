@@ -6,6 +6,7 @@ import copy
 import math
 import operator
 import pickle
+import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -146,16 +147,12 @@ _USES: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("use", _USES)
 @pytest.mark.parametrize("unresolved", [EPOCHS, EPOCHS * 2])
 def test_an_unresolved_placeholder_is_no_number(unresolved: object, use: Operation) -> None:
-    """Using a placeholder before the run starts is a TypeError, never a silently wrong number."""
-    with pytest.raises(TypeError):
+    """Using a placeholder before the run starts is a TypeError that says what to do, never a silently wrong number."""
+    with pytest.raises(TypeError) as caught:
         use(unresolved)
-
-
-@pytest.mark.parametrize("use", _USES[:10])
-def test_the_refusal_says_what_to_do(use: Operation) -> None:
-    """The TypeError names the expression and the way to have it filled in."""
-    with pytest.raises(ArgumentTypeError, match=r"(?s)NUM_EPOCHS \* 2\) is not a number yet.*functools\.partial"):
-        use(EPOCHS * 2)
+    if use in _USES[:10]:
+        assert isinstance(caught.value, ArgumentTypeError)
+        assert re.search(r"(?s)NUM_EPOCHS.* is not a number yet.*functools\.partial", str(caught.value))
 
 
 @pytest.mark.parametrize("other", ["2", None, [1], torch.ones(2), np.ones(2), 1j])

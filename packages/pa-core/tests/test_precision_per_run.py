@@ -1,9 +1,12 @@
-"""The precision of a run is over with the run, however it ends, and is one for all trainers of a process."""
+"""The precision of a run: over with the run, one for all trainers of a process, and with a scaler where it is fp16."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -13,19 +16,23 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
     ArgumentTypeError,
     ConfigurationError,
+    NonFiniteLossError,
+    SaveTrainingStateCallback,
     StopTrainingError,
     Trainer,
     TrainerCallback,
     TrainerWithTimmScheduler,
     UnsupportedConfigurationError,
 )
-from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.support.callbacks import FailAt
 from tests.support.models import weights_of
 
@@ -63,7 +70,10 @@ class Calls(TrainerCallback):
             self.function()
 
 
-def trainer_in(kind: type[Trainer[nn.Module]], model: nn.Module, *callbacks: TrainerCallback) -> Trainer[nn.Module]:
+Kind: TypeAlias = Callable[..., Trainer[nn.Module]]
+
+
+def trainer_in(kind: Kind, model: nn.Module, *callbacks: TrainerCallback) -> Trainer[nn.Module]:
     """A trainer of one of the classes above."""
     return kind(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks)
 
@@ -238,25 +248,6 @@ def test_trainers_that_accumulate_differently(kind: type[Trainer[nn.Module]]) ->
     assert torch.equal(weights_of(often), alone[1])
 
 
-@on_one_and_two_ranks
-@pytest.mark.parametrize("second", [InBf16, Trainer], ids=["to bf16", "to what the script was launched with"])
-def test_a_second_precision_in_one_process(second: type[Trainer[nn.Module]]) -> None:
-    """A trainer that needs another precision than an earlier one is refused, and the earlier one stays as it was."""
-    first: type[Trainer[nn.Module]] = Trainer if second is InBf16 else InBf16
-    model = TinyClassifier()
-    earlier = trainer_in(first, model)
-    described = earlier.describe_run()
-    with pytest.raises(UnsupportedConfigurationError, match="an earlier trainer or run has chosen them") as caught:
-        trainer_in(second, TinyClassifier())
-    wanted, there = ("bf16", "no") if second is InBf16 else ("no", "bf16")
-    assert f"mixed_precision='{wanted}' comes after mixed_precision='{there}'" in str(caught.value)
-    assert earlier.describe_run() == described
-    earlier.train(make_classification(8), 1, per_device_batch_size=2)
-    assert earlier.run_config.mixed_precision == there
-    assert trainer_in(first, TinyClassifier()).describe_run() == described
-    assert dist.is_initialized() == (earlier.run_config.num_processes > 1)
-
-
 @pytest.mark.runs_on("bf16")
 def test_the_model_computes_in_bf16_and_its_weights_stay_fp32() -> None:
     """Launched so, training and evaluation run forward in bfloat16; weights, outputs and losses are float32."""
@@ -330,16 +321,34 @@ def test_two_precisions_for_one_trainer() -> None:
     assert "has mixed_precision='bf16'" in str(caught.value)
 
 
-@pytest.mark.parametrize("second", [Trainer, WithDdpSettings])
-@pytest.mark.parametrize("asked", ["bf16", "no"])
-def test_a_second_precision_that_the_script_asks_for(second: Any, asked: Any) -> None:
-    """Accelerate has one for each process: the error says which one to pass."""
-    there = "no" if asked == "bf16" else "bf16"
-    precision_of(mixed_precision=there)
-    with pytest.raises(UnsupportedConfigurationError) as caught:
-        precision_of(second, mixed_precision=asked)
-    assert f"mixed_precision='{asked}' comes after mixed_precision='{there}'" in str(caught.value)
+IN_FP32, IN_BF16 = (partial(Trainer[nn.Module], mixed_precision=one) for one in ("no", "bf16"))
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize(
+    ("first", "second", "there", "wanted"),
+    [
+        (Trainer, InBf16, "no", "bf16"),
+        (InBf16, Trainer, "bf16", "no"),
+        (IN_FP32, IN_BF16, "no", "bf16"),
+        (IN_BF16, IN_FP32, "bf16", "no"),
+        (IN_FP32, partial(WithDdpSettings, mixed_precision="bf16"), "no", "bf16"),
+        (IN_BF16, partial(WithDdpSettings, mixed_precision="no"), "bf16", "no"),
+    ],
+)
+def test_a_second_precision_in_one_process(first: Kind, second: Kind, there: str, wanted: str) -> None:
+    """Accelerate has one for each process: another one is refused, and the earlier trainer stays as it was."""
+    earlier = trainer_in(first, TinyClassifier())
+    described = earlier.describe_run()
+    with pytest.raises(UnsupportedConfigurationError, match="an earlier trainer or run has chosen them") as caught:
+        trainer_in(second, TinyClassifier())
+    assert f"mixed_precision='{wanted}' comes after mixed_precision='{there}'" in str(caught.value)
     assert "Pass the same here too" in str(caught.value)
+    assert earlier.describe_run() == described
+    earlier.train(make_classification(8), 1, per_device_batch_size=2)
+    assert earlier.run_config.mixed_precision == there
+    assert trainer_in(first, TinyClassifier()).describe_run() == described
+    assert dist.is_initialized() == (earlier.run_config.num_processes > 1)
 
 
 @on_one_and_two_ranks
@@ -379,3 +388,85 @@ def test_autocast(kind: Any) -> None:
         inside = layer(inputs).dtype
     assert inside == {InBf16: torch.bfloat16, InFp16: torch.float16, Trainer: torch.float32}[kind]
     assert layer(inputs).dtype == torch.float32
+
+
+class Scaled(Trainer[nn.Linear]):
+    """A trainer whose accelerator scales losses, as accelerate does for fp16."""
+
+    @override
+    def _create_accelerator(self) -> Any:
+        accelerator: Any = super()._create_accelerator()
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        return accelerator
+
+
+class TokenScaled(Scaled):
+    """The same, with a loss that counts items."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        return {**super().calculate_train_batch_loss(batch), "num_items_in_batch": len(batch[0])}
+
+
+def linear(weight: float = 0.1) -> nn.Linear:
+    """A linear model with fixed weights."""
+    model = nn.Linear(4, 1)
+    nn.init.constant_(model.weight, weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+def weights_after(trainer_class: type[Trainer[nn.Linear]]) -> Tensor:
+    """The weights after some clipped updates of uneven batches."""
+    model = linear()
+    torch.manual_seed(0)
+    trainer = trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1, momentum=0.9), callbacks=[])
+    trainer.train(
+        make_regression(21), 2, per_device_batch_size=2, gradient_accumulation_steps=2, gradient_clip_norm=0.5
+    )
+    return weights_of(model)
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize("trainer_class", [Scaled, TokenScaled])
+def test_scaling_changes_no_update(trainer_class: type[Scaled]) -> None:
+    """Accumulated, clipped and item-weighted updates are those without a scaler: clipping sees unscaled gradients."""
+    assert torch.allclose(weights_after(trainer_class), weights_after(Trainer[nn.Linear]), rtol=0, atol=1e-6)
+
+
+@on_one_and_two_ranks
+def test_a_skipped_update_counts_for_nothing_but_the_data() -> None:
+    """Where gradients overflow, the weights stay, no scheduler steps and no event fires; the samples are used up."""
+    inputs, targets = make_regression(12).tensors
+    inputs = inputs.clone()
+    inputs[:, 0] = torch.tensor([1e30] + [0.0] * 11)  # its gradient overflows, its loss does not
+    model, recorder = linear(weight=1e-15), RecordingCallback()
+    trainer = Scaled(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-3), callbacks=[recorder])
+    trainer.train(
+        TensorDataset(inputs, targets),
+        1,
+        per_device_batch_size=2,
+        create_scheduler_fn=partial(StepLR, step_size=1, gamma=0.5),
+        train_dataloader_kwargs={"shuffle": False},
+    )
+    steps = trainer.run_config.num_update_steps_per_epoch
+    assert trainer.num_updates_completed == steps - 1
+    assert recorder.events.count("on_optimizer_step_end") == steps - 1
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5 ** (steps - 1))
+    assert trainer.run_history.clock.samples == 12
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+@on_one_and_two_ranks
+def test_gradients_that_overflow_for_ever_end_the_run(shared_tmp_path: Path) -> None:
+    """Before the scale is zero, which would make the weights NaN; no state of the end is saved, as with such a loss."""
+    model, data = linear(weight=1e-15), TensorDataset(torch.full((160, 4), 1e30), torch.zeros(160, 1))
+    recorder, save = RecordingCallback(), SaveTrainingStateCallback(shared_tmp_path)
+    trainer = Scaled(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-3), callbacks=[recorder, save])
+    before = model.weight.detach().clone()
+    with pytest.raises(NonFiniteLossError, match=r"overflow(.|\n)*scale of 5\.96e-08(.|\n)*bf16"):
+        trainer.train(data, 4, per_device_batch_size=1)
+    assert torch.equal(model.weight, before)
+    assert trainer.num_updates_completed == 0
+    assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
+    assert not [path for path in shared_tmp_path.iterdir() if not path.name.startswith(".")]

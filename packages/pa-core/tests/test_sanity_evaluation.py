@@ -27,6 +27,7 @@ from pa_core import (
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.small_runs import DrawingDataset, make_trainer, train
+from tests.support.trainers import classifier_trainer
 
 DATA = make_classification(24)
 
@@ -120,19 +121,13 @@ def test_what_callbacks_and_a_subclass_keep_stays_as_it_was() -> None:
     assert outcome(1) == outcome(0)
 
 
-def trainer_with(*callbacks: TrainerCallback) -> Trainer[Any]:
-    """A trainer of a small model."""
-    model = TinyClassifier()
-    return Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
-
-
 def test_a_mistake_in_the_evaluation_is_found_before_anything_is_trained(tmp_path: Path) -> None:
     """The error says where it was raised, and the trainer can be used again."""
 
     def fail(_batch: Any) -> None:
         raise KeyError("labels")
 
-    trainer = trainer_with()
+    trainer = classifier_trainer(Trainer)
     vars(trainer)["calculate_eval_batch_loss"] = fail
     with pytest.raises(KeyError, match="labels") as caught:
         trainer.train(DATA, 1, DATA, sanity_eval_steps=2)
@@ -144,7 +139,7 @@ def test_a_mistake_in_the_evaluation_is_found_before_anything_is_trained(tmp_pat
 
 def test_a_misspelt_metric_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     """Before hours are spent on the first epoch."""
-    trainer = trainer_with(SaveBestModelCallback(tmp_path / "best.pt", watch_metric="eval_los_epoch"))
+    trainer = classifier_trainer(Trainer, SaveBestModelCallback(tmp_path / "best.pt", watch_metric="eval_los_epoch"))
     with pytest.raises(MetricNotFoundError, match="watch_metric='eval_loss_epoch'"):
         trainer.train(DATA, 1, DATA, sanity_eval_steps=1)
     assert trainer.num_updates_completed == 0
@@ -164,7 +159,7 @@ def test_a_metric_of_the_training_is_not_taken_for_a_misspelt_one_of_the_evaluat
     """Only an epoch of training records it, however much its name is like that of the evaluation."""
     watched = "train_multiclass_accuracy_epoch"
     best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric=watched, greater_is_better=True)
-    trainer_with(best, LogsAccuracy()).train(DATA, 1, DATA, sanity_eval_steps=1)
+    classifier_trainer(Trainer, best, LogsAccuracy()).train(DATA, 1, DATA, sanity_eval_steps=1)
     assert best.best.value == 0.5
 
 
@@ -177,7 +172,7 @@ def test_a_callback_that_stops_after_an_evaluation_does_not_stop_a_run_that_has_
         def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
             raise StopTrainingError("good enough")
 
-    trainer = trainer_with(Stops())
+    trainer = classifier_trainer(Trainer, Stops())
     trainer.train(DATA, 3, DATA, sanity_eval_steps=1)
     assert trainer.num_updates_completed == len(trainer.train_dataloader)
 
@@ -186,7 +181,7 @@ def test_metrics_of_the_training_and_of_evaluations_in_between_are_known(tmp_pat
     """Nothing is said of names that follow from those that were recorded."""
     for metric in ("train_loss_epoch", "eval_loss_epoch", "intermediate_eval_loss_epoch"):
         best = SaveBestModelCallback(tmp_path / metric, watch_metric=metric)
-        trainer_with(StepBasedEvaluationCallback(1), best).train(DATA, 1, DATA, sanity_eval_steps=1)
+        classifier_trainer(Trainer, StepBasedEvaluationCallback(1), best).train(DATA, 1, DATA, sanity_eval_steps=1)
 
 
 class WritesLines(TrainerCallback):
@@ -202,7 +197,7 @@ class WritesLines(TrainerCallback):
 
 def test_nothing_is_printed_or_written_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows and tables are those of the run, and a callback that says so is left out."""
-    trainer_with(PrintProgressCallback(), WritesLines()).train(DATA, 1, DATA, sanity_eval_steps=2)
+    classifier_trainer(Trainer, PrintProgressCallback(), WritesLines()).train(DATA, 1, DATA, sanity_eval_steps=2)
     assert WritesLines.lines == ["evaluated"]
     lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["Training", "Trains", "epoch", "1", "Training", "metric", "eval_loss_epoch", "train_loss_epoch"]
@@ -211,6 +206,6 @@ def test_nothing_is_printed_or_written_of_it(capsys: pytest.CaptureFixture[str])
 def test_a_sanity_evaluation_of_nothing_is_refused() -> None:
     """Without an evaluation dataset it would have no effect."""
     with pytest.raises(ConfigurationError, match="sanity_eval_steps=2 has nothing to evaluate"):
-        trainer_with().train(DATA, 1, sanity_eval_steps=2)
+        classifier_trainer(Trainer).train(DATA, 1, sanity_eval_steps=2)
     with pytest.raises(ConfigurationError, match=r"sanity_eval_steps must .* got -1"):
-        trainer_with().train(DATA, 1, DATA, sanity_eval_steps=-1)
+        classifier_trainer(Trainer).train(DATA, 1, DATA, sanity_eval_steps=-1)

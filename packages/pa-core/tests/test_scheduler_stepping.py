@@ -1,4 +1,4 @@
-"""When schedulers are stepped, and with what: after updates or epochs, with epochs or a metric."""
+"""Where the scheduler of a run comes from, when it is stepped, and with what; those of timm are told how far it is."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD
-from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
+    CheckpointError,
     ConfigurationError,
     MetricNotFoundError,
     SaveTrainingStateCallback,
+    StopTrainingError,
     Trainer,
     TrainerCallback,
     TrainerPlaceholderValues,
     TrainerWithTimmScheduler,
     gather_objects,
 )
-from tests.support.callbacks import KillAt, KilledError, RatesUsed
+from pa_core.testing import make_classification
+from pa_core.types import SchedulerLike
+from tests.support.callbacks import FailAt, KillAt, KilledError, RatesUsed
+from tests.support.models import weights_of
 from tests.support.pa_core.own_schedulers import Bare, OfEpochs, OfTwoMetrics, Timm
+from tests.support.trainers import classifier_trainer
 
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0)
 
@@ -43,17 +49,17 @@ class RecordsMetric(TrainerCallback):
         trainer.run_history.update_metric("quality", next(self.values))
 
 
-def samples() -> TensorDataset:
-    """Points on a line: two batches of four."""
-    inputs = torch.linspace(-1, 1, 8)[:, None]
+def samples(number: int = 8) -> TensorDataset:
+    """Points on a line."""
+    inputs = torch.linspace(-1, 1, number)[:, None]
     return TensorDataset(inputs, inputs * 2)
 
 
-def make_trainer(*callbacks: TrainerCallback, trainer_class: Any = Trainer) -> Any:
+def make_trainer(*callbacks: TrainerCallback, trainer_class: Any = Trainer, lr: float = 1e-3) -> Any:
     """A trainer of one weight, with a rate that changes little."""
     torch.manual_seed(0)
     model = nn.Linear(1, 1)
-    return trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-3), callbacks=callbacks)
+    return trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=lr), callbacks=callbacks)
 
 
 def train(trainer: Any, num_epochs: int = 4, **options: Any) -> None:
@@ -249,3 +255,281 @@ def test_all_processes_step_with_the_same_value() -> None:
     plateau = partial(PLATEAU, threshold=0, mode="max")
     train(trainer, 3, create_scheduler_fn=plateau, watch_metric="own", per_device_batch_size=2)
     assert gather_objects(trainer.optimizer.param_groups[0]["lr"]) == [2.5e-4, 2.5e-4]
+
+
+HALVING = partial(ExponentialLR, gamma=0.5)
+
+
+def train_updates(trainer: Trainer, updates: int = 4, **options: Any) -> None:
+    """Train for so many updates."""
+    trainer.train(samples(updates), num_epochs=1, per_device_batch_size=1, **options)
+
+
+def test_an_assigned_scheduler_is_that_of_the_run() -> None:
+    """``trainer.scheduler = ...`` before a run without a factory: it is stepped after each update."""
+    used = RatesUsed()
+    trainer = make_trainer(used, lr=1.0)
+    trainer.scheduler = assigned = HALVING(trainer.optimizer)
+
+    train_updates(trainer)
+
+    assert trainer.scheduler is assigned
+    assert used.rates == [1.0, 0.5, 0.25, 0.125]
+
+
+def test_a_run_without_a_factory_keeps_the_scheduler_of_the_run_before() -> None:
+    """The second run goes on where the schedule of the first one stopped, also with an evaluation between them."""
+    used = RatesUsed()
+    trainer = make_trainer(used, lr=1.0)
+    train_updates(trainer, 2, create_scheduler_fn=HALVING)
+    trainer.evaluate(samples(4))
+    train_updates(trainer, 2)
+
+    assert used.rates == [1.0, 0.5, 0.25, 0.125]
+
+
+def test_a_factory_makes_a_new_scheduler() -> None:
+    """A factory replaces what was assigned or kept, and None assigned leaves a run without one."""
+    trainer = make_trainer()
+    trainer.scheduler = assigned = HALVING(trainer.optimizer)
+    train_updates(trainer, create_scheduler_fn=partial(CosineAnnealingLR, T_max=4))
+    made = trainer.scheduler
+    assert made is not assigned
+
+    trainer.scheduler = None
+    used = RatesUsed()
+    trainer.callback_handler.add_callback(used)
+    train_updates(trainer)
+    assert trainer.scheduler is None
+    assert len(set(used.rates)) == 1
+
+
+def test_an_override_that_needs_no_factory_makes_the_scheduler_of_each_run() -> None:
+    """It is called for each run without a factory, unless a scheduler was assigned since."""
+
+    class Halves(Trainer):
+        @override
+        def create_scheduler(self) -> SchedulerLike:
+            return ExponentialLR(self.optimizer, gamma=0.5)
+
+    trainer = make_trainer(trainer_class=Halves)
+    train_updates(trainer)
+    first = trainer.scheduler
+    train_updates(trainer)
+    assert isinstance(first, ExponentialLR)
+    assert trainer.scheduler is not first
+
+    trainer.scheduler = assigned = HALVING(trainer.optimizer)
+    train_updates(trainer)
+    assert trainer.scheduler is assigned
+
+
+def test_a_scheduler_of_another_optimizer_is_refused() -> None:
+    """Assigned, or kept after the optimizer was replaced, it would change the rates of one that is not used."""
+    trainer = make_trainer()
+    weight = weights_of(trainer.get_model())
+    other = SGD(trainer.model.parameters(), lr=1.0)
+
+    trainer.scheduler = HALVING(other)
+    with pytest.raises(ConfigurationError, match="another optimizer"):
+        train_updates(trainer)
+    train_updates(trainer, create_scheduler_fn=HALVING)
+    trained = weights_of(trainer.get_model())
+    trainer.optimizer = other
+    with pytest.raises(ConfigurationError, match=r"trainer.scheduler = None"):
+        train_updates(trainer)
+
+    assert not torch.equal(weight, trained)
+    assert torch.equal(weights_of(trainer.get_model()), trained)
+
+
+def test_a_scheduler_made_before_a_group_was_added_is_refused() -> None:
+    """It has no rate for the new group, and would fail after the first update."""
+    trainer = make_trainer()
+    trainer.scheduler = HALVING(trainer.optimizer)
+    trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.1})
+
+    with pytest.raises(ConfigurationError, match=r"(?s)1 group.*2 group"):
+        train_updates(trainer)
+
+
+def test_a_schedule_that_is_too_short_is_refused_before_the_first_update() -> None:
+    """Torch's one-cycle schedule ends with an error, and is kept from run to run; what was recorded is still there."""
+    trainer = make_trainer()
+    train_updates(trainer, create_scheduler_fn=partial(OneCycleLR, max_lr=1.0, total_steps=4))
+    trained = weights_of(trainer.get_model())
+
+    losses, epoch = trainer.run_history.get_metric_values("train_loss_epoch"), trainer.run_history.current_epoch
+
+    with pytest.raises(ConfigurationError, match=r"shorter than the run.*OneCycleLR of 4 updates, 4 of which are done"):
+        train_updates(trainer)
+    assert torch.equal(weights_of(trainer.get_model()), trained)
+    assert trainer.run_history.get_metric_values("train_loss_epoch") == losses
+    assert trainer.run_history.current_epoch == epoch
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("create", [HALVING, partial(LambdaLR, lr_lambda=lambda step: 1 / (1 + step))])
+def test_an_assigned_scheduler_is_saved_and_resumed(tmp_path: Path, create: Any, is_new: bool) -> None:
+    """With the rates of the uninterrupted run, in a script that assigns it again and in the same trainer."""
+
+    def start(*callbacks: TrainerCallback) -> Any:
+        trainer = make_trainer(*callbacks)
+        trainer.scheduler = create(trainer.optimizer)
+        return trainer
+
+    uninterrupted, resumed = RatesUsed(), RatesUsed()
+    train_updates(start(uninterrupted), 6)
+    save, kill = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2), KillAt(3)
+    trainer = start(save, kill)
+    with pytest.raises(KilledError):
+        train_updates(trainer, 6)
+    for callback in (save, kill):
+        trainer.callback_handler.remove_callback(callback)
+    trainer = start() if is_new else trainer
+    trainer.callback_handler.add_callback(resumed)
+    train_updates(trainer, 6, resume_from=tmp_path)
+    assert len(set(uninterrupted.rates)) == 6
+    assert resumed.rates == uninterrupted.rates[2:]
+
+
+def test_stopping_by_intent_leaves_the_scheduler_for_the_next_run() -> None:
+    """A run that a callback stops keeps its scheduler like any other."""
+    used = RatesUsed()
+    trainer = make_trainer(used, FailAt("on_optimizer_step_end", StopTrainingError("enough")), lr=1.0)
+    train_updates(trainer, create_scheduler_fn=HALVING)
+    train_updates(trainer)
+    train_updates(trainer)
+    assert used.rates == [1.0, 0.5, 0.25]
+
+
+def test_a_state_that_the_run_cannot_go_on_with_costs_nothing_that_was_recorded(tmp_path: Path) -> None:
+    """A resumed run that is refused leaves the metrics of the run before."""
+    trainer = make_trainer()
+    train_updates(trainer)
+    trainer.save_training_state(tmp_path / "state")
+    losses = trainer.run_history.get_metric_values("train_loss_epoch")
+    with pytest.raises(CheckpointError, match="would not continue"):
+        train_updates(trainer, updates=8, resume_from=tmp_path / "state")
+    assert trainer.run_history.get_metric_values("train_loss_epoch") == losses
+
+
+DATA = make_classification(16)
+EVAL_DATA = make_classification(8, seed=1)
+
+
+class RateIsTime(Timm):
+    """A schedule whose rate is the number of epochs, or of updates, that it was told of last."""
+
+    def __init__(self, optimizer: Optimizer, *, in_epochs: bool) -> None:
+        super().__init__(optimizer)
+        self.group, self.in_epochs = optimizer.param_groups[0], in_epochs
+        self.group["lr"] = 0
+
+    @override
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        self.group["lr"] = epoch if self.in_epochs else self.group["lr"]
+
+    @override
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        self.group["lr"] = self.group["lr"] if self.in_epochs else num_updates
+
+
+def told(trainer: TrainerWithTimmScheduler) -> list[Any]:
+    """What the scheduler of the run was told: the numbers of updates, and epochs with their metrics."""
+    assert isinstance(trainer.scheduler, Timm)
+    return trainer.scheduler.told
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_scheduler_is_told_of_each_update_and_each_epoch(accumulation: int) -> None:
+    """Updates and epochs are counted over the run, once on any number of processes, and the metric is the loss."""
+    trainer = classifier_trainer(TrainerWithTimmScheduler)
+    trainer.train(
+        DATA,
+        3,
+        EVAL_DATA,
+        per_device_batch_size=2,
+        gradient_accumulation_steps=accumulation,
+        create_scheduler_fn=Timm,
+    )
+
+    updates = 8 // accumulation // trainer.run_config.num_processes
+    losses = list(trainer.run_history.get_metric_values("eval_loss_epoch"))
+    assert told(trainer) == [
+        event
+        for epoch in range(3)
+        for event in (*range(epoch * updates + 1, (epoch + 1) * updates + 1), (epoch + 1, losses[epoch]))
+    ]
+
+
+def test_without_an_evaluation_there_is_no_metric() -> None:
+    """The epochs are told all the same, also after a run that had evaluated."""
+    trainer = classifier_trainer(TrainerWithTimmScheduler)
+    trainer.train(DATA, 1, EVAL_DATA, create_scheduler_fn=Timm)
+    trainer.train(DATA, 2, per_device_batch_size=16, create_scheduler_fn=Timm, reset_run_history=False)
+    assert told(trainer) == [1, (1, None), 2, (2, None)]
+
+
+@pytest.mark.parametrize("in_epochs", [True, False])
+def test_each_update_is_made_with_the_rate_of_the_updates_before_it(in_epochs: bool) -> None:
+    """The first update has the rate at 0, and a schedule over epochs changes between them only."""
+    rates = RatesUsed()
+    trainer = classifier_trainer(TrainerWithTimmScheduler, rates)
+    trainer.train(DATA, 3, per_device_batch_size=8, create_scheduler_fn=partial(RateIsTime, in_epochs=in_epochs))
+    assert rates.rates == ([0, 0, 1, 1, 2, 2] if in_epochs else [0, 1, 2, 3, 4, 5])
+    assert trainer.optimizer.param_groups[0]["lr"] == (3 if in_epochs else 6)
+
+
+def test_a_run_that_ends_in_mid_epoch_is_told_as_far_as_it_went() -> None:
+    """A number of updates closes its last epoch; a stop does not."""
+    trainer = classifier_trainer(TrainerWithTimmScheduler)
+    trainer.train(DATA, 9, per_device_batch_size=4, max_num_train_steps=6, create_scheduler_fn=Timm)
+    assert told(trainer)[-3:] == [5, 6, (2, None)]
+
+    trainer = classifier_trainer(
+        TrainerWithTimmScheduler, FailAt("on_optimizer_step_end", StopTrainingError(), update=6)
+    )
+    trainer.train(DATA, 9, per_device_batch_size=4, create_scheduler_fn=Timm)
+    assert told(trainer)[-3:] == [(1, None), 5, 6]
+
+
+def test_the_state_of_the_scheduler_is_part_of_a_checkpoint(tmp_path: Path) -> None:
+    """It is saved and loaded as that of any other scheduler."""
+    saved = classifier_trainer(TrainerWithTimmScheduler)
+    saved.train(DATA, 2, create_scheduler_fn=Timm)
+    saved.save_checkpoint(tmp_path / "checkpoint.pt")
+    other = classifier_trainer(TrainerWithTimmScheduler)
+    other.train(DATA, 1, create_scheduler_fn=Timm)
+
+    other.load_checkpoint(tmp_path / "checkpoint.pt")
+
+    assert told(other) == told(saved) != []
+
+
+class StepsWithoutEpochs(StepLR):
+    """Has ``step_update`` beside a ``step`` without a metric, as schedulers of pa-schedulers do."""
+
+    def step_update(self, num_updates: int) -> None:
+        """Set the value for a number of updates."""
+
+
+@pytest.mark.parametrize("kind", [StepLR, StepsWithoutEpochs])
+def test_a_scheduler_of_another_kind_is_refused_before_anything_is_trained(kind: Any) -> None:
+    """Those of torch and of pa-schedulers are for ``Trainer``, and the error says so."""
+    trainer = classifier_trainer(TrainerWithTimmScheduler)
+    with pytest.raises(ConfigurationError, match=r"(?s)as timm's have.*Use Trainer"):
+        trainer.train(DATA, 1, create_scheduler_fn=partial(kind, step_size=1))
+
+    assert trainer.num_updates_completed == 0
+
+
+def test_a_factory_that_returns_more_than_the_scheduler_is_refused() -> None:
+    """As timm's ``create_scheduler_v2`` does, which returns the number of epochs as well."""
+
+    def factory(optimizer: Optimizer) -> Any:
+        return Timm(optimizer), 4
+
+    with pytest.raises(TypeError, match=r"returned a tuple\..*\[0\]"):
+        classifier_trainer(TrainerWithTimmScheduler).train(DATA, 1, create_scheduler_fn=factory)

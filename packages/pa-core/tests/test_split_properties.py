@@ -11,24 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerCallback, distributed, gather_objects
+from pa_core import AnyTrainer, BatchOutput, BatchOutputError, Trainer, TrainerCallback, distributed, gather_objects
 from pa_core.testing import make_classification, make_regression
-from tests.support.loops import optimizer_of, updates_of
+from tests.support.loops import in_double, network, optimizer_of, train_by_hand, updates_of
 from tests.support.models import weights_of
 
-pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
+on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
 
 
-def network() -> nn.Module:
-    """A network in double precision, none of whose gradients is zero by nature."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()
-
-
+@on_one_and_two_ranks
 @settings(max_examples=40)
 @given(
     num_samples=st.integers(2, 40),
@@ -43,7 +39,8 @@ def test_any_split_makes_the_updates_of_the_large_batch(
     num_samples: int, batch_size: int, accumulation: int, kind: str, clip: str, epochs: int, max_updates: int | None
 ) -> None:
     """Random sizes, accumulation, clipping and limits move the weights as whole batches of one process do."""
-    data = TensorDataset(*(tensor.double() for tensor in make_regression(num_samples).tensors))
+    data = in_double(make_regression(num_samples))
+    clip_value, clip_norm = {"no": (None, None), "value": (0.05, None), "norm": (None, 0.3)}[clip]
     model = network()
     by_hand = copy.deepcopy(model)
     trainer = Trainer(model, nn.MSELoss(), optimizer_of(kind, model), callbacks=[])
@@ -53,22 +50,14 @@ def test_any_split_makes_the_updates_of_the_large_batch(
         epochs,
         per_device_batch_size=batch_size,
         gradient_accumulation_steps=accumulation,
-        gradient_clip_value=0.05 if clip == "value" else None,
-        gradient_clip_norm=0.3 if clip == "norm" else None,
+        gradient_clip_value=clip_value,
+        gradient_clip_norm=clip_norm,
         max_num_train_steps=max_updates,
     )
     config = trainer.run_config
-    optimizer = optimizer_of(kind, by_hand)
     whole_batches = updates_of(data, config.seed, config.num_epochs, config.train_total_batch_size)
     updates = list(islice(whole_batches, max_updates))
-    for inputs, targets in updates:
-        torch.autograd.backward(nn.functional.mse_loss(by_hand(inputs), targets))
-        if clip == "value":
-            nn.utils.clip_grad_value_(by_hand.parameters(), 0.05)
-        if clip == "norm":
-            nn.utils.clip_grad_norm_(by_hand.parameters(), 0.3)
-        optimizer.step()
-        optimizer.zero_grad()
+    train_by_hand(by_hand, optimizer_of(kind, by_hand), updates, clip_norm=clip_norm, clip_value=clip_value)
     assert trainer.num_updates_completed == len(updates)
     assert torch.allclose(weights_of(model), weights_of(by_hand), rtol=0, atol=1e-12)
 
@@ -93,6 +82,7 @@ class Evaluated(TrainerCallback):
         self.inputs = [inputs for step in zip_longest(*of_ranks) for inputs in step if inputs is not None]
 
 
+@on_one_and_two_ranks
 @pytest.mark.parametrize("batch_size", range(1, 10))
 def test_evaluations_of_all_sizes_are_those_of_one_process(batch_size: int) -> None:
     """In batches of 1 to 9: count, order, loss and accuracy are those of the whole dataset.
@@ -102,16 +92,118 @@ def test_evaluations_of_all_sizes_are_those_of_one_process(batch_size: int) -> N
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
     for num_samples in range(2, max(12, 3 * batch_size * distributed.num_processes()) + 1):
-        inputs, targets = make_classification(num_samples).tensors
-        data = TensorDataset(inputs.double(), targets)
+        data = in_double(make_classification(num_samples))
+        inputs, targets = data.tensors
         with torch.no_grad():
-            logits = model(data.tensors[0])
+            logits = model(inputs)
         loss = nn.functional.cross_entropy(logits, targets).item()
         accuracy = (logits.argmax(1) == targets).double().mean().item()
         seen = Evaluated()
         trainer = Trainer(model, nn.CrossEntropyLoss(), None, callbacks=[seen])
         trainer.evaluate(data, per_device_batch_size=batch_size)
         where = f"{num_samples} samples in batches of {batch_size}"
-        assert torch.equal(torch.cat(seen.inputs), data.tensors[0]), where
+        assert torch.equal(torch.cat(seen.inputs), inputs), where
         assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(loss, rel=1e-12), where
         assert seen.accuracy.compute().item() == pytest.approx(accuracy, abs=1e-6), where
+
+
+LENGTH = 6
+
+
+class TokenTrainer(Trainer[nn.Module, list[Tensor], BatchOutput]):
+    """Each sample is a row of tokens, of which a mask tells the real ones; the loss is the mean over those."""
+
+    least_items = 1
+
+    @override
+    def calculate_train_batch_loss(self, batch: list[Tensor]) -> BatchOutput:
+        tokens, mask = batch
+        outputs = self.model(tokens.unsqueeze(-1)).squeeze(-1)
+        items = int(mask.sum().item())
+        loss = (outputs.pow(2) * mask).sum() / max(items, self.least_items)
+        return {"loss": loss, "model_outputs": outputs, "batch_size": len(tokens), "num_items_in_batch": items}
+
+    @override
+    def calculate_eval_batch_loss(self, batch: list[Tensor]) -> BatchOutput:
+        return self.calculate_train_batch_loss(batch)
+
+
+def rows(num_samples: int) -> TensorDataset:
+    """Rows of very different numbers of real tokens, some without any."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randn(num_samples, LENGTH, generator=generator, dtype=torch.float64)
+    lengths = torch.randint(LENGTH + 1, (num_samples, 1), generator=generator)
+    return TensorDataset(tokens, (torch.arange(LENGTH) < lengths).double())
+
+
+def token_mean(model: nn.Module, tokens: Tensor, mask: Tensor) -> Tensor:
+    """The mean loss over all real tokens."""
+    outputs: Tensor = model(tokens.unsqueeze(-1)).squeeze(-1)
+    return (outputs.pow(2) * mask).sum() / mask.sum().clamp(min=1)
+
+
+@on_one_and_two_ranks
+@settings(max_examples=40)
+@given(
+    num_samples=st.integers(2, 30),
+    batch_size=st.integers(1, 5),
+    accumulation=st.integers(1, 4),
+    kind=st.sampled_from(["sgd", "adam"]),
+)
+def test_an_update_is_that_of_the_mean_over_all_its_tokens(
+    num_samples: int, batch_size: int, accumulation: int, kind: str
+) -> None:
+    """However tokens are spread over batches and ranks, weights move by the mean over the tokens of the update."""
+    data, model = rows(num_samples), network(1)
+    by_hand = copy.deepcopy(model)
+    trainer = TokenTrainer(model, None, optimizer_of(kind, model), callbacks=[])
+    torch.manual_seed(4)
+    trainer.train(
+        data, 2, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation, gradient_clip_norm=0.5
+    )
+    config = trainer.run_config
+    updates = updates_of(data, config.seed, 2, config.train_total_batch_size)
+    train_by_hand(by_hand, optimizer_of(kind, by_hand), updates, token_mean, clip_norm=0.5)
+    assert torch.allclose(weights_of(model), weights_of(by_hand), rtol=0, atol=1e-12 if kind == "sgd" else 1e-9)
+
+
+@on_one_and_two_ranks
+def test_reported_losses_are_means_over_tokens() -> None:
+    """Training and evaluation report the mean over all tokens of the epoch, not that of the batches."""
+    data, model = rows(13), network(1)
+    expected = token_mean(model, *data.tensors).item()
+    trainer = TokenTrainer(model, None, SGD(model.parameters(), lr=0.0), callbacks=[])
+    trainer.train(data, 1, data, per_device_batch_size=2, gradient_accumulation_steps=2)
+    assert trainer.run_history.get_latest_metric("train_loss_epoch") == pytest.approx(expected, rel=1e-12)
+    assert trainer.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_batch_without_items_counts_for_nothing() -> None:
+    """Its loss is the mean over nothing, which is not a number; the mean of the others is."""
+    inputs, mask = rows(6).tensors
+    mask = mask.clone()
+    mask[2:4] = 0
+    model = network(1)
+    trainer = TokenTrainer(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.least_items = 0
+    trainer.evaluate(TensorDataset(inputs, mask), per_device_batch_size=2)
+    expected = token_mean(model, inputs, mask).item()
+    assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("uncounted", "message"), [(1, "every step"), (0, "in this step, and none in earlier ones")])
+def test_counting_in_some_steps_only_is_refused(uncounted: int, message: str) -> None:
+    """A run cannot weigh some updates by items and others by samples without saying so."""
+
+    class Sometimes(TokenTrainer):
+        @override
+        def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
+            output: dict[str, Any] = {**super().calculate_train_batch_loss(batch)}
+            if self.num_updates_completed == uncounted:
+                del output["num_items_in_batch"]
+            return output
+
+    model = network(1)
+    trainer = Sometimes(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(BatchOutputError, match=message):
+        trainer.train(rows(8), 1, per_device_batch_size=2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import signal
 import weakref
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -75,11 +75,6 @@ def weights_of(trainer: AnyTrainer) -> list[Tensor]:
     return [value.detach().clone() for value in trainer.get_model().state_dict().values()]
 
 
-def equal(one: list[Tensor], other: list[Tensor]) -> bool:
-    """Whether two lists of tensors are the same, bit by bit."""
-    return all(torch.equal(mine, yours) for mine, yours in zip(one, other, strict=True))
-
-
 def assert_as_before(trainer: Trainer[Any], model: nn.Module) -> None:
     """Nothing of the run is left on what belongs to the user, and the next run is complete."""
     assert trainer.model is model
@@ -94,29 +89,27 @@ def assert_as_before(trainer: Trainer[Any], model: nn.Module) -> None:
     assert trainer.run_history.current_epoch == 3
 
 
+ENTRIES: dict[str, tuple[Callable[[Trainer[Any]], object], list[str]]] = {
+    "train": (train, TRAINING_RUN),
+    "evaluate": (lambda trainer: trainer.evaluate(EVAL_DATA, BATCH_SIZE), EVALUATION_RUN),
+}
+
+
 @pytest.mark.runs_on("one_process", "bf16")
-@pytest.mark.parametrize("position", range(1, len(TRAINING_RUN) - 1))
-def test_a_stop_ends_training_through_its_last_event(position: int) -> None:
-    """Wherever a callback stops the run, it is told so, the run ends, and the trainer can train again."""
+@pytest.mark.parametrize(
+    ("entry", "position"),
+    [(entry, position) for entry, (_, events) in ENTRIES.items() for position in range(1, len(events) - 1)],
+)
+def test_a_stop_ends_a_run_through_its_last_event(entry: str, position: int) -> None:
+    """Wherever a callback stops it, in training or evaluation, the run is told so, and the trainer can train again."""
+    run, events = ENTRIES[entry]
     trainer, recorder = make_trainer(RaiseAt(position, StopTrainingError("enough")))
     model = trainer.model
 
-    train(trainer)
+    run(trainer)
 
-    assert recorder.events == [*TRAINING_RUN[: position + 1], "on_stop_training_error", "on_training_run_end"]
+    assert recorder.events == [*events[: position + 1], "on_stop_training_error", events[-1]]
     assert str(recorder.arguments[-2]["error"]) == "enough"
-    assert_as_before(trainer, model)
-
-
-@pytest.mark.parametrize("position", range(1, len(EVALUATION_RUN) - 1))
-def test_a_stop_ends_an_evaluation_through_its_last_event(position: int) -> None:
-    """`evaluate()` is stopped as `train()` is."""
-    trainer, recorder = make_trainer(RaiseAt(position, StopTrainingError("enough")))
-    model = trainer.model
-
-    trainer.evaluate(EVAL_DATA, per_device_batch_size=BATCH_SIZE)
-
-    assert recorder.events == [*EVALUATION_RUN[: position + 1], "on_stop_training_error", "on_evaluation_run_end"]
     assert_as_before(trainer, model)
 
 
@@ -289,19 +282,7 @@ def test_a_number_of_updates_ends_the_run_exactly_there(limit: int, accumulation
     for event in ("on_train_epoch_start", "on_train_epoch_end", "on_eval_epoch_end", "on_training_run_epoch_end"):
         assert recorder.events.count(event) == epochs
     assert trainer.run_config.num_epochs == trainer.num_epochs_completed == epochs
-    assert equal(weights_of(trainer), after_updates[limit - 1])
-
-
-@contextmanager
-def without_garbage_collection() -> Generator[None]:
-    """What stands in a cycle stays in memory within the context."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    assert all(map(torch.equal, weights_of(trainer), after_updates[limit - 1]))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +307,10 @@ def test_a_run_that_ended_early_keeps_nothing_of_its_last_step(error: Callable[[
 
     model = TinyClassifier()
     trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[RaiseInStep])
-    with without_garbage_collection():
+    gc.disable()  # what stands in a cycle stays in memory
+    try:
         with suppress(BaseException):
             trainer.train(TRAIN_DATA, num_epochs=1, per_device_batch_size=BATCH_SIZE)
         assert [graph() for graph in graphs] == [None]
+    finally:
+        gc.enable()

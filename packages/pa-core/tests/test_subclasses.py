@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 from typing_extensions import override
 
-from pa_core import Trainer, TrainerCallback, TrainerWithTimmScheduler
+from pa_core import AnyTrainer, Trainer, TrainerCallback, TrainerWithTimmScheduler
 from pa_core.errors import OverrideError
 from tests.small_runs import make_trainer, samples
 
@@ -181,3 +182,23 @@ def test_attributes_of_a_subclass_are_its_own() -> None:
     trainer = make_trainer(Mine)
     trainer.train(samples(8), 2, samples(4), per_device_batch_size=4)
     assert vars(trainer)["_before"] is vars(trainer)["_after"]
+
+
+def test_what_every_trainer_offers_is_declared_once() -> None:
+    """Documentation of a method is in one place, and what it does is the same for every kind of trainer."""
+    public = {name for name in vars(AnyTrainer) if not name.startswith("_")}
+    assert public & set(vars(Trainer)) == {"run_evaluation_epoch"}  # the trainer that has a loop says what it does
+
+
+def test_a_mixin_may_be_abstract() -> None:
+    """A class that is abstract by itself, or annotated as a trainer, can be mixed into one on either side."""
+
+    class Logs(AnyTrainer):
+        pass
+
+    class Saves(ABC):
+        @abstractmethod
+        def save(self) -> None: ...
+
+    for bases in ((Saves, Trainer), (Trainer, Saves), (Logs, Trainer), (Trainer, Logs)):
+        make_trainer(cast("type[Trainer]", type("Mixed", bases, {"save": print})))

@@ -36,13 +36,16 @@ from tests.support.histories import DocumentedHistory
 
 
 def test_a_history_of_ones_own_needs_only_the_documented_methods() -> None:
-    """Epochs are counted and the clock runs without a call of the base class's constructor."""
-    history = DocumentedHistory("x_")
+    """Epochs are counted, the clock runs and is resumed, without a call of the base class's constructor."""
+    history, resumed = DocumentedHistory("x_"), DocumentedHistory()
 
     assert history.current_epoch == 1
     history.increment_epoch()
+    history.clock.update = 30
     assert history.current_epoch == history.clock.epoch == 2
-    assert DocumentedHistory().current_epoch == 1
+    assert resumed.current_epoch == 1
+    resumed.load_state_dict(json.loads(json.dumps(history.state_dict())))
+    assert (resumed.current_epoch, resumed.clock.update) == (2, 30)
     with pytest.raises(NotImplementedError, match="DocumentedHistory cannot delete 'x_loss'"):
         history.delete_metric("x_loss")
 
@@ -66,17 +69,6 @@ def test_a_history_may_count_its_epochs_itself() -> None:
     trainer.run_history = history
     trainer.train(samples(4), 2)
     assert history.current_epoch == 3
-
-
-def test_the_state_of_any_history_holds_the_clock() -> None:
-    """A resumed run goes on in the right epoch with a history of the user's too."""
-    history = DocumentedHistory()
-    history.clock.epoch, history.clock.update = 4, 30
-
-    resumed = DocumentedHistory()
-    resumed.load_state_dict(json.loads(json.dumps(history.state_dict())))
-
-    assert (resumed.current_epoch, resumed.clock.update) == (4, 30)
 
 
 class ForgetfulHistory(InMemoryRunHistory):
@@ -443,36 +435,33 @@ def test_the_clock_runs_until_it_is_stopped() -> None:
 _batches = st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.integers(1, 100)), min_size=1, max_size=30)
 
 
-@given(first=_batches, second=_batches)
+def tracked(batches: list[tuple[float, int]]) -> LossTracker:
+    """A tracker of these losses, in double precision, and sizes of batches."""
+    tracker = LossTracker()
+    for loss, batch_size in batches:
+        tracker.update(torch.tensor(loss, dtype=torch.float64), batch_size)
+    return tracker
+
+
+_doubles = st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(1, 100)), min_size=1, max_size=30)
+
+
+@given(first=_doubles, second=_doubles)
 def test_totals_of_processes_add_up(first: list[tuple[float, int]], second: list[tuple[float, int]]) -> None:
-    """The sum of the totals of two trackers is the total of one that saw everything."""
-    trackers = [LossTracker(), LossTracker(), LossTracker()]
-    for tracker, batches in zip(trackers, (first, second, first + second), strict=True):
-        for loss, batch_size in batches:
-            tracker.update(torch.tensor(loss), batch_size)
+    """The sum of the totals of two trackers is the total of one that saw everything; a sum goes on in its order."""
+    one, whole = tracked(first), tracked(first + second)
+    resumed = LossTracker()
+    resumed.load_totals(one.totals())
+    for loss, batch_size in second:
+        resumed.update(torch.tensor(loss, dtype=torch.float64), batch_size)
+    assert resumed.total_loss == whole.total_loss, "to the last bit"
 
-    trackers[0].load_totals(trackers[0].totals() + trackers[1].totals())
+    one.load_totals(one.totals() + tracked(second).totals())
 
-    assert trackers[0].running_count == trackers[2].running_count
-    assert trackers[0].total_loss == pytest.approx(trackers[2].total_loss, rel=1e-12, abs=1e-9)
-    trackers[0].update(1.0, 2)
-    assert trackers[0].running_count == trackers[2].running_count + 2
-
-
-@given(losses=st.lists(st.floats(-100, 100), min_size=2, max_size=30), data=st.data())
-def test_a_sum_that_goes_on_is_added_up_in_the_same_order(losses: list[float], data: st.DataObject) -> None:
-    """The total of an epoch that was interrupted is that of one that was not, to the last bit."""
-    split = data.draw(st.integers(1, len(losses) - 1))
-    whole, before, after = LossTracker(), LossTracker(), LossTracker()
-    for tracker, part in ((whole, losses), (before, losses[:split])):
-        for loss in part:
-            tracker.update(torch.tensor(loss, dtype=torch.float64), 3)
-
-    after.load_totals(before.totals())
-    for loss in losses[split:]:
-        after.update(torch.tensor(loss, dtype=torch.float64), 3)
-
-    assert after.total_loss == whole.total_loss
+    assert one.running_count == resumed.running_count == whole.running_count
+    assert one.total_loss == pytest.approx(whole.total_loss, rel=1e-12, abs=1e-9)
+    one.update(1.0, 2)
+    assert one.running_count == whole.running_count + 2
 
 
 _dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])

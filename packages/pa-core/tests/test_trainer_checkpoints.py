@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from pa_core import CheckpointError, Trainer, TrainerCallback, gather_objects
 from pa_core.testing import TinyClassifier
 from tests.support.callbacks import CallAt
 from tests.support.disks import full_disk
+from tests.support.explained import assert_explained
+from tests.support.pa_core import good_run
 from tests.support.pa_core.checkpointed_runs import DATA, halving, same, state_of, train
 
 
@@ -30,11 +34,17 @@ def make_trainer(seed: int = 0, *callbacks: TrainerCallback, **network: Any) -> 
     return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks)
 
 
+def saved_at(path: Path) -> Trainer[nn.Module]:
+    """A trainer that has trained, and has saved its checkpoint."""
+    trainer = make_trainer()
+    train(trainer)
+    trainer.save_checkpoint(path)
+    return trainer
+
+
 def test_a_checkpoint_brings_everything_back_bit_by_bit(tmp_path: Path) -> None:
     """Weights, buffers, momentum and schedule of another trainer are those of the saved one."""
-    saved = make_trainer()
-    train(saved)
-    saved.save_checkpoint(tmp_path / "checkpoint.pt")
+    saved = saved_at(tmp_path / "checkpoint.pt")
     other = make_trainer(seed=1)
     train(other, updates=2)
     assert not same(state_of(other), state_of(saved))
@@ -86,9 +96,7 @@ def test_further_entries_stand_at_the_top_of_the_file(tmp_path: Path) -> None:
 
 def test_what_was_loaded_does_not_change_as_training_goes_on(tmp_path: Path) -> None:
     """The returned content stays that of the file, although the momentum in it is trained further."""
-    trainer = make_trainer()
-    train(trainer)
-    trainer.save_checkpoint(tmp_path / "checkpoint.pt")
+    trainer = saved_at(tmp_path / "checkpoint.pt")
     content = trainer.load_checkpoint(tmp_path / "checkpoint.pt")
     before = copy.deepcopy(content)
 
@@ -160,10 +168,8 @@ class WithAFunction(lr_scheduler.LRScheduler):
 
 def test_a_scheduler_state_with_a_function_is_refused_when_it_is_saved(tmp_path: Path) -> None:
     """It could not be loaded again, so it does not replace a file that can."""
-    trainer = make_trainer()
-    train(trainer)
     path = tmp_path / "checkpoint.pt"
-    trainer.save_checkpoint(path)
+    trainer = saved_at(path)
     good = path.read_bytes()
     trainer.train(DATA, 1, create_scheduler_fn=WithAFunction)
 
@@ -205,10 +211,8 @@ def test_entries_that_could_not_be_loaded_are_refused_when_they_are_saved(
 @pytest.mark.parametrize("missing_bytes", [1, 1000, 4000, 6000])
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, missing_bytes: int) -> None:
     """What could not be written whole is gone, and what was there is still whole."""
-    trainer = make_trainer()
-    train(trainer)
     path = tmp_path / "checkpoint.pt"
-    trainer.save_checkpoint(path)
+    trainer = saved_at(path)
     good = path.read_bytes()
     train(trainer)
 
@@ -270,9 +274,7 @@ class Demanding(lr_scheduler.StepLR):
 
 def test_a_scheduler_that_does_not_fit_leaves_everything_as_it_was(tmp_path: Path) -> None:
     """Also where the scheduler finds out while it is loading, and where the optimizer would have fitted."""
-    saved = make_trainer()
-    train(saved)
-    saved.save_checkpoint(tmp_path / "checkpoint.pt")
+    saved_at(tmp_path / "checkpoint.pt")
     trainer = make_trainer(seed=1)
     trainer.train(DATA, 1, create_scheduler_fn=partial(Demanding, step_size=7))
 
@@ -284,9 +286,7 @@ def test_a_scheduler_that_does_not_fit_leaves_everything_as_it_was(tmp_path: Pat
 
 def test_a_trainer_without_an_optimizer_says_how_to_load_the_rest(tmp_path: Path) -> None:
     """A checkpoint with the state of an optimizer needs one, unless it is left out."""
-    saved = make_trainer()
-    train(saved)
-    saved.save_checkpoint(tmp_path / "checkpoint.pt")
+    saved = saved_at(tmp_path / "checkpoint.pt")
     model = TinyClassifier(batch_norm=True)
     trainer = Trainer[nn.Module](model, nn.CrossEntropyLoss(), None, callbacks=[])
     before = copy.deepcopy(model.state_dict())
@@ -328,3 +328,85 @@ def test_a_checkpoint_keeps_the_versions_that_layers_give_to_their_states(tmp_pa
     versions: Any = trainer.get_model().state_dict()
     assert any(one["version"] > 1 for one in versions._metadata.values())
     assert saved._metadata == versions._metadata
+
+
+Net: TypeAlias = "Trainer[TinyClassifier]"
+
+
+class Payload:
+    """What runs when a file is unpickled that should not be trusted."""
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, ("was_run",))
+
+
+def truncated(path: Path, trainer: Net) -> None:
+    """A file whose second half is missing."""
+    trainer.save_checkpoint(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def of_another_model(path: Path, trainer: Net) -> None:
+    """A file with another layer, and another shape."""
+    model = TinyClassifier(hidden=16)
+    model.register_parameter("further", nn.Parameter(torch.zeros(1)))
+    Trainer(model, None, None, callbacks=()).save_checkpoint(path)
+
+
+def with_code(path: Path, trainer: Net) -> None:
+    """A file that wants to run something."""
+    torch.save({"model_state_dict": trainer.model.state_dict(), "payload": Payload()}, path)
+
+
+def plain_pickle(path: Path, trainer: Net) -> None:
+    """A file that was not even made by torch."""
+    path.write_bytes(pickle.dumps({"model_state_dict": Payload()}, protocol=2))
+
+
+CHECKPOINTS: dict[Callable[[Path, Net], Any], tuple[str, ...]] = {
+    truncated: ("damaged", "cut short", "bytes"),
+    of_another_model: (
+        "another model",
+        "unexpected: further",
+        "missing: layers.1.weight",
+        "layers.0.weight: (16, 4) in the file, (8, 4) in the model",
+        "and 1 more",
+    ),
+    with_code: ("more than tensors", "mkdir", "weights_only=False"),
+    plain_pickle: ("more than tensors", "mkdir", "weights_only=False"),
+    lambda path, trainer: path.write_bytes(b""): ("damaged", "0 bytes"),
+    lambda path, trainer: path.write_text("hello"): ("damaged", "5 bytes"),
+    lambda path, trainer: torch.save([1, 2], path): ("not a checkpoint", "list"),
+    lambda path, trainer: torch.save(trainer.model.state_dict(), path): (
+        "not a checkpoint",
+        "layers.0.weight",
+        "model.load_state_dict",
+    ),
+}
+
+
+@pytest.mark.parametrize("make", CHECKPOINTS)
+def test_a_checkpoint_that_cannot_be_loaded_changes_nothing(
+    make: Callable[[Path, Net], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Truncated, of another model, or in need of code: the error says which, nothing is run and nothing loaded."""
+    monkeypatch.chdir(tmp_path)
+    trainer = good_run.make_trainer()
+    good_run.train(trainer)
+    make(tmp_path / "checkpoint.pt", trainer)
+    before: dict[str, Tensor] = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+    with pytest.raises(CheckpointError) as caught:
+        trainer.load_checkpoint(tmp_path / "checkpoint.pt")
+
+    assert_explained(caught.value, "checkpoint.pt", *CHECKPOINTS[make])
+    assert not Path("was_run").exists()
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    good_run.assert_still_works(trainer, trainer.model)
+
+
+def test_a_checkpoint_that_is_not_there_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """The error is Python's own, and names the path."""
+    with pytest.raises(FileNotFoundError, match=r"missing\.pt"):
+        good_run.make_trainer().load_checkpoint(tmp_path / "missing.pt")

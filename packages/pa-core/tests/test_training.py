@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from pa_core import AnyTrainer, InMemoryRunHistory, Trainer, TrainerCallback
-from pa_core.data import KeyedDataLoader
 from pa_core.testing import TinyClassifier, make_classification, make_regression
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.callbacks import CallAt
+from tests.support.loops import in_double
 from tests.support.models import weights_of
 
 
@@ -32,11 +32,6 @@ def linear_trainer(
     return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=lr, momentum=0.9), callbacks=callbacks)
 
 
-def regression(num_samples: int, dtype: torch.dtype = torch.float64) -> TensorDataset:
-    """A regression dataset in the given precision."""
-    return TensorDataset(*(tensor.to(dtype) for tensor in make_regression(num_samples).tensors))
-
-
 def test_the_seed_of_the_user_decides_everything() -> None:
     """Runs after the same manual_seed are equal, and two runs in a row see different orders."""
     notes = NoteBatches()
@@ -49,22 +44,6 @@ def test_the_seed_of_the_user_decides_everything() -> None:
     assert first == again != later
     assert first[:2] != first[2:]
     assert sorted(first[0] + first[1]) == list(range(16))
-
-
-def test_gradients_are_clipped_once_per_update() -> None:
-    """Clipping sees the gradient of the whole update, by value and by norm, and tells the norm it measured."""
-    norms: list[float] = []
-    note = CallAt("on_optimizer_step_end", lambda trainer: norms.append(trainer.gradient_norm.item()))
-    data = TensorDataset(torch.ones(4, 4), torch.full((4, 1), 100.0))
-    by_norm = linear_trainer(note, lr=1.0)
-    before = weights_of(by_norm.model)
-    by_norm.train(data, 1, per_device_batch_size=2, gradient_accumulation_steps=2, gradient_clip_norm=0.5)
-    assert (weights_of(by_norm.model) - before).norm().item() == pytest.approx(0.5, rel=1e-3)
-    assert norms[0] > 100
-
-    by_value = linear_trainer(lr=1.0)
-    by_value.train(data, 1, per_device_batch_size=2, gradient_accumulation_steps=2, gradient_clip_value=0.25)
-    assert torch.allclose((weights_of(by_value.model) - before).abs(), torch.full((5,), 0.25))
 
 
 def test_a_second_run_goes_on_with_the_history_when_asked_to() -> None:
@@ -171,26 +150,12 @@ def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:
     assert ends[0] == ends[1]
 
 
-def test_the_default_loaders_are_what_users_read() -> None:
-    """The loaders are DataLoaders with the dataset, batch size, device and length that were asked for."""
-    trainer = linear_trainer()
-    data = make_regression(10)
-    trainer.train(data, 1, data, per_device_batch_size=4, eval_dataloader_kwargs={"batch_size": 5})
-    train_loader, eval_loader = trainer.train_dataloader, trainer.eval_dataloader
-    assert isinstance(train_loader, KeyedDataLoader)
-    assert isinstance(eval_loader, DataLoader)
-    assert (train_loader.dataset, train_loader.batch_size, len(train_loader)) == (data, 4, 3)
-    assert (eval_loader.dataset, eval_loader.batch_size, len(eval_loader)) == (data, 5, 2)
-    assert train_loader.device == trainer.device
-    assert trainer.run_config.eval_per_device_batch_size == 5
-
-
 def test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds() -> None:
     """A DataLoader of the user's own tells its sizes by its sampler: accumulated batches of 4 and 2 are one of 6."""
-    weights: list[Tensor] = []
+    weights, data = list[Tensor](), in_double(make_regression(6))
     for batch_size, accumulation in ((6, 1), (4, 2)):
         trainer = linear_trainer(dtype=torch.float64)
-        trainer.train(DataLoader(regression(6), batch_size), 3, gradient_accumulation_steps=accumulation)
+        trainer.train(DataLoader(data, batch_size), 3, gradient_accumulation_steps=accumulation)
         assert trainer.num_updates_completed == 3
         weights.append(weights_of(trainer.model))
     assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-14)

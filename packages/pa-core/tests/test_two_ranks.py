@@ -1,32 +1,35 @@
-"""The same run on two processes: the same updates, each sample once, nobody waiting."""
+"""The same run on two processes: the same updates, each sample once, nobody waiting; and what may differ."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import SGD, Adam
-from torch.utils.data import DataLoader, TensorDataset
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, gather_objects
+from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, TrainerCallback, gather_objects
 from pa_core.data import KeyedDataLoader
 from pa_core.device_reads import LateReader
 from pa_core.testing import RecordingCallback, make_regression
-from tests.small_runs import make_trainer, samples
+from pa_core.types import SizedIterable
+from tests.small_runs import make_trainer
 from tests.support.callbacks import CallAt
+from tests.support.loops import in_double, network
 from tests.support.models import weights_of
+from tests.support.pa_core.ranks_that_differ.cases import Case, Door, seeded_case
 from tests.support.pa_core.training_states.small_runs import DrawingDataset, SampleLog
 
 pytestmark = pytest.mark.runs_on("two_ranks")
-
-
-def regression(num_samples: int) -> TensorDataset:
-    """A regression dataset in double precision."""
-    return TensorDataset(*(tensor.double() for tensor in make_regression(num_samples).tensors))
 
 
 def stop_on_second_rank(event: str, update: int) -> CallAt:
@@ -47,26 +50,11 @@ class ReadsLate(Trainer):
         self._engine.rank_sync.reader = LateReader(delay=2)
 
 
-def small_network(seed: int = 0) -> nn.Module:
-    """A network with smooth activations in double precision, the same on each rank."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()
-
-
-def test_two_ranks_run_over_gloo() -> None:
-    """What follows is tested with two processes that exchange gradients, not with two that are alone."""
-    trainer = make_trainer()
-    trainer.train(samples(8), 1)
-    assert (dist.get_world_size(), dist.get_backend()) == (2, "gloo")
-    assert (trainer.run_config.num_processes, trainer.run_config.is_distributed) == (2, True)
-    assert trainer.describe_run().startswith("2 processes (gloo)")
-
-
 def test_fewer_samples_than_ranks_cannot_be_evaluated() -> None:
     """One sample on two ranks is refused before anything starts."""
-    trainer = Trainer(small_network(), nn.MSELoss(), None, callbacks=[])
+    trainer = Trainer(network(), nn.MSELoss(), None, callbacks=[])
     with pytest.raises(ConfigurationError):
-        trainer.evaluate(regression(1))
+        trainer.evaluate(in_double(make_regression(1)))
 
 
 def test_augmentation_does_not_depend_on_the_number_of_ranks() -> None:
@@ -82,9 +70,9 @@ def test_augmentation_does_not_depend_on_the_number_of_ranks() -> None:
 
 def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
     """Where the answer is read two updates later, as on an accelerator, all ranks stop at the same later update."""
-    model, recorder = small_network(), RecordingCallback()
+    model, recorder = network(), RecordingCallback()
     trainer = make_trainer(ReadsLate, stop_on_second_rank("on_train_step_end", 2), recorder, model=model, lr=0.1)
-    trainer.train(regression(24), 1, per_device_batch_size=2)
+    trainer.train(in_double(make_regression(24)), 1, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [4, 4]
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
     weights = gather_objects(weights_of(model).tolist())
@@ -93,8 +81,8 @@ def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
 
 def test_a_stop_at_the_start_of_an_epoch_is_in_time_on_an_accelerator() -> None:
     """Asked for by one process when an epoch starts, it comes before the first update, which waits for the answer."""
-    trainer = make_trainer(ReadsLate, stop_on_second_rank("on_train_epoch_start", 6), model=small_network())
-    trainer.train(regression(24), 3, per_device_batch_size=2)
+    trainer = make_trainer(ReadsLate, stop_on_second_rank("on_train_epoch_start", 6), model=network())
+    trainer.train(in_double(make_regression(24)), 3, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [6, 6]
 
 
@@ -106,15 +94,15 @@ def test_a_loader_of_the_users_own_says_that_it_is_padded() -> None:
         def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None) -> Any:
             return DataLoader(cast("TensorDataset", self.eval_dataset), batch_size=batch_size)
 
-    trainer = Plain(small_network(), nn.MSELoss(), None, callbacks=[])
+    trainer = Plain(network(), nn.MSELoss(), None, callbacks=[])
     with pytest.warns(UserWarning, match="repeats samples"):
-        trainer.evaluate(regression(7), per_device_batch_size=2)
+        trainer.evaluate(in_double(make_regression(7)), per_device_batch_size=2)
 
 
 def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
     """Gradients of bfloat16 weights cannot carry counts: the ranks agree in another way, and stop together as well."""
     data = TensorDataset(*(tensor.bfloat16() for tensor in make_regression(24).tensors))
-    model = small_network().bfloat16()
+    model = network().bfloat16()
     trainer = make_trainer(Trainer, stop_on_second_rank("on_train_step_end", 2), model=model, lr=0.1)
     trainer.train(data, 1, per_device_batch_size=2)
     assert gather_objects(trainer.num_updates_completed) == [2, 2]
@@ -124,13 +112,119 @@ def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
 
 def test_parameters_unfrozen_in_mid_run_train_equally() -> None:
     """A layer that was frozen when the run began gets the gradients of all ranks once it is unfrozen."""
-    model = small_network()
+    model = network()
     unfreeze = CallAt("on_training_run_epoch_end", lambda _trainer: model.requires_grad_(True))
     for parameter in list(model.parameters())[:2]:
         parameter.requires_grad_(False)
     before = weights_of(model)
     trainer = Trainer(model, nn.MSELoss(), Adam(model.parameters(), lr=0.01), callbacks=[unfreeze])
-    trainer.train(regression(12), 3, per_device_batch_size=2)
+    trainer.train(in_double(make_regression(12)), 3, per_device_batch_size=2)
     weights = gather_objects(weights_of(model).tolist())
     assert weights[0] == weights[1]
     assert not torch.equal(weights_of(model)[:4], before[:4])
+
+
+class Knows(TrainerCallback):
+    """A callback that is told its rank."""
+
+    def __init__(self, rank: int, *, verbose: bool) -> None:
+        self.rank = rank
+        self.verbose = verbose
+
+
+class Shares(Trainer):
+    """Loaders of each process by itself, over a share of the samples."""
+
+    @override
+    def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Any = None) -> SizedIterable[Any]:
+        return list(DataLoader(self.train_dataset, batch_size))
+
+    @override
+    def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Any = None) -> SizedIterable[Any]:
+        assert self.eval_dataset is not None
+        return list(DataLoader(self.eval_dataset, batch_size))
+
+
+def own_seed(case: Case) -> None:
+    """Weights and random numbers of its own."""
+    torch.manual_seed(1)
+    nn.init.normal_(next(case.model.parameters()))
+
+
+def own_temporary_folder(case: Case) -> None:
+    """A new folder for temporary files, in which there is no state yet."""
+    case.arguments.update(resume_from=Path(tempfile.mkdtemp()) / "states", resume_missing="start")
+
+
+def own_workers(case: Case) -> None:
+    """As many workers as its machine has room for."""
+    case.data = [(torch.full((4,), float(index)), torch.zeros(1)) for index in range(24)]
+    case.arguments["train_dataloader_kwargs"] = {"num_workers": dist.get_rank(), "timeout": 30 * dist.get_rank()}
+
+
+def own_share(case: Case) -> None:
+    """Datasets of its own share, with more to evaluate on the first process."""
+    case.trainer_class = Shares
+    rank = dist.get_rank()
+    case.data, case.eval_data = make_regression(24 + rank), make_regression(16 - 8 * rank)
+    case.arguments["per_device_batch_size"] = 5
+
+
+def own_lambda(case: Case) -> None:
+    """A schedule by a function that is made anew, and a partial of it."""
+    case.arguments["create_scheduler_fn"] = partial(LambdaLR, lr_lambda=lambda epoch: 0.9**epoch)
+
+
+class Steps:
+    """A schedule that can do nothing but step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        """Halve the learning rate."""
+        self.optimizer.param_groups[0]["lr"] /= 2
+
+
+def plain_schedule(case: Case) -> None:
+    """A schedule without a state, whose type is not one that the trainer asks for."""
+    case.arguments["create_scheduler_fn"] = Steps
+
+
+def distributed_sampler(case: Case) -> None:
+    """A DataLoader with the share of this process."""
+    data = make_regression(24)
+    case.data = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    del case.arguments["per_device_batch_size"]
+
+
+def told_its_rank(case: Case) -> None:
+    """A callback that is told its rank."""
+    case.callbacks.append(Knows(dist.get_rank(), verbose=dist.get_rank() == 0))
+
+
+@pytest.mark.parametrize("door", ["train", "Run"])
+@pytest.mark.parametrize(
+    "change",
+    [own_seed, own_temporary_folder, own_workers, own_lambda, plain_schedule, distributed_sampler, told_its_rank],
+)
+def test_what_may_differ_is_not_compared(change: Callable[[Case], None], door: Door) -> None:
+    """A run whose processes differ in this trains as before."""
+    case = seeded_case(door)
+    change(case)
+    case.run()
+
+
+def test_loaders_of_each_process_have_datasets_of_their_own() -> None:
+    """Where they have as many batches to train on, datasets may have other lengths, and evaluations too."""
+    case = seeded_case("train")
+    own_share(case)
+    case.run()
+
+
+def test_a_metric_of_one_process_differs_only_in_what_it_decides() -> None:
+    """Recorded values may differ between processes, as the history is that of each."""
+    case = seeded_case("train")
+    record = CallAt("on_train_epoch_end", lambda one: one.run_history.update_metric("figure", dist.get_rank()))
+    case.callbacks.append(record)
+    case.run()

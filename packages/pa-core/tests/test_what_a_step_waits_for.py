@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,22 +28,20 @@ from tests.support.pa_core.tensor_reads import Reads
 BATCH_SIZE, FEW, MANY = 4, 10, 30
 
 
-def counts_of_a_step(count: Callable[[int], Counter[str]]) -> dict[str, float]:
-    """What is counted in a run of so many steps, for a step in the steady state."""
-    few, many = count(FEW), count(MANY)
+def counts_of_a_step(run: Callable[[int], object], watch: Callable[[], Reads | Collectives]) -> dict[str, float]:
+    """How often what is watched happens in a step, in the steady state, of a run of so many steps."""
+    few, many = Counter[str](), Counter[str]()
+    for counts, steps in ((few, FEW), (many, MANY)):
+        watched = watch()
+        with watched:
+            run(steps)
+        counts.update(watched.counts)
     return {name: (many[name] - few[name]) / (MANY - FEW) for name in many if many[name] != few[name]}
 
 
 def reads_of_a_step(run: Callable[[int], object], *, as_on_accelerator: bool = False) -> dict[str, float]:
     """How often each function that reads a tensor is called in a step of a run of so many steps."""
-
-    def count(steps: int) -> Counter[str]:
-        reads = Reads(as_on_accelerator=as_on_accelerator)
-        with reads:
-            run(steps)
-        return reads.counts
-
-    return counts_of_a_step(count)
+    return counts_of_a_step(run, partial(Reads, as_on_accelerator=as_on_accelerator))
 
 
 def trainer_with(callbacks: list[CallbackLike]) -> Trainer:
@@ -105,14 +104,7 @@ class Collectives(TorchDispatchMode):
 
 def collectives_of_a_step(run: Callable[[int], object]) -> dict[str, float]:
     """How often each collective is called in a step of a run of so many steps."""
-
-    def count(steps: int) -> Counter[str]:
-        collectives = Collectives()
-        with collectives:
-            run(steps)
-        return collectives.counts
-
-    return counts_of_a_step(count)
+    return counts_of_a_step(run, Collectives)
 
 
 def train_by_hand(steps: int, model: nn.Module | None = None) -> None:

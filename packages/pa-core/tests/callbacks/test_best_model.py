@@ -1,4 +1,4 @@
-"""Keeping the best model of a run."""
+"""Keeping the best model of a run, and which of the recorded values is the best."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
@@ -17,6 +20,7 @@ from typing_extensions import override
 from pa_core import (
     AnyTrainer,
     CheckpointError,
+    ConfigurationError,
     MetricNotFoundError,
     SaveBestModelCallback,
     StepBasedEvaluationCallback,
@@ -24,6 +28,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
+from pa_core.callbacks import BestMetric
 from pa_core.testing import make_regression
 from tests.support.callbacks import CallAt, FailAt
 from tests.support.pa_core.scripted_scores import Script
@@ -209,3 +214,93 @@ def test_a_model_that_is_saved_in_another_way_needs_no_file(tmp_path: Path) -> N
     export = Export(tmp_path / "export", "figure", load_saved_checkpoint=False)
     scripted_trainer([1.0], export).train(DATA, num_epochs=1)
     assert (tmp_path / "export" / "model.safetensors").exists()
+
+
+VALUES = st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=20)
+
+
+@given(values=VALUES, greater_is_better=st.booleans())
+def test_the_best_value_is_the_first_extreme_one(values: list[float], greater_is_better: bool) -> None:
+    """Whatever is recorded, the best value is the extreme of all numbers, at the first epoch that had it."""
+    best = BestMetric(greater_is_better)
+    for epoch, value in enumerate(values, start=1):
+        best.update(value, epoch)
+    numbers = [value for value in values if not math.isnan(value)]
+    if not numbers:
+        assert best.value is None
+        assert best.epoch is None
+    else:
+        extreme = max(numbers) if greater_is_better else min(numbers)
+        assert best.value == extreme
+        assert best.epoch == values.index(extreme) + 1
+
+
+@given(values=VALUES, greater_is_better=st.booleans(), min_change=st.floats(0, 10))
+def test_update_agrees_with_the_question_that_changes_nothing(
+    values: list[float], greater_is_better: bool, min_change: float
+) -> None:
+    """``is_improved_by`` foretells what ``update`` does, and changes nothing."""
+    best = BestMetric(greater_is_better, min_change)
+    for epoch, value in enumerate(values, start=1):
+        before = (best.value, best.epoch)
+        foretold = best.is_improved_by(value)
+        assert (best.value, best.epoch) == before
+        assert best.update(value, epoch) is foretold
+        assert (best.value, best.epoch) == ((value, epoch) if foretold else before)
+
+
+@pytest.mark.parametrize(
+    ("greater_is_better", "value", "improves"),
+    [(False, 0.75, True), (False, 0.875, False), (True, 1.25, True), (True, 1.125, False), (True, 0.5, False)],
+)
+def test_a_change_below_the_threshold_is_no_improvement(greater_is_better: bool, value: float, improves: bool) -> None:
+    """From a best value of 1, a change of 0.25 in the right direction counts, and one of 0.125 does not."""
+    best = BestMetric(greater_is_better, min_change=0.25)
+    best.update(1.0, epoch=1)
+    assert best.is_improved_by(value) is improves
+
+
+def test_small_steps_add_up() -> None:
+    """Changes are measured from the best value, so that slow progress is progress."""
+    best = BestMetric(min_change=0.25)
+    values = [1.0, 0.875, 0.75, 0.625, 0.5]
+    assert [best.update(value, epoch) for epoch, value in enumerate(values)] == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize("min_change", [-0.1, math.nan, math.inf])
+def test_a_threshold_that_makes_no_sense_is_refused(min_change: float) -> None:
+    """A negative threshold would call a worse value better; one that is not finite, none."""
+    with pytest.raises(ConfigurationError, match="min_change"):
+        BestMetric(min_change=min_change)
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_ranks_decide_alike_even_if_their_metrics_differ(shared_tmp_path: Path) -> None:
+    """With a metric that each rank computed by itself, the first rank's values decide for all."""
+    scores = [[3.0, 1.0, 2.0], [1.0, 2.0, 3.0]][dist.get_rank()]
+    save_best = SaveBestModelCallback(shared_tmp_path / "best.pt", "figure")
+    trainer = linear_trainer(Script(scores), save_best)
+    trainer.train(make_regression(16), num_epochs=3)
+    assert (save_best.best.value, save_best.best.epoch) == (1.0, 2)
+    assert trainer.model.weight[0, 0] == 2
+    assert torch.load(shared_tmp_path / "best.pt", weights_only=True)["best_epoch"] == 2
+
+
+class ScoreOfRanks(TrainerCallback):
+    """Records a score in each evaluation that only the first rank finds good after the second update."""
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        is_best = trainer.num_updates_completed == 2 and dist.get_rank() == 0
+        trainer.run_history.update_metric("figure", 0.0 if is_best else 1.0 + dist.get_rank())
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_ranks_save_the_best_of_the_evaluations_within_an_epoch_together(shared_tmp_path: Path) -> None:
+    """The file is that of the second of four updates, and both ranks end with its weights."""
+    save_best = SaveBestModelCallback(shared_tmp_path / "best.pt", "intermediate_figure")
+    trainer = linear_trainer(ScoreOfRanks(), StepBasedEvaluationCallback(1), save_best)
+    trainer.train(make_regression(64), 1, make_regression(16))
+    assert save_best.best.value == 0.0
+    saved = torch.load(shared_tmp_path / "best.pt", weights_only=True)
+    assert torch.equal(trainer.model.weight.detach(), saved["model_state_dict"]["weight"])

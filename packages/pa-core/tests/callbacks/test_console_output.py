@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD
 from typing_extensions import override
@@ -363,3 +364,17 @@ def test_a_prediction_shows_how_far_it_is(capsys: pytest.CaptureFixture[str]) ->
     assert [line.partition(",")[0] for line in lines] == ["Prediction: 3/3 batches", "Prediction: 1/3 batches"]
     assert "loss" not in "".join(lines)
     assert "samples/s" in lines[0]
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_only_the_first_process_of_a_machine_shows_anything(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of two ranks one writes, and the figures it shows count the batches of both."""
+    linear_trainer(*DEFAULT_CALLBACKS).train(make_regression(32), 1, make_regression(32))
+    captured = capfd.readouterr()
+    output = captured.out + captured.err
+    if dist.get_rank() != 0:
+        assert output == ""
+        return
+    assert "2 processes (gloo)" in output
+    starts = ["Training starts:", "epoch  train loss  eval loss", "    1   ", "Training ended:"]
+    assert [output.count(start) for start in starts] == [1] * 4, output

@@ -1,23 +1,33 @@
-"""One row an epoch: what is in it, what is marked, and what becomes of the metrics that have no room."""
+"""The lines of a run: the first ones, one row an epoch, the table at its end, and what a logger is told."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import SGD
 from typing_extensions import override
 
 from pa_core import (
+    DEFAULT_CALLBACKS,
     AnyTrainer,
     LogMetricsCallback,
     PrintProgressCallback,
+    ProgressBarCallback,
+    Run,
+    SaveBestModelCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
     StopTrainingError,
+    TerminateOnNaNCallback,
+    Trainer,
     TrainerCallback,
     TrainingPreempted,
 )
@@ -29,6 +39,122 @@ from tests.support.callbacks import CallAt, FailAt
 from tests.support.trainers import linear_trainer
 
 DATA = make_regression(16)
+
+
+def three_layers() -> nn.Sequential:
+    """20, 20 and 5 parameters."""
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+
+
+def first_lines(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """The first two lines of what was printed."""
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    return first, second
+
+
+def test_a_head_that_no_optimizer_has_is_named_and_frozen_layers_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """The one was forgotten, the others are meant not to be trained."""
+    model = three_layers()
+    optimizer = SGD(model[1].parameters(), lr=0.1)
+    trainer = Trainer(model, nn.MSELoss(), optimizer)
+    trainer.train(DATA, 1)
+    names = "0.weight, 0.bias and 2 more (25, not frozen)"
+    assert first_lines(capsys)[1] == f"Trains 20 of 45 parameters; no optimizer has {names}"
+    model[0].requires_grad_(False)
+    model[2].requires_grad_(False)
+    trainer.train(DATA, 1)
+    assert first_lines(capsys)[1] == "Trains 20 of 45 parameters (25 frozen)"
+
+
+def test_everything_that_is_trained_beside_the_model_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Modules that were added, and a parameter that two layers share is one."""
+    model, added = three_layers(), nn.Linear(1, 1)
+    model[1].weight = model[0].weight
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1))
+    trainer.add_module("added", added, SGD(added.parameters(), lr=0.1))
+    trainer.train(DATA, 1)
+    assert first_lines(capsys)[1] == "Trains all 31 parameters"
+
+
+def test_the_first_lines_say_what_an_update_is_made_of_and_where_the_run_writes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The batches that are accumulated, and the files and folders of all callbacks."""
+    model, best, states = nn.Linear(4, 1), tmp_path / "best.pt", tmp_path / "states"
+    callbacks: list[CallbackLike] = [*DEFAULT_CALLBACKS, SaveBestModelCallback(best), SaveTrainingStateCallback(states)]
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
+    trainer.train(DATA, 1, DATA, per_device_batch_size=2, gradient_accumulation_steps=4)
+    first, second = first_lines(capsys)
+    assert first.startswith("Training starts: 1 epoch of 2 updates, 8 samples per update (4 batches of 2); 1 process")
+    assert second == f"Trains all 5 parameters; writes to {best}, {states}"
+
+
+def test_a_loop_of_the_script_says_the_same_of_its_models(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that has no optimizer by intent, such as a copy of another one, is not taken for forgotten."""
+    models = {"online": nn.Linear(4, 1), "target": nn.Linear(4, 1)}
+    optimizers = {"online": SGD([models["online"].weight], lr=0.1)}
+    with Run(models, optimizers, DATA, num_epochs=1, callbacks=[PrintProgressCallback]) as run:
+        for inputs, targets in run.batches():
+            run.backward(nn.functional.mse_loss(models["online"](inputs), targets))
+            run.step()
+    assert first_lines(capsys)[1] == (
+        "Trains 4 of 5 parameters; no optimizer has online.bias (1, not frozen); no TerminateOnNaNCallback"
+    )
+
+
+def test_a_parameter_that_two_models_share_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the encoder of two heads, each of them a model with the encoder in it; an optimizer of one of them has it."""
+    encoder = nn.Linear(4, 4)
+    models = {name: nn.Sequential(encoder, nn.Linear(4, 1)) for name in ("first", "second")}
+    optimizers = {"first": SGD(models["first"].parameters(), lr=0.1)}
+    optimizers["second"] = SGD(models["second"][1].parameters(), lr=0.1)
+    with Run(models, optimizers, DATA, num_epochs=1, callbacks=[PrintProgressCallback]) as run:
+        for inputs, targets in run.batches():
+            for name, model in models.items():
+                run.backward(nn.functional.mse_loss(model(inputs), targets), model=name)
+                run.step(name)
+    assert first_lines(capsys)[1] == "Trains all 30 parameters; no TerminateOnNaNCallback"
+
+
+def test_updates_out_of_a_batch_are_counted_as_the_most_that_there_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    """How many the loop makes of each batch, and of how many samples, only the loop knows."""
+    model = nn.Linear(4, 1)
+    show, batch_size = [PrintProgressCallback], 8
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with Run(
+        model, optimizer, DATA, num_epochs=1, per_device_batch_size=batch_size, max_updates_per_batch=3, callbacks=show
+    ) as run:
+        for batch in run.batches():
+            for inputs, targets in run.batches([batch]):
+                run.backward(nn.functional.mse_loss(model(inputs), targets))
+                run.step()
+    assert first_lines(capsys)[0].startswith("Training starts: 1 epoch of at most 6 updates, 8 samples per batch; ")
+
+
+def test_lazy_layers_are_not_left_out_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    """How many parameters they have shows only in the first forward pass."""
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1))
+    trainer.train(DATA, 1)
+    assert first_lines(capsys)[1] == "Trains all 4 parameters, and 2 tensors of sizes that are not known yet"
+
+
+def test_a_list_without_any_default_callback_is_warned_of(tmp_path: Path) -> None:
+    """Whoever names one of them knows that the list replaces them, and so does whoever passes an empty one."""
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    best = SaveBestModelCallback(tmp_path / "best.pt")
+    with pytest.warns(UserWarning, match=r"callbacks=\[\*DEFAULT_CALLBACKS, \.\.\.\]") as warned:
+        Trainer(model, nn.MSELoss(), optimizer, callbacks=[best])
+    assert [one.filename for one in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Trainer(model, nn.MSELoss(), optimizer, callbacks=[])
+        Trainer(model, nn.MSELoss(), optimizer, callbacks=[best, TerminateOnNaNCallback])
+        Trainer(model, nn.MSELoss(), optimizer, callbacks=[ProgressBarCallback])
+        Trainer(model, nn.MSELoss(), None, callbacks=[best])
+
+
 FIGURES_OF_ROW = re.compile(" +lr  samples/s +time$")
 FIGURES = {"lr": "0.01", "samples/s": "12,345", "time": "1.23 s"}
 
@@ -280,3 +406,100 @@ def test_a_logger_prints_at_once_outside_of_a_run(capsys: pytest.CaptureFixture[
     """``log_metrics`` of a callback that no trainer has is a way to print some values."""
     LogMetricsCallback().log_metrics(linear_trainer(), {"accuracy": 0.5, "loss": 2.0})
     assert capsys.readouterr().out == "  accuracy 0.5000, loss 2.0000\n"
+
+
+TRAINED = "on_train_epoch_end"
+
+
+class LogToList(LogMetricsCallback):
+    """A logger as users write them: its ``__init__`` does not call that of its base class."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        assert trainer.run_config.to_dict()
+
+    @override
+    def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
+        self.logged.append((trainer.run_history.current_epoch, dict(metrics)))
+
+    @property
+    def names(self) -> list[set[str]]:
+        """The names of the metrics of each call."""
+        return [set(metrics) for _, metrics in self.logged]
+
+
+class RecordTensors(TrainerCallback):
+    """Records metrics as users do: as tensors, in several events."""
+
+    def __init__(self, **metrics: str) -> None:
+        for event in metrics.values():
+            setattr(self, event, partial(self._record, [name for name in metrics if metrics[name] == event]))
+
+    def _record(self, names: list[str], trainer: AnyTrainer, **_: Any) -> None:
+        for name in names:
+            trainer.run_history.update_metric(name, torch.tensor([0.5]))
+
+
+def test_metrics_are_logged_when_they_belong_to_the_phase() -> None:
+    """Metrics with train in their name come after the training epoch, all others after the evaluation, as numbers."""
+    logger = LogToList()
+    record = RecordTensors(accuracy=TRAINED, my_train_accuracy=TRAINED, precision="on_eval_epoch_end")
+    linear_trainer(record, logger).train(DATA, 2, DATA)
+    assert logger.names == 2 * [{"my_train_accuracy", "train_loss_epoch"}, {"accuracy", "eval_loss_epoch", "precision"}]
+    assert [epoch for epoch, _ in logger.logged] == [1, 1, 2, 2]
+    assert all(type(value) is float for _, metrics in logger.logged for value in metrics.values())
+
+
+def test_a_metric_is_logged_once_and_none_is_forgotten() -> None:
+    """What is recorded behind the logger, or without any evaluation, is logged at the end of its epoch or run."""
+    logger = LogToList()
+    late = RecordTensors(late="on_training_run_epoch_end", behind="on_eval_epoch_end")
+    linear_trainer(logger, late).train(DATA, 2, DATA)
+    assert logger.names == [
+        {"train_loss_epoch"},
+        {"eval_loss_epoch"},
+        {"behind"},
+        {"train_loss_epoch"},
+        {"eval_loss_epoch", "late"},
+        {"behind"},
+        {"late"},
+    ]
+
+    logger = LogToList()
+    linear_trainer(RecordTensors(accuracy=TRAINED), logger).train(DATA, 1)
+    assert logger.names == [{"train_loss_epoch"}, {"accuracy"}]
+
+
+def test_a_later_run_logs_its_own_metrics_only() -> None:
+    """Old metrics are not logged again, and new values are, even if there are as many of them as before."""
+    logger = LogToList()
+    trainer = linear_trainer(logger)
+    trainer.train(DATA, 1, DATA)
+    trainer.train(DATA, 1, reset_run_history=False)
+    trainer.evaluate(DATA)
+    trainer.evaluate(DATA)
+    assert logger.names == [
+        {"train_loss_epoch"},
+        {"eval_loss_epoch"},
+        {"train_loss_epoch"},
+        {"evaluation_loss"},
+        {"evaluation_loss"},
+    ]
+
+
+def test_the_closing_table_names_the_best_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses are best when low, accuracies when high; what was told wins, and other names have a best only then."""
+    names = ("accuracy", "my_error", "speed", "beauty", "score")
+    record = Record(**{name: [0.5, 0.75, 0.25] for name in names})
+    summary = PrintProgressCallback(greater_is_better={"beauty": True, "score": False})
+    linear_trainer(record, summary).train(DATA, 3, DATA)
+    table = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[-8:]}
+    assert table["metric"] == ["last", "best", "epoch"]
+    assert table["accuracy"] == ["0.25", "0.75", "2"]
+    assert table["my_error"] == ["0.25", "0.25", "3"]
+    assert table["beauty"] == ["0.25", "0.75", "2"]
+    assert table["score"] == ["0.25", "0.25", "3"]
+    assert table["speed"] == ["0.25", "-", "-"]

@@ -222,3 +222,22 @@ def test_the_whole_loader_comes_back_when_an_evaluation_is_broken_off(error: Exc
         trainer.train(data, 1, data, per_device_batch_size=8)
     assert trainer.eval_dataloader is not None
     assert len(trainer.eval_dataloader) == 10
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_ranks_agree_on_the_limit_where_their_loaders_differ() -> None:
+    """Of three steps the last has a sample for one rank only; a limit of two ends both after two updates."""
+    trainer = linear_trainer(LimitBatchesCallback(2))
+    trainer.train(make_regression(33), num_epochs=2)
+    assert trainer.run_config.max_num_train_steps == 4
+    assert trainer.num_updates_completed == 4
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_ranks_evaluate_together_within_an_epoch() -> None:
+    """Limited evaluations after every second update run on both ranks, the last step of one rank included."""
+    recorder = RecordingCallback()
+    trainer = linear_trainer(StepBasedEvaluationCallback(2), LimitEvalStepsCallback(1), recorder)
+    trainer.train(make_regression(65), 1, make_regression(35))
+    assert recorder.events.count("on_eval_epoch_end") == 3
+    assert recorder.events.count("on_eval_step_end") == 1 + 1 + 3

@@ -9,19 +9,19 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 from typing_extensions import override
 
 from pa_core import BatchOutputError, ConfigurationError, Trainer
 from pa_core.errors import EmptyDatasetError
-from pa_core.testing import TinyClassifier, make_classification
+from pa_core.testing import make_classification
 from tests.support.explained import assert_explained
 from tests.support.pa_core.good_run import Permissive
+from tests.support.trainers import classifier_trainer
 
 DATA = make_classification(32)
 NO_WORKERS = {"num_workers": 0}
@@ -31,15 +31,14 @@ BATCHES = [(DATA.tensors[0][start : start + 4], DATA.tensors[1][start : start + 
 class Claims:
     """A loader of so many batches that says it has another number of them."""
 
-    def __init__(self, length: int, batches: int) -> None:
-        self.length = length
-        self.batches = batches
+    def __init__(self, length: int, number: int) -> None:
+        self.length, self.number = length, number
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(BATCHES[: self.batches])
+        return iter(BATCHES[: self.number])
 
 
 class OnceOnly(Claims):
@@ -54,41 +53,20 @@ class OnceOnly(Claims):
         return self.iterator
 
 
-class LyingSampler(Sampler[int]):
+class LyingSampler(Claims, Sampler[int]):
     """A sampler that does not yield as many indices as it says."""
-
-    def __init__(self, length: int, indices: int) -> None:
-        self.length = length
-        self.indices = indices
-
-    def __len__(self) -> int:
-        return self.length
 
     @override
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.indices))
+        return iter(range(self.number))
 
 
-class Stream(IterableDataset[tuple[Tensor, ...]]):
+class Stream(Claims, IterableDataset[tuple[Tensor, ...]]):
     """Samples that each worker yields, all of them."""
-
-    def __init__(self, length: int, samples: int) -> None:
-        self.length = length
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.length
 
     @override
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        return (DATA[index] for index in range(self.samples))
-
-
-def make_trainer() -> Permissive:
-    """A trainer whose loaders can be replaced."""
-    torch.manual_seed(0)
-    model = TinyClassifier()
-    return Permissive(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+        return (DATA[index] for index in range(self.number))
 
 
 def constant(optimizer: Optimizer) -> LambdaLR:
@@ -113,7 +91,7 @@ def losses_of(trainer: Trainer[Any], name: str = "train_loss_epoch") -> list[flo
 
 def test_a_loader_that_can_be_iterated_once_is_refused_at_its_second_epoch() -> None:
     """The first epoch that would be empty is an error, and no mean of nothing is recorded."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Permissive)
     trainer.train_loader = lambda: OnceOnly(4)
     with pytest.raises(EmptyDatasetError) as caught:
         trainer.train(DATA, 3)
@@ -126,7 +104,7 @@ def test_a_loader_that_can_be_iterated_once_is_refused_at_its_second_epoch() -> 
 @pytest.mark.parametrize("loader", [Claims(4, 8), DataLoader(DATA, batch_size=4, sampler=LyingSampler(16, 32))])
 def test_an_epoch_ends_with_the_length_of_its_loader(loader: Any) -> None:
     """Each epoch has the updates that the run and its schedule were planned for; a warning says what is left out."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Permissive)
     trainer.train_loader = lambda: loader
     caught = warnings_of(lambda: trainer.train(DATA, 2, create_scheduler_fn=constant))
     assert len(caught) == 1
@@ -143,7 +121,7 @@ def test_an_epoch_ends_with_the_length_of_its_loader(loader: Any) -> None:
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_fewer_batches_than_the_length_are_said(loader: Any, accumulation: int) -> None:
     """The run makes fewer updates than planned, and a warning names what was given and expected, once."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Permissive)
     trainer.train_loader = lambda: loader
     caught = warnings_of(lambda: trainer.train(DATA, 3, gradient_accumulation_steps=accumulation))
     assert len(caught) == 1
@@ -155,7 +133,7 @@ def test_fewer_batches_than_the_length_are_said(loader: Any, accumulation: int) 
 
 def test_a_true_length_is_not_warned_of() -> None:
     """A list of batches, limited or not, with accumulation or not, and a run that ends in mid-epoch."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Permissive)
     trainer.train_loader = trainer.eval_loader = lambda: BATCHES
     settings: tuple[dict[str, Any], ...] = ({}, {"gradient_accumulation_steps": 3}, {"max_num_train_steps": 11})
     for kwargs in settings:
@@ -164,7 +142,7 @@ def test_a_true_length_is_not_warned_of() -> None:
 
 def test_workers_that_each_yield_all_of_a_stream_are_named() -> None:
     """The warning says why a stream has twice the batches, and the epoch has as many as it should."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Permissive)
     kwargs = {"num_workers": 2}
     stream = Stream(16, 16)
     caught = warnings_of(lambda: trainer.train(stream, 1, per_device_batch_size=4, train_dataloader_kwargs=kwargs))
@@ -176,7 +154,7 @@ def test_workers_that_each_yield_all_of_a_stream_are_named() -> None:
 @pytest.mark.parametrize("samples", [8, 24])
 def test_a_stream_of_another_length_is_advised_to_count_its_samples(samples: int) -> None:
     """Its length is the number of samples, of which the loader makes that of the batches."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Permissive)
     stream = Stream(16, samples)
     caught = warnings_of(lambda: trainer.train(stream, 1, per_device_batch_size=4, train_dataloader_kwargs=NO_WORKERS))
     assert ["or of the samples of a dataset" in str(one.message) for one in caught] == [True]
@@ -185,7 +163,7 @@ def test_a_stream_of_another_length_is_advised_to_count_its_samples(samples: int
 
 def test_an_evaluation_without_a_batch_is_an_error() -> None:
     """In a training run and in `evaluate()`, no mean of nothing is recorded."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Permissive)
     trainer.eval_loader = lambda: Claims(4, 0)
     with pytest.raises(EmptyDatasetError) as caught:
         trainer.evaluate(DATA)
@@ -199,7 +177,7 @@ def test_an_evaluation_without_a_batch_is_an_error() -> None:
 @pytest.mark.parametrize(("loader", "number"), [(Claims(4, 2), "2 of these"), (Claims(4, 6), "more than 4")])
 def test_an_evaluation_of_another_length_is_said(loader: Claims, number: str) -> None:
     """All batches are evaluated, and the warning comes once in a run."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Permissive)
     trainer.eval_loader = lambda: loader
     caught = warnings_of(lambda: trainer.train(DATA, 2, DATA))
     assert len(caught) == 1
@@ -214,7 +192,7 @@ def without_samples(output: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("phase", ["train", "eval"])
 def test_the_mean_of_no_sample_is_not_recorded(phase: str) -> None:
     """Where each step says that it had no sample, the error says so instead of a NaN in the history."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Permissive)
     setattr(trainer, f"{phase}_step", without_samples)
     with pytest.raises(BatchOutputError, match="returned a batch_size or num_items_in_batch of 0"):
         trainer.train(DATA, 1, DATA)
@@ -225,7 +203,7 @@ def test_the_mean_of_no_sample_is_not_recorded(phase: str) -> None:
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_a_rank_with_fewer_batches_keeps_nobody_waiting(accumulation: int) -> None:
     """The epoch comes to its end on both ranks, and then is an error on both."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Permissive)
     trainer.train_loader = lambda: Claims(8, 8 - 4 * dist.get_rank())
     with pytest.raises(ConfigurationError) as caught:
         trainer.train(DATA, 2, gradient_accumulation_steps=accumulation)
@@ -234,21 +212,11 @@ def test_a_rank_with_fewer_batches_keeps_nobody_waiting(accumulation: int) -> No
 
 
 @pytest.mark.runs_on("two_ranks")
-def test_loaders_of_different_lengths_are_refused() -> None:
-    """Before anything is trained, on both ranks."""
-    trainer = make_trainer()
-    trainer.train_loader = lambda: BATCHES[: 4 + dist.get_rank()]
-    with pytest.raises(ConfigurationError, match="4, 5 batches"):
-        trainer.train(DATA, 1)
-    assert trainer.num_updates_completed == 0
-
-
-@pytest.mark.runs_on("two_ranks")
 @pytest.mark.filterwarnings("ignore:A custom loader or sampler")
 def test_both_ranks_end_with_a_loader_that_was_split() -> None:
     """Where both have equally few or many batches, the run goes on, and the first rank warns."""
     for length, indices, updates in ((32, 16, 2), (16, 32, 2)):
-        trainer = make_trainer()
+        trainer = classifier_trainer(Permissive)
         trainer.train_loader = partial(DataLoader, DATA, batch_size=4, sampler=LyingSampler(length, indices))
         caught = warnings_of(partial(trainer.train, DATA, 2))
         assert len(caught) == (dist.get_rank() == 0)
@@ -258,7 +226,7 @@ def test_both_ranks_end_with_a_loader_that_was_split() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_an_evaluation_is_empty_only_if_no_rank_has_a_batch() -> None:
     """A rank without a batch takes part in the mean of the others."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Permissive)
     trainer.eval_loader = lambda: Claims(2, 2 * dist.get_rank())
     assert len(warnings_of(lambda: trainer.evaluate(DATA))) == (dist.get_rank() == 0)
     assert len(losses_of(trainer, "evaluation_loss")) == 1

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -24,8 +23,9 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader
-from pa_core.testing import TinyClassifier, make_classification
+from pa_core.testing import make_classification
 from tests.support.explained import assert_explained
+from tests.support.trainers import classifier_trainer
 
 DATA = make_classification(22)
 MORE = make_classification(10, seed=1)
@@ -48,13 +48,6 @@ class Batches(TrainerCallback):
         self.evaluated.append(batch[0])
 
 
-def make_trainer(*callbacks: TrainerCallback, kind: type[Trainer] = Trainer) -> Trainer:
-    """A trainer of a small model, the same each time."""
-    torch.manual_seed(0)
-    model = TinyClassifier()
-    return kind(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
-
-
 class MakesLoader(Trainer):
     """A trainer that returns a loader of its own."""
 
@@ -72,7 +65,7 @@ def shuffled(data: TensorDataset = DATA, **kwargs: Any) -> DataLoader[Any]:
 
 def test_a_dataloader_trains_as_if_the_trainer_had_created_it() -> None:
     """Weights, losses and settings are those of a trainer that returns the same loader."""
-    given, expected = make_trainer(), make_trainer(kind=MakesLoader)
+    given, expected = classifier_trainer(Trainer), classifier_trainer(MakesLoader)
     assert isinstance(expected, MakesLoader)
     expected.loader = shuffled()
 
@@ -91,7 +84,7 @@ def test_a_dataloader_trains_as_if_the_trainer_had_created_it() -> None:
 def test_the_batches_are_those_of_the_loader() -> None:
     """In training and in evaluation, in the order of the loader."""
     notes = Batches()
-    make_trainer(notes).train(shuffled(), 1, DataLoader(MORE, batch_size=3, drop_last=True))
+    classifier_trainer(Trainer, notes).train(shuffled(), 1, DataLoader(MORE, batch_size=3, drop_last=True))
     assert torch.equal(torch.cat(notes.trained), torch.cat([batch[0] for batch in shuffled()]))
     assert torch.equal(torch.cat(notes.evaluated), MORE.tensors[0][:9])
 
@@ -99,7 +92,7 @@ def test_the_batches_are_those_of_the_loader() -> None:
 def test_evaluate_takes_a_dataloader_and_goes_on_with_that_of_the_run() -> None:
     """Without a dataset, the batches are those of the loader that `train()` was given; a dataset takes its place."""
     notes = Batches()
-    trainer = make_trainer(notes)
+    trainer = classifier_trainer(Trainer, notes)
     trainer.train(DATA, 1, DataLoader(MORE, batch_size=5))
     trainer.evaluate()
     assert [len(batch) for batch in notes.evaluated] == [5, 5, 5, 5]
@@ -116,7 +109,7 @@ def test_evaluate_takes_a_dataloader_and_goes_on_with_that_of_the_run() -> None:
 
 def test_a_dataset_after_a_dataloader_is_loaded_by_the_trainer_again() -> None:
     """A loader belongs to the run that it was given to."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Trainer)
     trainer.train(shuffled(), 1, shuffled(MORE))
     trainer.train(DATA, 1, MORE, per_device_batch_size=2)
     assert isinstance(trainer.train_dataloader, KeyedDataLoader)
@@ -129,7 +122,7 @@ def test_a_dataset_after_a_dataloader_is_loaded_by_the_trainer_again() -> None:
 def test_a_dataloader_is_split_over_the_ranks() -> None:
     """Each rank takes other batches, and both all of them."""
     notes = Batches()
-    trainer = make_trainer(notes)
+    trainer = classifier_trainer(Trainer, notes)
     trainer.train(DataLoader(make_classification(16), batch_size=4), 1)
     assert trainer.num_updates_completed == 2
     seen = trainer.gather(torch.cat(notes.trained))
@@ -141,14 +134,14 @@ def test_a_keyed_loader_of_another_process_is_refused() -> None:
     """It would yield all samples on both ranks; they raise one error, and wait for nothing to find that out."""
     start = time.monotonic()
     with pytest.raises(ConfigurationError, match="num_processes=1"):
-        make_trainer().train(KeyedDataLoader(DATA, batch_size=4), 1)
+        classifier_trainer(Trainer).train(KeyedDataLoader(DATA, batch_size=4), 1)
     assert time.monotonic() - start < 2
 
 
 def test_a_keyed_loader_is_taken_as_well() -> None:
     """Its order is that of its own seed."""
     notes = Batches()
-    make_trainer(notes).train(KeyedDataLoader(DATA, batch_size=4, shuffle=True, seed=3), 1)
+    classifier_trainer(Trainer, notes).train(KeyedDataLoader(DATA, batch_size=4, shuffle=True, seed=3), 1)
     expected = KeyedDataLoader(DATA, batch_size=4, shuffle=True, seed=3)
     assert torch.equal(torch.cat(notes.trained), torch.cat([batch[0] for batch in expected]))
 
@@ -185,7 +178,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Trainer], object], tuple[str, ...]]] =
 def test_an_argument_without_effect_on_a_dataloader_is_refused(name: str) -> None:
     """The error names the argument and the loader, before anything is trained."""
     act, words = CONTRADICTIONS[name]
-    trainer = make_trainer()
+    trainer = classifier_trainer(Trainer)
     with pytest.raises(ConfigurationError) as caught:
         act(trainer)
     assert_explained(caught.value, "no effect", *words)
@@ -193,7 +186,7 @@ def test_an_argument_without_effect_on_a_dataloader_is_refused(name: str) -> Non
 
 def test_arguments_that_have_an_effect_are_taken() -> None:
     """They are for the dataset beside the loader, or say what the loader says too."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Trainer)
     trainer.train(shuffled(), 1, MORE, per_device_batch_size=5, collate_fn=default_collate)
     assert trainer.run_config.eval_per_device_batch_size == 5
     trainer.train(shuffled(), 1, per_device_batch_size=4)
@@ -202,14 +195,14 @@ def test_arguments_that_have_an_effect_are_taken() -> None:
 
 def test_a_loader_with_a_batch_sampler_says_its_batch_size() -> None:
     """The settings of the run are those of its batches."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Trainer)
     trainer.train(DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 6, drop_last=False)), 1)
     assert trainer.run_config.train_per_device_batch_size == 6
 
 
 def test_a_dataloader_for_a_trainer_that_creates_its_own_is_refused() -> None:
     """One of the two would have no effect."""
-    trainer = make_trainer(kind=MakesLoader)
+    trainer = classifier_trainer(MakesLoader)
     with pytest.raises(ConfigurationError) as caught:
         trainer.train(shuffled(), 1)
     assert_explained(caught.value, "a DataLoader as train_dataset", "MakesLoader.create_train_dataloader")
@@ -250,14 +243,14 @@ def test_what_is_not_a_dataset_is_refused_where_it_is_passed(name: str) -> None:
     """The error shows what was given and how to make a dataset of it."""
     data, words = NO_DATASETS[name]
     with pytest.raises(ConfigurationError) as caught:
-        make_trainer().train(data, 1)
+        classifier_trainer(Trainer).train(data, 1)
     assert_explained(caught.value, "as train_dataset", *words)
     if name == "splits":  # which can be evaluated, each under its name
         return
     with pytest.raises(ConfigurationError, match="as eval_dataset"):
-        make_trainer().train(DATA, 1, data)
+        classifier_trainer(Trainer).train(DATA, 1, data)
     with pytest.raises(ConfigurationError, match="as dataset"):
-        make_trainer().evaluate(data)
+        classifier_trainer(Trainer).evaluate(data)
 
 
 SEQUENCES: dict[str, Any] = {
@@ -271,7 +264,7 @@ SEQUENCES: dict[str, Any] = {
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_a_sequence_of_samples_is_a_dataset(name: str) -> None:
     """Whatever has a length and integer indices."""
-    trainer = make_trainer()
+    trainer = classifier_trainer(Trainer)
     trainer.train(SEQUENCES[name], 1, train_dataloader_kwargs={"num_workers": 0})
     assert trainer.num_updates_completed > 0
 
@@ -288,7 +281,7 @@ class Reconstructs(Trainer):
 @pytest.mark.parametrize("data", [X, np.asarray(X), list(X), [X[0], X[1]], tuple(X)], ids=type)
 def test_an_array_is_a_dataset_for_a_step_of_ones_own(data: Any) -> None:
     """Its samples are its rows: what a step that was overridden can train on is not refused."""
-    trainer = make_trainer(kind=Reconstructs)
+    trainer = classifier_trainer(Reconstructs)
     run = partial(trainer.train, data, 1, train_dataloader_kwargs={"num_workers": 0})
     run()
     assert trainer.num_updates_completed == -(-len(data) // 8)

@@ -1,31 +1,38 @@
-"""Loading in worker processes: the same batches and draws as in the main process, epoch after epoch."""
+"""Loading in worker processes: the same batches and draws as in the main process, and an end with it."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import multiprocessing
 import os
 import random
+import re
+import select
 import signal
 import traceback
 from collections.abc import Generator
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD
+from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 from typing_extensions import override
 
 from pa_core import ConfigurationError, Trainer
 from pa_core.data import KeyedDataLoader
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.testing import TinyClassifier, make_classification
+from pa_core.testing import make_classification
+from pa_data import start_method
+from tests.launching import Launch
 from tests.support.callbacks import FailAt
 from tests.support.drawing import Drawing, draw_after, preserved_streams, samples_by_index
 from tests.support.explained import assert_explained
+from tests.support.trainers import classifier_trainer
 
 
 class WithFile(Dataset[str]):
@@ -310,11 +317,174 @@ def test_a_worker_that_is_stuck_ends_after_some_time(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("persistent", [False, True])
 def test_no_worker_outlives_a_run_that_failed(persistent: bool) -> None:
     """Not even while the exception, and with it everything that it passed through, is still held."""
-    model = TinyClassifier()
-    fails = FailAt("on_train_step_end", OSError("no space left"))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[fails])
+    trainer = classifier_trainer(Trainer, FailAt("on_train_step_end", OSError("no space left")))
     workers = {"num_workers": 2, "persistent_workers": persistent}
     with pytest.raises(OSError, match="no space left") as held:
         trainer.train(make_classification(64), 1, train_dataloader_kwargs=workers)
     assert held.tb is not None
     assert multiprocessing.active_children() == []
+
+
+WITHOUT_GUARD = """
+import multiprocessing
+import sys
+
+import torch
+from torch.utils.data import Dataset
+
+from pa_core import ConfigurationError, Trainer
+
+multiprocessing.set_start_method("spawn", force=True)  # as on macOS and Windows
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.ones(1), torch.ones(1)
+
+
+def train(**kwargs):
+    model = torch.nn.Linear(1, 1)
+    trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.train(Samples(), 2, Samples(), **kwargs)
+    print("updates:", trainer.num_updates_completed)
+
+
+if "ask" not in sys.argv:
+    train()
+    sys.exit()
+try:
+    train(train_dataloader_kwargs={"num_workers": 1})
+except ConfigurationError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_script_without_a_main_guard_trains(launch: Launch) -> None:
+    """Without workers, unless they are asked for; a line says so, once in a run."""
+    launched = launch(WITHOUT_GUARD)
+    assert launched.status == 0
+    assert "updates: 2" in launched.output
+
+
+def test_workers_without_a_main_guard_are_an_error_with_the_remedy(launch: Launch) -> None:
+    """The one that the user sees last says what to do."""
+    launched = launch(WITHOUT_GUARD, "ask")
+    refusal = launched.output.rpartition("refused:")[2]
+    assert "The workers of a loader could not start." in refusal
+    assert 'if __name__ == "__main__":' in refusal
+    assert "num_workers=0" in refusal
+    assert "updates" not in launched.output
+
+
+def test_asking_how_processes_start_fixes_nothing() -> None:
+    """A script can still choose the method after a trainer has asked for it."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    assert start_method() == (chosen or multiprocessing.get_all_start_methods()[0])
+    assert multiprocessing.get_start_method(allow_none=True) == chosen
+    assert start_method(multiprocessing.get_context("forkserver")) == "forkserver"
+
+
+KILLED = """
+import os
+import signal
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from pa_core import Trainer
+from pa_core.data import worker_init_fn
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        return os.getpid()
+
+
+def larger_than_a_pipe(samples):
+    return samples[0], bytes(300_000)
+
+
+if __name__ == "__main__":
+    trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+    trainer.train_dataset, trainer.collate_fn = Samples(), larger_than_a_pipe
+    iterators = []
+    for method in ("fork", "spawn", "forkserver"):
+        workers = {"num_workers": 1, "multiprocessing_context": method}
+        iterators.append(iter(trainer.create_train_dataloader(4, workers)))
+    workers = {"num_workers": 1, "multiprocessing_context": "fork", "worker_init_fn": worker_init_fn}
+    iterators.append(iter(DataLoader(Samples(), collate_fn=larger_than_a_pipe, **workers)))
+    for iterator in iterators:
+        pid, _ = next(iterator)
+        print("worker", pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux to wait for a process that is no child")
+def test_workers_end_with_the_process_that_started_them(launch: Launch) -> None:
+    """However they were started, also while nobody takes the batches that they hand over."""
+    launched = launch(KILLED, timeout=60)
+    assert launched.status == -9
+    workers = [int(line.split()[1]) for line in launched.output.splitlines() if line.startswith("worker")]
+    assert len(set(workers)) == 4
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            assert select.select([os.pidfd_open(worker)], [], [], 10)[0], f"worker {worker} is alive"
+
+
+PREPARED = """
+import os, sys
+import torch
+from accelerate import Accelerator
+from torch.utils.data import TensorDataset
+
+from pa_data import KeyedDataLoader
+
+accelerator = Accelerator(cpu=True)
+processes = {"rank": accelerator.process_index, "num_processes": accelerator.num_processes}
+dataset = TensorDataset(torch.arange(22.0).unsqueeze(1))
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+loader = KeyedDataLoader(dataset, 4, shuffle=True, seed=3, num_workers=2, device=accelerator.device, **processes)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+if len(sys.argv) > 2:
+    accelerator.load_state(sys.argv[2])
+steps = 0
+for epoch in range(loader.epoch, 3):
+    loader.set_epoch(epoch)
+    for (inputs,) in loader:
+        accelerator.backward(model(inputs).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+        samples = [int(index) for index in inputs.flatten()]
+        os.write(1, f"batch ({accelerator.process_index}, {epoch}, {samples})\\n".encode())
+        if steps == int(sys.argv[1]):
+            accelerator.save_state("middle")
+            sys.exit()
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accelerate_leaves_the_loader_as_it_is_and_saves_its_position(launch: Launch, ranks: int) -> None:
+    """After `prepare` each sample comes once an epoch, and `load_state` continues at the next batch of an epoch."""
+    whole = _batches(launch, ranks, "-1")
+    for epoch in range(3):
+        seen = chain.from_iterable(samples for _, number, samples in whole if number == epoch)
+        assert sorted(seen) == list(range(22))
+
+    before = _batches(launch, ranks, "5")
+    assert len(before) == 5 * ranks
+    assert sorted(before + _batches(launch, ranks, "-1", "middle")) == sorted(whole)
+
+
+def _batches(launch: Launch, ranks: int, *arguments: str) -> list[tuple[int, int, list[int]]]:
+    ended = launch(PREPARED, *arguments, ranks=ranks)
+    assert ended.status == 0
+    return [ast.literal_eval(found) for found in re.findall(r"batch (\(.*\))", ended.output)]
