@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.storage import StateFolder, newest_valid
+from tests.launching import Launch
 from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
@@ -273,3 +275,18 @@ def test_a_folder_that_is_replaced_after_the_last_state_is_an_error_when_the_run
     with pytest.raises(CheckpointError, match="moved, replaced or removed while"):
         train(make_trainer(saving, at(7, lambda: states.rename(tmp_path / "kept"))), num_epochs=1)
     assert newest_valid(tmp_path / "kept")[0] is not None
+
+
+_SCRIPT = Path(__file__).with_name("runs_in_one_folder.py")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_no_run_takes_or_loses_a_state_in_a_folder_that_others_want_too(launch: Launch) -> None:
+    """In 4 folders two to four runs start at random moments, some are killed, and one more comes to the right end.
+
+    `nox -s shared_folders` does so in 200.
+    """
+    launched = launch(_SCRIPT, "4", "7")
+
+    assert launched.status == 0
+    assert "4 tries" in launched.output
