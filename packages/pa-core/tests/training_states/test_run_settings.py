@@ -195,22 +195,6 @@ def test_another_model_or_optimizer_is_refused_before_anything_is_changed(tmp_pa
     assert torch.equal(other.model.state_dict()["layers.3.weight"], first.model.state_dict()["layers.3.weight"])
 
 
-def test_groups_in_another_order_are_refused(tmp_path: Path) -> None:
-    """Otherwise the momentum of one layer would be that of another, silently."""
-
-    def trainer_of(*layers: int) -> Trainer:
-        torch.manual_seed(0)
-        model = TinyClassifier()
-        groups = [{"params": list(model.layers[layer].parameters())} for layer in layers]
-        return Trainer(model, nn.CrossEntropyLoss(), SGD(groups, lr=0.1, momentum=0.9), callbacks=[])
-
-    first = trainer_of(0, 3)
-    first.train(make_classification(32), 1)
-    first.save_training_state(tmp_path)
-    with pytest.raises(CheckpointError, match=r"group 0 with layers.3.weight"):
-        trainer_of(3, 0).train(make_classification(32), 2, resume_from=tmp_path)
-
-
 def test_registered_objects_must_be_the_same_kinds(tmp_path: Path) -> None:
     """The state of one object is never given to another."""
     first = make_trainer()
