@@ -114,19 +114,6 @@ def test_a_checkpoint_has_the_weights_of_all_models(tmp_path: Path) -> None:
         assert torch.equal(value, weights(other)[name]), name
 
 
-def test_one_optimizer_of_several_models() -> None:
-    """It needs no name, and one backward pass reaches all of them."""
-    encoder, decoder = nn.Linear(2, 1), nn.Linear(1, 2)
-    optimizer = SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
-    run = Run({"encoder": encoder, "decoder": decoder}, optimizer, TensorDataset(torch.ones(8, 2)), num_epochs=1)
-    before = weights(run)
-    with run:
-        for (inputs,) in run.batches():
-            run.backward((run.models["decoder"](run.models["encoder"](inputs)) - inputs).square().mean())
-            assert run.step()
-    assert all(not torch.equal(value, before[name]) for name, value in weights(run).items())
-
-
 class TestMistakes:
     """What is refused, and how it is said."""
 

@@ -108,17 +108,6 @@ def test_signals_are_the_scripts_own_unless_they_were_named(tmp_path: Path) -> N
     assert handled == [signal.SIGTERM]
 
 
-def test_a_script_may_ask_itself(tmp_path: Path) -> None:
-    """Whatever else tells it that its time is over; without a callback that saves, it just leaves."""
-    ask = CallAt("on_optimizer_step_end", AnyTrainer.request_preemption, 5)
-    trainer = make_trainer(ask, SaveTrainingStateCallback(tmp_path))
-    with pytest.raises(TrainingPreempted):
-        train(trainer)
-    assert [record.update for record in StateFolder(tmp_path).records()] == [5]
-    with pytest.raises(TrainingPreempted):
-        train(make_trainer(ask))
-
-
 def test_signals_can_be_watched_in_the_main_thread_only(tmp_path: Path) -> None:
     """Elsewhere Python brings none, and the run would be killed in the end: an error says so at once."""
     errors: list[BaseException] = []
