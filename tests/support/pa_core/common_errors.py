@@ -43,11 +43,6 @@ model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(20, 3))
 trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
 trainer.train(TensorDataset(words, classes), 1)
 """
-_SEGMENT = """
-model = nn.Conv2d(3, 3, 3)
-trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
-trainer.train(TensorDataset(images, images[:, 0, 1:-1, 1:-1].gt(0).long()), 1)
-"""
 _SQUEEZE = """
 class Squeezes(nn.Linear):
     def forward(self, x):
@@ -186,13 +181,6 @@ ARGUMENTS = {
         "Put it into a list: callbacks=[PrintProgressCallback].",
         _CLASSIFY.replace("lr=0.1))", "lr=0.1), callbacks=[PrintProgressCallback])"),
     ),
-    "one instance of a callback, not in a list": _of_arguments(
-        "[PrintProgressCallback()]",
-        "PrintProgressCallback()",
-        "callbacks=PrintProgressCallback(...)",
-        "Put it into a list: callbacks=[PrintProgressCallback(...)].",
-        _CLASSIFY.replace("lr=0.1))", "lr=0.1), callbacks=[PrintProgressCallback()])"),
-    ),
     "None for the callbacks": _of_arguments(
         "callbacks=[]",
         "callbacks=None",
@@ -235,15 +223,7 @@ TARGETS = {
         "(inputs, classes)",
         "(inputs, classes + 1)",
         "Target 3 is out of bounds. | returned a Tensor of shape (8, 3)",
-        "the indices of classes, from 0 to classes - 1",
-        error="IndexError",
-    ),
-    "a class that is to be left out": _of_torch(
-        "ignore_index=-1",
-        "",
-        "Target -1 is out of bounds.",
-        "from 0 to classes - 1 (or ignore_index)",
-        script=_CLASSIFY.replace("inputs, classes)", "inputs, classes - 1)").replace("Loss()", "Loss(ignore_index=-1)"),
+        "the indices of classes, from 0 to classes - 1 (or ignore_index)",
         error="IndexError",
     ),
     "one-hot classes as integers": _of_torch(
@@ -259,13 +239,6 @@ TARGETS = {
         "outputs of shape (8, 1)",
         "Use nn.BCEWithLogitsLoss() with targets of dtype float32 and the shape of the outputs.",
         script=_TELL_APART,
-    ),
-    "masks of bytes": _of_torch(
-        ".long()",
-        ".byte()",
-        "the targets are a Tensor of shape (8, 4, 4) and dtype uint8",
-        "long()",
-        script=_SEGMENT,
     ),
     "a last batch of one sample that is squeezed": Mistake(
         _SQUEEZE,
@@ -296,15 +269,6 @@ TARGETS = {
         "Take the last dimension from the targets: targets.squeeze(1).",
         script=_REGRESS.replace("nn.Linear(4, 1)", "nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))").replace(
             "values.unsqueeze(1)", "values.unsqueeze(1).squeeze(1)"
-        ),
-    ),
-    "integers for a loss of two classes": _of_torch(
-        ".float()",
-        "",
-        "the targets are a Tensor of shape (8, 1) and dtype int64",
-        "the dtype of the outputs, as from targets.unsqueeze(1) or targets.float()",
-        script=_REGRESS.replace("MSELoss", "BCEWithLogitsLoss").replace(
-            "values.unsqueeze(1)", "classes.clamp(max=1)[:, None].float()"
         ),
     ),
     "a loss that fails in the backward pass": _of_batches(
@@ -377,13 +341,6 @@ INPUTS = {
         "with a Tensor of shape (8, 6, 6)",
         "inputs.unsqueeze(1) or ",
         script=_SEE.replace("nn.Conv2d(3", "nn.Conv2d(1").replace("images", "images[:, 0].unsqueeze(1)"),
-    ),
-    "pixels as bytes": _of_torch(
-        ".float()",
-        "",
-        "dtype uint8 as input",
-        "Let the input have the dtype and the dimensions that the layer takes: inputs.float()",
-        script=_SEE.replace("images", "images.mul(9).byte().float()"),
     ),
     "indices as floats": _of_torch(
         ".long()",

@@ -14,12 +14,11 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import TensorDataset
 
 from pa_core import ConfigurationError, Run, SaveTrainingStateCallback
-from pa_core.storage import StateFolder
 from tests.support.loops import updates_of
 from tests.support.pa_core.custom_loops.gans import REAL, gan, noise
 
 
-def train(run: Run[Any, Any], dies_at: int | None = None) -> None:
+def train(run: Run[Any, Any]) -> None:
     """The discriminator first, on real and made points in two passes, then the generator against it."""
     generator, discriminator = run.models["generator"], run.models["discriminator"]
     loss_func = nn.BCEWithLogitsLoss()
@@ -34,8 +33,6 @@ def train(run: Run[Any, Any], dies_at: int | None = None) -> None:
                 update.backward(loss_func(verdict, torch.ones_like(verdict)), model="generator")
             update.step("discriminator")
             update.step("generator")
-            if update.number == dies_at:
-                raise KeyboardInterrupt
 
 
 def weights(run: Run[Any, Any]) -> dict[str, Tensor]:
@@ -83,44 +80,6 @@ def test_losses_of_passes_after_the_step_of_another_model_are_recorded() -> None
     assert set(run.run_history.get_metric_names()) == {"train_discriminator_loss_epoch", "train_generator_loss_epoch"}
 
 
-def test_an_optimizer_need_not_step_in_each_update() -> None:
-    """A critic that is trained five times as often as its generator, and whose schedule is stepped with it."""
-    run = gan(num_epochs=1)
-    before = weights(run)
-    with run:
-        for update in run.updates():
-            for real, numbers in update:
-                update.backward(run.models["discriminator"](real).mean(), model="discriminator")
-                if update.number % 3 == 0:
-                    made = run.models["generator"](noise(numbers))
-                    update.backward(run.models["discriminator"](made).mean(), model="generator")
-            update.step("discriminator")
-            if update.number % 3 == 0:
-                update.step("generator")
-            elif update.number < 3:
-                assert torch.equal(weights(run)["generator.0.weight"], before["generator.0.weight"])
-        schedule: Any = run.schedulers["generator"]
-        assert schedule.last_epoch == 2
-    assert run.num_updates_completed == 6
-
-
-@pytest.mark.parametrize("dies_at", [3, 6, 9])
-def test_it_resumes_bit_for_bit(tmp_path: Path, dies_at: int) -> None:
-    """Both models, both optimizers and the schedule come back by name."""
-    whole = gan()
-    train(whole)
-    with pytest.raises(KeyboardInterrupt):
-        train(gan(callbacks=[SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)]), dies_at)
-    assert StateFolder(tmp_path).records()[-1].update == (dies_at - 1) // 2 * 2
-
-    resumed = gan(seed=8, resume_from=tmp_path)
-    train(resumed)
-    for name, value in weights(whole).items():
-        assert torch.equal(value, weights(resumed)[name]), name
-    assert str(whole.optimizers["generator"].state_dict()) == str(resumed.optimizers["generator"].state_dict())
-    assert whole.schedulers["generator"].state_dict() == resumed.schedulers["generator"].state_dict()
-
-
 def test_a_model_without_an_optimizer_is_placed_and_saved(tmp_path: Path) -> None:
     """A teacher, or a target network that the loop changes by itself."""
 
@@ -153,19 +112,6 @@ def test_a_checkpoint_has_the_weights_of_all_models(tmp_path: Path) -> None:
     assert "optimizer_state_dict" not in other.load_checkpoint(tmp_path / "gan.pt")
     for name, value in weights(run).items():
         assert torch.equal(value, weights(other)[name]), name
-
-
-def test_one_optimizer_of_several_models() -> None:
-    """It needs no name, and one backward pass reaches all of them."""
-    encoder, decoder = nn.Linear(2, 1), nn.Linear(1, 2)
-    optimizer = SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
-    run = Run({"encoder": encoder, "decoder": decoder}, optimizer, TensorDataset(torch.ones(8, 2)), num_epochs=1)
-    before = weights(run)
-    with run:
-        for (inputs,) in run.batches():
-            run.backward((run.models["decoder"](run.models["encoder"](inputs)) - inputs).square().mean())
-            assert run.step()
-    assert all(not torch.equal(value, before[name]) for name, value in weights(run).items())
 
 
 class TestMistakes:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pa_core import AnyTrainer, SaveTrainingStateCallback
+from pa_core import SaveTrainingStateCallback
 from pa_core.storage import StateFolder
-from tests.support.callbacks import CallAt, KilledError
+from tests.support.callbacks import KilledError
 from tests.support.pa_core.custom_loops.loops import fingerprint, make_run, train
 
 
@@ -69,26 +68,6 @@ def test_a_complete_run_is_not_run_again(tmp_path: Path, uninterrupted: dict[str
     with make_run(resume_from=tmp_path) as again:
         for _ in range(2):
             assert list(again.batches()) == []
-
-
-def _in_update(update: int, act: Callable[[AnyTrainer], object]) -> CallAt:
-    """Does something in the middle of an update."""
-    return CallAt("on_train_step_end", act, update - 1)
-
-
-@pytest.mark.parametrize("update", [2, 4, 6])
-def test_a_state_that_is_asked_for_is_saved_after_the_update(
-    tmp_path: Path, uninterrupted: dict[str, Any], update: int
-) -> None:
-    """With all that follows the step in its body, an evaluation too; the resumed run is the same to the last bit."""
-    save = SaveTrainingStateCallback(tmp_path, save_every_n_seconds=3600)
-    with pytest.raises(KilledError):
-        train(make_run(save, _in_update(update, AnyTrainer.request_training_state)), dies_at=update + 2)
-    assert [record.update for record in StateFolder(tmp_path).records()] == [update]
-
-    resumed = make_run(seed=3, resume_from=tmp_path)
-    train(resumed)
-    assert fingerprint(resumed) == uninterrupted
 
 
 def test_what_is_registered_before_the_loop_is_restored(tmp_path: Path) -> None:

@@ -108,20 +108,6 @@ class TestTheEngine:
                 run.backward(run.model(inputs).mean(), num_items=4)
                 run.backward(run.model(inputs).mean(), num_items=3)
 
-    def test_the_two_forms_of_the_loop_are_one(self) -> None:
-        """Batches one by one, or in their updates: the same weights."""
-        flat, nested = make_line(lr=1e-3, num_epochs=2), make_line(lr=1e-3, num_epochs=2)
-        torch.manual_seed(0)
-        with flat:
-            for _ in flat.epochs():
-                step_through(flat)
-        torch.manual_seed(0)
-        with nested:
-            for update in nested.updates():
-                make_update(nested, update)
-        assert torch.equal(flat.model.weight, nested.model.weight)
-        assert flat.num_epochs_completed == nested.num_epochs_completed == 2
-
     def test_a_step_says_whether_it_updated(self) -> None:
         """Within an accumulation group it does nothing, and returns False."""
         run = make_line(gradient_accumulation_steps=2)

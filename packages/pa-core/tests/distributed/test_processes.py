@@ -6,6 +6,8 @@ import contextlib
 import json
 import math
 import os
+import subprocess
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -32,6 +34,8 @@ from pa_core import (
     notebook_launcher,
     world_process_zero_only,
 )
+from pa_core.data import remove_padding
+from pa_core.distributed.comparison import digest
 from pa_core.testing import make_classification
 from tests.launching import Launch, forked_python, run_command
 
@@ -483,3 +487,52 @@ def test_a_process_leaves_the_others_in_order_when_it_ends(launch: Launch) -> No
     launched = launch(LEAVES, ranks=2)
     assert launched.status == 0
     assert launched.output.count("left: True") == 2
+
+
+@given(st.lists(st.integers(-3, 3)), st.integers(-3, 3))
+def test_of_one_dimension_each_element_is_a_row(values: list[int], pad_value: int) -> None:
+    """Class predictions, one number for each sample, lose exactly the elements with the padding value."""
+    tensor = torch.tensor(values, dtype=torch.int64)
+    assert remove_padding(tensor, pad_value).tolist() == [value for value in values if value != pad_value]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pad_value", [0.1, -100, math.nan, math.inf])
+def test_the_value_is_compared_in_the_precision_of_the_tensor(dtype: torch.dtype, pad_value: float) -> None:
+    """A padding value that the tensor can only hold rounded, or NaN, is found all the same."""
+    rows = torch.tensor([[1.0, 2.0], [3.0, pad_value]], dtype=dtype)
+    tensor = torch.cat([rows, rows.new_full((3, 2), pad_value)])
+    assert torch.equal(remove_padding(tensor, pad_value).nan_to_num(), rows.nan_to_num())
+
+
+def test_rows_of_any_shape() -> None:
+    """Only a row whose every element is the padding value is taken away."""
+    boxes = torch.arange(24.0).reshape(2, 3, 4)
+    boxes[0, :, 1:] = -1
+    assert torch.equal(remove_padding(torch.cat([boxes, torch.full((1, 3, 4), -1.0)]), -1), boxes)
+
+
+IN_NEW_PROCESS = "from pa_core.distributed.comparison import digest; print(digest({'one': 'text', 'other': '\\udcff'}))"
+
+
+def test_a_digest_is_the_same_in_each_process() -> None:
+    """It depends neither on the seed of Python's hashes nor on the order of the texts, and takes any text."""
+    new = subprocess.run([sys.executable, "-c", IN_NEW_PROCESS], capture_output=True, text=True, check=True)
+    assert new.stdout.strip() == str(digest({"other": "\udcff", "one": "text"}))
+
+
+def test_a_digest_is_exact_in_single_precision() -> None:
+    """It can travel with other numbers, whatever their dtype."""
+    for number in range(200):
+        numbers = digest({"number": str(number)})
+        assert torch.tensor(numbers, dtype=torch.float32).tolist() == numbers
+
+
+SCRIPT = Path(__file__).with_name("resumed_on_three_ranks.py")
+
+
+def test_a_resumed_run_on_three_processes_ends_with_the_same_bits(launch: Launch) -> None:
+    """The sum of three numbers depends on their order; that of a first update after a start is that of all others."""
+    launched = launch(SCRIPT, ranks=3)
+    assert launched.status == 0
+    assert "\n0 of 6649 weights differ" in f"\n{launched.output}"

@@ -17,7 +17,6 @@ from pa_core import (
     AnyTrainer,
     BatchOutput,
     NonFiniteLossError,
-    RanksDifferError,
     StopTrainingError,
     TerminateOnNaNCallback,
     Trainer,
@@ -323,13 +322,6 @@ def test_what_would_not_be_averaged_over_all_processes_is_refused() -> None:
     for model, given in ((of_some, "mesh has 1"), (divided, "divide_factor"), (split, "DTensor")):
         with pytest.raises(UnsupportedConfigurationError, match=given):
             trainer_of(model).train(DATA, 1)
-
-
-def test_processes_with_other_models_are_told() -> None:
-    """Before they exchange anything that does not fit together."""
-    model = sharded(TinyTransformer(classes=3 + dist.get_rank()).double())
-    with pytest.raises(RanksDifferError, match="head"):
-        trainer_of(model).train(DATA, 1)
 
 
 def test_a_step_that_goes_round_the_model_is_told_what_to_do() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,21 +177,9 @@ def sampled(sampler: Sampler[int], **options: Any) -> Any:
     return stateful(sampler=sampler, **PERSISTENT, **options)
 
 
-class PythonSampler(EagerSampler):
-    """Draws from a generator of Python."""
-
-    def __init__(self) -> None:
-        self.own = random.Random(8)
-
-    @override
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.own.sample(range(SAMPLES), SAMPLES))
-
-
 OTHERS: dict[str, MakeLoader] = {
     "a generator for samplers and workers": lambda: loader(shuffle=True, generator=generator(), **PERSISTENT),
     "generator of numpy": lambda: loader(sampler=EagerSampler()),
-    "generator of Python": lambda: loader(sampler=PythonSampler()),
     "subset": lambda: loader(sampler=SubsetRandomSampler(range(SAMPLES), generator=generator())),
     "stateful with a sampler that draws from the streams": lambda: sampled(weighted()),
     "stateful with a generator": lambda: sampled(RandomSampler(range(SAMPLES), generator=generator())),

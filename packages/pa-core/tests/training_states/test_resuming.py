@@ -1,36 +1,46 @@
-"""A run that was interrupted goes on from its newest training state, and ends as if nothing had happened."""
+"""A run that was interrupted goes on from its newest state, in a new process or the same one, as if it had not been."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, StepLR
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
     CheckpointError,
     ConfigurationError,
+    EvaluationSet,
     LimitBatchesCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
     Trainer,
     TrainerCallback,
+    TrainingPreempted,
     distributed,
     gather_objects,
 )
 from pa_core.storage import StateFolder, read_state
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from tests.support.callbacks import RatesUsed
+from tests.support.pa_core.training_states.preempted_runs import SignalAt, preemptible
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
     Interrupted,
+    SampleLog,
     fingerprint,
+    frozen_trainer,
     log_of,
     make_trainer,
     train,
@@ -236,20 +246,9 @@ def test_a_folder_without_states_is_an_error_unless_a_new_run_may_begin(tmp_path
     assert trainer.num_updates_completed == 7
 
 
-def test_a_damaged_state_is_passed_over_for_the_one_before_it(tmp_path: Path) -> None:
-    """The run goes on from the newest valid one, says which it passed over and why, and ends the same."""
-    whole = make_trainer(best=tmp_path / "whole.pt")
-    expected = train(whole)
-    interrupt(tmp_path, "on_train_step_end", 10)
-    newest = StateFolder(tmp_path).records()[-1].path
-    tensors = newest / "models.safetensors"
-    content = bytearray(tensors.read_bytes())
-    content[-1] ^= 1
-    tensors.write_bytes(content)
-    resumed = make_trainer(saving(tmp_path), best=tmp_path / "best.pt")
-    with pytest.warns(UserWarning, match=rf"{newest.name} is skipped.*models\.safetensors"):
-        assert train(resumed, resume_from=tmp_path) == expected
-
+def test_damaged_states_alone_are_an_error(tmp_path: Path) -> None:
+    """The run does not begin anew, even where it may if there is no state."""
+    train(make_trainer(saving(tmp_path)), num_epochs=1)
     for record in StateFolder(tmp_path).records():
         (record.path / "manifest.json").write_text("{}")
     with pytest.raises(CheckpointError, match="None of the training states is valid"):
@@ -341,3 +340,283 @@ def test_large_datasets_are_not_replayed(tmp_path: Path) -> None:
     data.fetched = 0
     train(make_trainer(saving(tmp_path)), **options, resume_from=tmp_path)
     assert data.fetched == 2000 - 240 * 8
+
+
+VAL, OOD, RARE = DrawingDataset(20), DrawingDataset(12), DrawingDataset(9)
+SETS: dict[str, Any] = {"val": VAL, "ood": OOD, "rare": EvaluationSet(RARE, every_n_epochs=2)}
+WITHIN_EPOCHS = ["val", "rare"]
+
+
+class DrawInEvaluations(TrainerCallback):
+    """Draws from torch's stream in each batch of an evaluation, and records what it has drawn."""
+
+    def __init__(self) -> None:
+        self.drawn = 0.0
+
+    @override
+    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.drawn = 0.0
+
+    @override
+    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        self.drawn += float(torch.rand(()))
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("drawn", self.drawn)
+
+
+def trainer_with(*more: TrainerCallback) -> Any:
+    """Evaluates two of the sets within the epochs, and all of them after some."""
+    return make_trainer(StepBasedEvaluationCallback(4, eval_names=WITHIN_EPOCHS), DrawInEvaluations(), *more)
+
+
+def train_with_sets(trainer: Any, **options: Any) -> dict[str, Any]:
+    """As ``train``, with the sets."""
+    return train(trainer, eval_dataset=SETS, **options)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_sets_that_were_evaluated_before_an_interruption_are_not_evaluated_again(shared_tmp_path: Path) -> None:
+    """The resumed run goes on with the set that was interrupted: every value, draw and weight is as without."""
+    expected = train_with_sets(trainer_with())
+    last_rank = distributed.num_processes() - 1
+    for step in (2, 4, 7, 9) if last_rank == 0 else (2, 5, 6):  # in each set, within an epoch and after it
+        folder = shared_tmp_path / str(step)
+        with pytest.raises(TrainingPreempted):
+            train_with_sets(trainer_with(preemptible(folder), SignalAt("on_eval_step_end", step, rank=last_rank)))
+        assert train_with_sets(trainer_with(preemptible(folder)), resume_from=folder) == expected, step
+
+
+def test_a_killed_run_evaluates_the_sets_of_its_epoch_again_as_before(tmp_path: Path) -> None:
+    """Resumed from the state of a whole epoch, each set is evaluated in the epochs in which it was."""
+    expected = train_with_sets(trainer_with())
+    with pytest.raises(Interrupted):
+        train_with_sets(
+            trainer_with(preemptible(tmp_path, save_every_n_epochs=1), InterruptAt("on_train_step_end", 10))
+        )
+    assert train_with_sets(trainer_with(preemptible(tmp_path)), resume_from=tmp_path) == expected
+
+
+def test_other_sets_may_be_evaluated_from_an_interruption_on(tmp_path: Path) -> None:
+    """A set that is no longer there is left out; without any of those that were left, all that are due run."""
+    with pytest.raises(TrainingPreempted):
+        train_with_sets(make_trainer(preemptible(tmp_path), SignalAt("on_eval_step_end", 4)))  # in ood, epoch 1
+    for sets, recorded in (
+        ({"val": VAL, "ood": OOD}, {"val": 3, "ood": 3}),
+        ({"val": VAL, "new": RARE}, {"val": 4, "new": 3}),
+        ({"ood": OOD, "new": RARE}, {"ood": 3, "new": 2}),
+    ):
+        trainer = make_trainer()
+        train(trainer, eval_dataset=sets, resume_from=tmp_path)
+        for name, number in recorded.items():
+            assert trainer.run_history.count_metric_values(f"eval_{name}_loss_epoch") == number, (sets, name)
+
+
+def test_loaders_of_ones_own_go_on_where_they_were(tmp_path: Path) -> None:
+    """The generator of each set's own DataLoader is part of the state, under the name of the set."""
+
+    def sets() -> dict[str, Any]:
+        return {
+            name: DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(seed))
+            for seed, (name, data) in enumerate({"val": VAL, "ood": OOD}.items())
+        }
+
+    def run(*callbacks: TrainerCallback, **options: Any) -> dict[str, Any]:
+        return train(
+            make_trainer(*callbacks),
+            eval_dataset=sets(),
+            eval_dataloader_kwargs=None,
+            resume_missing="start",
+            **options,
+        )
+
+    expected = run()
+    with pytest.raises(TrainingPreempted):
+        run(preemptible(tmp_path), SignalAt("on_train_step_end", 10))
+    assert run(preemptible(tmp_path), resume_from=tmp_path) == expected
+
+
+def decay(update: int) -> float:
+    """A factor of the learning rate."""
+    return 1 / (1 + update)
+
+
+SCHEDULERS: dict[str, Callable[[Optimizer], Any] | None] = {
+    "none": None,
+    "OneCycleLR": partial(OneCycleLR, max_lr=0.05, total_steps=40),
+    "CosineAnnealingLR": partial(CosineAnnealingLR, T_max=30),
+    "LambdaLR": partial(LambdaLR, lr_lambda=decay),
+    "StepLR": partial(StepLR, step_size=4, gamma=0.5),
+}
+
+
+def interrupted_at(trainer: Trainer, update: int, **options: Any) -> None:
+    """Run until an exception comes out of the middle of an update."""
+    interrupt = InterruptAt("on_train_step_end", update)
+    trainer.callback_handler.add_callback(interrupt)
+    with pytest.raises(Interrupted):
+        train(trainer, **options)
+    trainer.callback_handler.remove_callback(interrupt)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_the_same_trainer_resumes_as_a_new_process_does(tmp_path: Path, scheduler: str) -> None:
+    """Rates, schedule, optimizer, history and samples to the last bit, after several interruptions in a row."""
+    options: dict[str, Any] = {"create_scheduler_fn": SCHEDULERS[scheduler]}
+    expected = train(make_trainer(), **options)
+    trainer = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2))
+    options |= {"resume_from": tmp_path, "resume_missing": "start"}
+    for update in (5, 6, 11, 19):
+        interrupted_at(trainer, update, **options)
+    assert train(trainer, **options) == expected
+
+
+@pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name != "OneCycleLR"])
+def test_the_same_trainer_extends_a_complete_run_as_a_new_process_does(tmp_path: Path, scheduler: str) -> None:
+    """The rates go on where the run ended, and are not taken for what the script asks."""
+    options: dict[str, Any] = {"create_scheduler_fn": SCHEDULERS[scheduler], "resume_missing": "start"}
+    trainer = make_trainer(SaveTrainingStateCallback(tmp_path / "states"))
+    train(trainer, num_epochs=2, resume_from=tmp_path / "states", **options)
+    copy = make_trainer(seed=5)
+    expected = train(copy, num_epochs=4, resume_from=tmp_path / "states", **options)
+    assert train(trainer, num_epochs=4, resume_from=tmp_path / "states", **options) == expected
+
+
+def test_another_trainer_of_the_same_optimizer_resumes_as_a_new_process_does(tmp_path: Path) -> None:
+    """A notebook whose cell that makes the trainer is run again, and that of the optimizer is not."""
+    expected = train(make_trainer())
+    first = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2))
+    interrupted_at(first, 5)
+    second = Trainer(first.model, first.loss_func, first.optimizer, callbacks=[SampleLog()])
+    assert train(second, resume_from=tmp_path) == expected
+
+
+def rates_of(trainer: Trainer, **options: Any) -> list[float]:
+    """The learning rate of each update that is made."""
+    used = RatesUsed()
+    trainer.callback_handler.add_callback(used)
+    train(trainer, **options)
+    trainer.callback_handler.remove_callback(used)
+    return used.rates
+
+
+@pytest.mark.parametrize("scheduler", ["none", "CosineAnnealingLR", "StepLR"])
+def test_a_rate_that_is_changed_between_the_runs_is_used(
+    tmp_path: Path, scheduler: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In proportion to what the script asked for at first, as in a new process; then it is what was asked."""
+    options: dict[str, Any] = {"create_scheduler_fn": SCHEDULERS[scheduler]}
+    whole = rates_of(make_trainer(), **options)
+    trainer = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2))
+    interrupted_at(trainer, 6, **options)
+    trainer.optimizer.param_groups[0]["lr"] = 0.002
+    assert rates_of(trainer, resume_from=tmp_path, **options) == pytest.approx([rate / 5 for rate in whole[6:]])
+    assert ["group", "0:", "lr", "0.01", "0.002", "0.002"] in [
+        line.split() for line in capsys.readouterr().out.splitlines()
+    ]
+    again = make_trainer(seed=3)
+    again.optimizer.param_groups[0]["lr"] = 0.002
+    train(again, resume_from=tmp_path, **options)
+    assert "group" not in capsys.readouterr().out
+
+
+def test_a_second_run_of_a_script_is_resumed_as_it_was_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script with two runs, the second of which goes on with the rate at which the first one ended."""
+
+    def script(*more: TrainerCallback) -> dict[str, Any]:
+        trainer = make_trainer(*more)
+        for stage, epochs, scheduler in (("first", 2, SCHEDULERS["StepLR"]), ("second", 1, None)):
+            states = SaveTrainingStateCallback(tmp_path / stage, save_every_n_steps=2)
+            trainer.callback_handler.add_callback(states)
+            folder: dict[str, Any] = {"resume_from": tmp_path / stage, "resume_missing": "start"}
+            train(trainer, num_epochs=epochs, create_scheduler_fn=scheduler, **folder)
+            trainer.callback_handler.remove_callback(states)
+        return fingerprint(trainer)
+
+    class InterruptSecond(TrainerCallback):
+        runs = 0
+
+        @override
+        def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            self.runs += 1
+
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            if self.runs == 2 and trainer.num_updates_completed == 3:
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        script(InterruptSecond())
+    again = script()
+    assert "group" not in capsys.readouterr().out
+    for folder in ("first", "second"):
+        (tmp_path / folder).rename(tmp_path / f"{folder}_kept")
+    assert script() == again
+
+
+def test_loading_weights_before_the_run_is_resumed_asks_for_no_other_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rate in a file is that of its moment, and nothing that a script asks for."""
+    expected = train(make_trainer())
+    trainer = make_trainer(SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=2))
+    interrupted_at(trainer, 9)
+    trainer.save_checkpoint(tmp_path / "checkpoint.pt")
+    for loading in (trainer, make_trainer(seed=4)):
+        loading.load_checkpoint(tmp_path / "checkpoint.pt", load_scheduler=False)
+        loading.load_training_state(tmp_path / "states")
+    loading = make_trainer(seed=4)
+    loading.load_training_state(tmp_path / "states")
+    assert train(loading, resume_from=tmp_path / "states") == expected
+    assert train(trainer, resume_from=tmp_path / "states") == expected
+    assert "group" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_groups_that_the_interrupted_run_added_are_added_again_in_their_time(tmp_path: Path, is_new: bool) -> None:
+    """With their momentum, in the same trainer or a new one; also where the state is older than the new group."""
+
+    def weights(trainer: Trainer) -> dict[str, Any]:
+        return {name: value.tolist() for name, value in trainer.model.state_dict().items()}
+
+    whole = frozen_trainer()
+    whole.train(make_classification(40), 3)
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=4)
+    trainer = frozen_trainer(states)
+    for update in (7, 12):
+        interrupt = InterruptAt("on_train_step_end", update)
+        trainer.callback_handler.add_callback(interrupt)
+        with pytest.raises(Interrupted):
+            trainer.train(make_classification(40), 3, resume_from=tmp_path, resume_missing="start")
+        trainer.callback_handler.remove_callback(interrupt)
+        trainer = frozen_trainer(states) if is_new else trainer
+    trainer.train(make_classification(40), 3, resume_from=tmp_path)
+    assert weights(trainer) == weights(whole)
+    assert len(trainer.optimizer.param_groups) == 2
+
+
+def test_rates_that_are_tensors_stay_the_same_tensors(tmp_path: Path) -> None:
+    """A captured optimizer reads its rate where it was when it was captured."""
+
+    def tensor_trainer(*callbacks: TrainerCallback) -> Trainer:
+        torch.manual_seed(0)
+        model = TinyClassifier()
+        optimizer = Adam(model.parameters(), lr=torch.tensor(0.1))
+        return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks)
+
+    def run(trainer: Trainer, **options: Any) -> list[float]:
+        trainer.train(make_classification(40), 3, create_scheduler_fn=SCHEDULERS["StepLR"], **options)
+        return [float(group["lr"]) for group in trainer.optimizer.param_groups]
+
+    expected = run(tensor_trainer())
+    trainer = tensor_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=4))
+    interrupt = InterruptAt("on_train_step_end", 9)
+    trainer.callback_handler.add_callback(interrupt)
+    with pytest.raises(Interrupted):
+        run(trainer)
+    trainer.callback_handler.remove_callback(interrupt)
+    assert run(trainer, resume_from=tmp_path) == expected
+    assert isinstance(trainer.optimizer.param_groups[0]["lr"], torch.Tensor)

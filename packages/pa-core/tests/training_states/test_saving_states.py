@@ -1,17 +1,44 @@
-"""When states are saved, where, and how many of them are kept."""
+"""When states are saved, where, under which names, how many are kept, and which run may save into a folder."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, distributed
-from pa_core.storage import StateFolder
+from pa_checkpoint import FolderLock
+from pa_checkpoint import _folder as folder_lock
+from pa_core import (
+    AnyTrainer,
+    CheckpointError,
+    ConfigurationError,
+    FolderInUseError,
+    PrintProgressCallback,
+    Run,
+    SaveTrainingStateCallback,
+    StateNotFoundError,
+    StopTrainingError,
+    distributed,
+    gather_objects,
+)
+from pa_core.storage import StateFolder, newest_valid
+from tests.launching import Launch
 from tests.support.callbacks import CallAt
-from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
+from tests.support.pa_core.training_states.small_runs import (
+    DrawingDataset,
+    InterruptAt,
+    Interrupted,
+    make_trainer,
+    train,
+)
 
 
 def updates_in(folder: Path) -> list[int]:
@@ -168,3 +195,397 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_before_the_first_step(tm
     with pytest.raises(OSError, match="file"):
         train(trainer)
     assert trainer.num_updates_completed == 0
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of the states in a folder, in the order of saving."""
+    return [record.path.name for record in StateFolder(folder).records()]
+
+
+def test_states_are_named_by_epoch_and_by_update(tmp_path: Path) -> None:
+    """As documented: epoch_1, step_5 and final; an interruption is a step too."""
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1, save_every_n_steps=5)
+    train(make_trainer(states), num_epochs=2)
+    assert names_in(tmp_path) == ["step_5", "epoch_1", "step_10", "epoch_2", "final"]
+    preempt = CallAt("on_optimizer_step_end", AnyTrainer.request_preemption, 3)
+    with pytest.raises(SystemExit):
+        train(make_trainer(preempt, SaveTrainingStateCallback(tmp_path / "preempted")))
+    assert names_in(tmp_path / "preempted") == ["step_3"]
+
+
+def test_a_run_that_saves_again_replaces_its_own_state_and_no_other(tmp_path: Path) -> None:
+    """The folder may be that of several runs; the newest state is the one that was written last."""
+    train(make_trainer(SaveTrainingStateCallback(tmp_path)), num_epochs=1)
+    second = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1, max_checkpoints=2), seed=2)
+    train(second, num_epochs=2)
+    assert names_in(tmp_path) == ["final", "epoch_2", "final_2"]
+    longer = make_trainer(SaveTrainingStateCallback(tmp_path, max_checkpoints=2), seed=2)
+    train(longer, num_epochs=3, resume_from=tmp_path)
+    assert names_in(tmp_path) == ["final", "epoch_2", "final_2"]
+    assert [record.update for record in StateFolder(tmp_path).records()] == [7, 14, 21]
+
+
+def test_a_state_that_is_missing_is_told_with_those_that_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the error, and in the line of a run that begins anew."""
+    train(make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=3)))
+    with pytest.raises(FileNotFoundError, match=r"has 3 older ones, step_12, step_15, step_18, step_21, final\)"):
+        train(make_trainer(), resume_from=tmp_path / "epoch_5")
+    capsys.readouterr()
+    train(make_trainer(), num_epochs=1, resume_from=tmp_path / "epoch_5", resume_missing="start")
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith(f"There is no training state in {tmp_path / 'epoch_5'} ({tmp_path} has 3 older ones, ")
+    assert line.endswith("): a new run begins.")
+
+
+def test_states_of_others_next_to_a_missing_folder_are_not_told_as_its_own(tmp_path: Path) -> None:
+    """What lies about under names that no run gives, as in a folder of temporary files, is nothing to resume from."""
+    trainer = make_trainer()
+    train(trainer, num_epochs=1)
+    for name in ("tmp1", "tmp2"):
+        trainer.save_training_state(tmp_path / name)
+    with pytest.raises(StateNotFoundError) as caught:
+        train(make_trainer(), resume_from=tmp_path / "states")
+    assert caught.value.given == f"resume_from={str(tmp_path / 'states')!r}"
+
+
+def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line with the state, the epoch and the update, before anything else; also without callbacks that print."""
+    place = tmp_path / "states"
+
+    def lines(num_epochs: int = 3, folder: Path = place) -> list[str]:
+        capsys.readouterr()
+        train(make_trainer(), num_epochs, resume_from=folder, resume_missing="start")
+        return capsys.readouterr().out.splitlines()
+
+    assert lines() == [f"There is no training state in {place}: a new run begins."]
+    states = SaveTrainingStateCallback(place, save_every_n_steps=4, save_every_n_epochs=1)
+    with pytest.raises(Interrupted):
+        train(make_trainer(states, InterruptAt("on_train_step_end", 8)))
+    assert lines() == [f"Resuming from {place / 'step_8'}: in epoch 2, after update 8."]
+    assert lines(folder=place / "epoch_1") == [
+        f"Resuming from {place / 'epoch_1'}: at the start of epoch 2, after update 7."
+    ]
+    train(make_trainer(states), resume_from=place)
+    assert lines() == [
+        f"Resuming from {place / 'final'}: this run was complete after update 21, and nothing is left to train. "
+        "Raise num_epochs or max_num_train_steps to train for longer."
+    ]
+    assert lines(num_epochs=4)[0] == f"Resuming from {place / 'final'}: at the start of epoch 4, after update 21."
+    train(make_trainer())
+    assert capsys.readouterr().out == ""
+
+
+def test_rounds_on_a_dataset_that_grows_train_or_say_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same epochs on more samples are a complete run, which says so and how many to ask for; that many train."""
+
+    def round_of(num_samples: int, num_epochs: int) -> tuple[int, str]:
+        trainer, data = make_trainer(SaveTrainingStateCallback(tmp_path)), DrawingDataset(num_samples)
+        train(
+            trainer,
+            num_epochs,
+            dataset=data,
+            resume_from=tmp_path,
+            resume_missing="start",
+            resume_allow=("dataset_length",),
+        )
+        return trainer.num_updates_completed, capsys.readouterr().out.splitlines()[0]
+
+    assert round_of(52, num_epochs=1)[0] == 7
+    updates, said = round_of(80, num_epochs=1)
+    assert updates == 7
+    assert said.startswith(
+        f"Resuming from {tmp_path / 'final'}: this run was complete after update 7, and nothing is left to train."
+    )
+    assert said.endswith("pass num_epochs=2 to train one more on this dataset.")
+    assert round_of(80, num_epochs=2)[0] == 7 + 10
+    assert round_of(104, num_epochs=2)[0] == 7 + 10
+    assert round_of(104, num_epochs=3)[0] == 7 + 10 + 13
+
+
+def test_a_run_that_was_complete_does_not_say_that_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the line that says so there is the table of its metrics, and nothing about a training."""
+    train(make_trainer(SaveTrainingStateCallback(tmp_path)), num_epochs=1)
+    capsys.readouterr()
+    train(make_trainer(PrintProgressCallback()), num_epochs=1, resume_from=tmp_path)
+    said, heading, *_ = capsys.readouterr().out.splitlines()
+    assert "was complete after update 7" in said
+    assert heading.split() == ["metric", "last", "best", "epoch"]
+
+
+def test_a_run_that_is_to_be_resumed_and_saves_at_its_end_only_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where resume_from shows that it is meant to survive a kill; once it is complete there is nothing to lose."""
+
+    def said(states: SaveTrainingStateCallback, **options: Any) -> bool:
+        capsys.readouterr()
+        train(make_trainer(states), num_epochs=1, **options)
+        return "loses everything since update 0. Pass save_every_n_epochs=1" in capsys.readouterr().out
+
+    folder, never = tmp_path / "end", SaveTrainingStateCallback(tmp_path / "never", save_at_end=False)
+    assert said(SaveTrainingStateCallback(folder), resume_from=folder, resume_missing="start")
+    assert said(never, resume_from=tmp_path / "never", resume_missing="start")
+    assert not said(SaveTrainingStateCallback(folder), resume_from=folder)
+    assert not said(SaveTrainingStateCallback(tmp_path / "new"))
+    for period in ("save_every_n_epochs", "save_every_n_steps", "save_every_n_seconds"):
+        options: dict[str, Any] = {period: 1}
+        states = SaveTrainingStateCallback(tmp_path / period, **options)
+        assert not said(states, resume_from=tmp_path / period, resume_missing="start")
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_lock, "SECONDS_TO_DIE", 0.2)
+
+
+def at(update: int, function: Callable[[], object]) -> CallAt:
+    """Calls a function after an update."""
+    return CallAt("on_optimizer_step_end", lambda _: function(), update)
+
+
+def states_of(folder: Path) -> list[tuple[str, int]]:
+    """The names of the states, and which runs they are of: 0 for the run of the oldest one, and so on."""
+    records = StateFolder(folder).records()
+    runs = list(dict.fromkeys(record.run for record in records))
+    return [(record.path.name, runs.index(record.run)) for record in records]
+
+
+def hidden(folder: Path) -> list[str]:
+    """What is in a folder besides states."""
+    return [entry.name for entry in folder.iterdir() if entry.name.startswith(".")]
+
+
+def train_until(update: int, saving: SaveTrainingStateCallback, **options: Any) -> None:
+    """Run until an update after which the process fails."""
+    with pytest.raises(Interrupted):
+        train(make_trainer(saving, InterruptAt("on_train_step_end", update)), **options)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_folder_that_another_run_uses_is_refused_before_the_first_step(shared_tmp_path: Path) -> None:
+    """On all processes, and without a trace; when the other run is over, the folder is free."""
+    states = shared_tmp_path / "states"
+    states.mkdir(exist_ok=True)
+    gather_objects(None)
+    other = FolderLock(states) if distributed.rank() == 0 else None
+    gather_objects(None)
+    trainer = make_trainer(SaveTrainingStateCallback(states))
+    with pytest.raises(FolderInUseError, match="Another run is using this folder"):
+        train(trainer, num_epochs=1)
+    assert trainer.num_updates_completed == 0
+    gather_objects(None)
+    if other is not None:
+        assert sorted(hidden(states)) == [".in_use", ".in_use_by"]
+        other.release()
+    gather_objects(None)
+    train(make_trainer(SaveTrainingStateCallback(states)), num_epochs=1)
+    gather_objects(None)
+    assert [entry.name for entry in states.iterdir()] == ["final"]
+
+
+def test_a_folder_is_free_however_the_run_ends(tmp_path: Path) -> None:
+    """After a regular end, a request to stop, an error, Ctrl-C, in a loop of one's own too."""
+    for error in (None, StopTrainingError(), OSError("a disk"), KeyboardInterrupt(), SystemExit(3)):
+
+        def end(error: BaseException | None = error) -> None:
+            assert sorted(hidden(tmp_path)) == [".in_use", ".in_use_by"]
+            if error is not None:
+                raise error
+
+        with contextlib.suppress(OSError, KeyboardInterrupt, SystemExit):
+            train(make_trainer(SaveTrainingStateCallback(tmp_path, asynchronous=True), at(2, end)), num_epochs=1)
+        assert hidden(tmp_path) == []
+
+    model = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for fails in (False, True):
+        run = Run(model, optimizer, DrawingDataset(8), num_epochs=1, callbacks=[SaveTrainingStateCallback(tmp_path)])
+        try:
+            with run:
+                for batch in run.batches():
+                    assert sorted(hidden(tmp_path)) == [".in_use", ".in_use_by"]
+                    if fails:
+                        raise Interrupted
+                    run.backward(model(batch[0][:, 1:]).sum())
+                    run.step()
+        except Interrupted:
+            assert fails
+        assert hidden(tmp_path) == []
+
+
+def test_a_run_within_a_run_cannot_share_its_folder_but_callbacks_of_a_run_can(tmp_path: Path) -> None:
+    """Two callbacks of one run know of each other's states; two runs do not."""
+
+    def train_another() -> None:
+        train(make_trainer(SaveTrainingStateCallback(tmp_path)), num_epochs=1)
+
+    class SavesToo(SaveTrainingStateCallback):
+        """A second callback that saves."""
+
+    two = SaveTrainingStateCallback(tmp_path, save_every_n_steps=3, save_at_end=False), SavesToo(tmp_path)
+    with pytest.raises(FolderInUseError, match=f"process {os.getpid()} "):
+        train(make_trainer(*two, at(4, train_another)))
+    assert states_of(tmp_path) == [("step_3", 0)]
+
+
+def test_only_a_run_can_have_a_folder_for_itself(tmp_path: Path) -> None:
+    """Outside of one, nobody would ever release it."""
+    with pytest.raises(ConfigurationError, match="outside of a run"):
+        make_trainer().reserve_state_folder(tmp_path)
+
+
+def test_a_second_run_from_the_same_state_is_another_run(tmp_path: Path) -> None:
+    """The states of neither are removed or replaced by the other, though both have the same seed and the same past."""
+    train_until(6, SaveTrainingStateCallback(tmp_path, save_every_n_steps=2))
+    keeping_one = SaveTrainingStateCallback(tmp_path, save_every_n_steps=4, max_checkpoints=1)
+    train(make_trainer(keeping_one), num_epochs=2, resume_from=tmp_path / "step_2")
+    assert states_of(tmp_path) == [("step_2", 0), ("step_4", 0), ("step_6", 0), ("final", 1)]
+    train(make_trainer(keeping_one), num_epochs=2, resume_from=tmp_path / "step_6")
+    assert states_of(tmp_path) == [("final", 0), ("final_2", 1)]
+
+
+def test_a_run_keeps_its_name_only_in_its_own_folders(tmp_path: Path) -> None:
+    """In another folder it is another run, but one with two folders has one name in both of them."""
+    saving = {name: SaveTrainingStateCallback(tmp_path / name, save_every_n_steps=2) for name in ("a", "b")}
+
+    class SavesToo(SaveTrainingStateCallback):
+        """A second callback that saves."""
+
+    both = saving["a"], SavesToo(tmp_path / "b", save_every_n_steps=5)
+    with pytest.raises(Interrupted):
+        train(make_trainer(*both, InterruptAt("on_train_step_end", 6)))
+    with pytest.raises(Interrupted):
+        train(make_trainer(*both, InterruptAt("on_train_step_end", 8)), resume_from=tmp_path / "a")
+    runs = {record.run for name in ("a", "b") for record in StateFolder(tmp_path / name).records()}
+    assert len(runs) == 1
+
+    train_until(10, saving["b"], resume_from=tmp_path / "a")
+    assert states_of(tmp_path / "b") == [("step_5", 0), ("step_10", 1)]
+
+
+def test_a_damaged_newer_state_does_not_make_another_run(tmp_path: Path) -> None:
+    """What cannot be read was not branched off from; but as long as it is there, nothing older is removed for it."""
+    train_until(6, SaveTrainingStateCallback(tmp_path, save_every_n_steps=2))
+    weights = next((tmp_path / "step_6").glob("models*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    saving = SaveTrainingStateCallback(tmp_path, save_at_end=False, max_checkpoints=1)
+    with pytest.warns(UserWarning, match="step_6 is skipped"):
+        train_until(5, saving, resume_from=tmp_path)
+    assert [name for name, _ in states_of(tmp_path)] == ["step_2", "step_4", "step_6"]
+
+    with pytest.warns(UserWarning, match="step_6 is skipped"):
+        train(make_trainer(SaveTrainingStateCallback(tmp_path)), resume_from=tmp_path)
+    assert states_of(tmp_path) == [("step_2", 0), ("step_4", 0), ("step_6", 0), ("final", 0)]
+
+
+def test_a_state_in_a_folder_that_cannot_be_listed_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell whether it is the newest one there, so the run is another one."""
+    train_until(3, SaveTrainingStateCallback(tmp_path / "old", save_every_n_steps=2))
+    list_entries = Path.iterdir
+
+    def refuse(path: Path) -> Iterator[Path]:
+        if path.name == "old":
+            raise PermissionError(13, "Permission denied", str(path))
+        return iter(list_entries(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", refuse)
+        train(
+            make_trainer(SaveTrainingStateCallback(tmp_path / "new")),
+            num_epochs=1,
+            resume_from=tmp_path / "old" / "step_2",
+        )
+    (old,), (new,) = (StateFolder(tmp_path / name).records() for name in ("old", "new"))
+    assert old.run != new.run
+
+
+def test_what_a_kill_at_the_very_end_has_left_goes_when_the_script_is_started_again(tmp_path: Path) -> None:
+    """The run is complete, and saves nothing any more after which it would tidy up."""
+    saving = SaveTrainingStateCallback(tmp_path, save_every_n_steps=3)
+    train(make_trainer(saving), num_epochs=1)
+    shutil.copytree(tmp_path / "step_3", tmp_path / f".removed.{'0' * 12}.0123abcd")
+    shutil.copytree(tmp_path / "step_3", tmp_path / f".staging.{'0' * 12}.0123abcd")
+    shutil.copytree(tmp_path / "step_3", tmp_path / ".final.set_aside")
+    (tmp_path / ".in_use").write_text("{")
+
+    again = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=3, max_checkpoints=2))
+    train(again, num_epochs=1, resume_from=tmp_path)
+    assert again.was_complete
+    assert states_of(tmp_path) == [("step_6", 0), ("final", 0)]
+    assert hidden(tmp_path) == []
+
+
+def test_a_script_may_change_its_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are those from where the run was started, of states and of the best model."""
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    saving = SaveTrainingStateCallback("states", save_every_n_steps=2, asynchronous=True, max_checkpoints=2)
+    trainer = make_trainer(saving, best=Path("best.pt"))
+
+    def change() -> None:
+        trainer.save_training_state("one")
+        monkeypatch.chdir(tmp_path / "second")
+
+    trainer.callback_handler.add_callbacks([at(3, change)])
+    train(trainer, num_epochs=2)
+    found = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert found == ["best.pt", "one", "states"]
+    assert list((tmp_path / "second").iterdir()) == []
+    assert [name for name, _ in states_of(tmp_path / "first" / "states")] == ["step_14", "final"]
+
+    monkeypatch.chdir(tmp_path / "second")
+    train(trainer, num_epochs=1)
+    assert {path.name for path in (tmp_path / "second").iterdir()} == {"best.pt", "one", "states"}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("update", [2, 13])
+def test_a_folder_that_is_replaced_in_mid_run_is_an_error(tmp_path: Path, asynchronous: bool, update: int) -> None:
+    """With the next state, or when the run ends: the states that it has saved are not where it would resume from."""
+    states = tmp_path / "states"
+
+    def replace() -> None:
+        while update > 7 and not (states / "epoch_1").exists():
+            time.sleep(0.01)
+        states.rename(tmp_path / "kept")
+        states.mkdir()
+
+    saving = SaveTrainingStateCallback(states, save_every_n_epochs=1, save_at_end=False, asynchronous=asynchronous)
+    # a thread that writes may look between the two calls of replace()
+    seen = "(another folder|where no folder is)" if asynchronous else "another folder"
+    with pytest.raises(CheckpointError, match=rf"moved, replaced or removed while[\s\S]*states, {seen}"):
+        train(make_trainer(saving, at(update, replace)), num_epochs=2 if update > 7 else 1)
+    assert list(states.iterdir()) == []
+
+
+def test_a_folder_that_is_replaced_after_the_last_state_is_an_error_when_the_run_ends(tmp_path: Path) -> None:
+    """Even where nothing more is to be saved."""
+    states = tmp_path / "states"
+    saving = SaveTrainingStateCallback(states, save_every_n_steps=2, save_at_end=False, asynchronous=True)
+    with pytest.raises(CheckpointError, match="moved, replaced or removed while"):
+        train(make_trainer(saving, at(7, lambda: states.rename(tmp_path / "kept"))), num_epochs=1)
+    assert newest_valid(tmp_path / "kept")[0] is not None
+
+
+_SCRIPT = Path(__file__).with_name("runs_in_one_folder.py")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_no_run_takes_or_loses_a_state_in_a_folder_that_others_want_too(launch: Launch) -> None:
+    """In 4 folders two to four runs start at random moments, some are killed, and one more comes to the right end.
+
+    `nox -s shared_folders` does so in 200.
+    """
+    launched = launch(_SCRIPT, "4", "7")
+
+    assert launched.status == 0
+    assert "4 tries" in launched.output

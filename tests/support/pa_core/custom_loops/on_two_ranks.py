@@ -123,21 +123,6 @@ def passes(batch: int) -> dict[str, Any]:
     return _plain(run)
 
 
-def thaws(batch: int) -> dict[str, Any]:
-    """A layer is trained from the middle of an epoch on, and another one no more."""
-    run = _line(batch)
-    run.model[0].requires_grad_(False)
-    with run:
-        for update in run.updates():
-            for inputs, targets in update:
-                loss = (run.model(inputs) - targets).square().mean()
-                update.backward(loss)
-            update.step()
-            run.model[0].requires_grad_(update.number >= 2)
-            run.model[2].requires_grad_(update.number < 4)
-    return _plain(run)
-
-
 def freezes(batch: int) -> dict[str, Any]:
     """A discriminator is frozen while the generator is trained through it, and one rank asks to stop."""
     run = gans.gan(per_device_batch_size=batch)
@@ -278,7 +263,6 @@ def main() -> None:
         "one_sample": one_sample(1),
         "one_sample_of_many": one_sample(4),
         "passes": passes(8 // world),
-        "thaws": thaws(8 // world),
         "freezes": freezes(4 // world),
         **{f"asks {place}": asks(8 // world, place) for place in PLACES},
         **{f"critic, {order}": critic(4 // world, order) for order in ("sum", "penalty last", "penalty first")},

@@ -82,8 +82,6 @@ class Case:
         precision: The mixed precision that is asked for.
         max_wait_seconds: For how long the processes wait for each other.
         before: Called with the trainer or the run before it begins.
-        in_update: Called in each update of a loop of one's own, with the run and the number of the update.
-        after: Called with the trainer or the run when it has ended.
     """
 
     door: Door
@@ -100,8 +98,6 @@ class Case:
     precision: Literal["no", "bf16"] | None = None
     max_wait_seconds: float = 600.0
     before: Callable[[Any], object] = lambda _: None
-    in_update: Callable[[Run[Any, Any], int], object] = lambda _run, _number: None
-    after: Callable[[Any], object] = lambda _: None
 
     def run(self) -> None:
         """Start the run, and stay in it until it ends."""
@@ -122,7 +118,6 @@ class Case:
             trainer.train(self.data, eval_dataset=self.eval_data, **self.arguments)
         else:
             trainer.evaluate(self.eval_data, **self.eval_arguments)
-        self.after(trainer)
 
     def _run_own_loop(self, callbacks: list[Any]) -> None:
         loop: Run[nn.Module, Any] = Run(
@@ -141,11 +136,9 @@ class Case:
                     for inputs, targets in update:
                         update.backward(self.loss_func(self.model(inputs), targets))
                     update.step()
-                    self.in_update(run, run.num_updates_completed)
                 if self.eval_data is not None:
                     for inputs, targets in run.evaluation_batches(self.eval_data, **self.eval_arguments):
                         run.log("loss", self.loss_func(self.model(inputs), targets))
-        self.after(loop)
 
 
 def seeded_case(door: Door) -> Case:

@@ -17,16 +17,13 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
     EvaluationSet,
     LimitBatchesCallback,
-    Run,
-    StepBasedEvaluationCallback,
-    StopTrainingError,
     TerminateOnNaNCallback,
     Trainer,
     TrainerCallback,
@@ -198,11 +195,6 @@ def in_event(event: str, act: Callable[[Any], object]) -> Callable[[Case], objec
     return lambda case: case.acts.update({event: act})
 
 
-def model(*made: nn.Module) -> Callable[[Case], object]:
-    """Another model."""
-    return given(model=nn.Sequential(*made))
-
-
 def with_layer(index: int, layer: nn.Module) -> Callable[[Case], object]:
     """The model with another layer in one place."""
 
@@ -266,24 +258,6 @@ def after_updates(act: Callable[[], object]) -> Callable[[Case], object]:
     return in_event("on_optimizer_step_end", after_fourth)
 
 
-def train_once_more(trainer: Trainer) -> None:
-    """Begin another run."""
-    trainer.train(trainer.train_dataset, 1)
-
-
-def stop_after_update(_run: Run[Any, Any], number: int) -> None:
-    """Leave the loop."""
-    if number == 2:
-        raise StopTrainingError("It is enough.")
-
-
-def evaluate_after_update(run: Run[Any, Any], number: int) -> None:
-    """Evaluate in the middle of an epoch."""
-    if number == 2:
-        for inputs, targets in run.evaluation_batches(make_regression(8)):
-            run.log("loss", (run.get_model()(inputs) - targets).square().mean())
-
-
 def evaluate_instead(case: Case) -> None:
     """Call `evaluate()` where the others call `train()`."""
     case.door = "evaluate"
@@ -325,8 +299,6 @@ def shard(case: Case) -> None:
 TRAIN: tuple[Door, ...] = ("train",)
 EVALUATE: tuple[Door, ...] = ("evaluate",)
 OWN: tuple[Door, ...] = ("Run",)
-
-
 IMPATIENT = given(max_wait_seconds=4.0)
 
 
@@ -367,18 +339,6 @@ ARGUMENTS = [
         "a schedule on one only",
         argument("create_scheduler_fn", cosine),
         "create_scheduler_fn: None on rank 0, partial(CosineAnnealingLR, T_max=12) on rank 1",
-    ),
-    Row(
-        "a setting of the schedule",
-        argument("create_scheduler_fn", partial(CosineAnnealingLR, T_max=6)),
-        "partial(CosineAnnealingLR, T_max=12) on rank 0, partial(CosineAnnealingLR, T_max=6) on rank 1",
-        both=argument("create_scheduler_fn", cosine),
-    ),
-    Row(
-        "when the schedule is stepped",
-        argument("step_scheduler", "epoch"),
-        "scheduler is stepped: 'after each update' on rank 0, 'after each epoch' on rank 1",
-        both=argument("create_scheduler_fn", cosine),
     ),
     Row(
         "`watch_metric`",
@@ -437,29 +397,16 @@ ARGUMENTS = [
         doors=TRAIN,
     ),
     Row(
-        "loss function",
-        given(loss_func=nn.L1Loss()),
-        "loss_func: MSELoss(reduction='mean') on rank 0, L1Loss(reduction='mean') on rank 1",
-        doors=TRAIN,
-    ),
-    Row(
         "a setting of the loss function",
         given(loss_func=nn.MSELoss(reduction="sum")),
         "loss_func: MSELoss(reduction='mean') on rank 0, MSELoss(reduction='sum') on rank 1",
         doors=TRAIN,
     ),
-    Row("a callback on one only", callbacks(Other()), "callbacks: Meanwhile on rank 0, Meanwhile, Other on rank 1"),
     Row(
         "order of the callbacks",
         lambda case: case.callbacks.reverse(),
         "Other, TerminateOnNaNCallback on rank 0, Meanwhile, TerminateOnNaNCallback, Other on rank 1",
         both=callbacks(Other(), TerminateOnNaNCallback()),
-    ),
-    Row(
-        "a setting of a callback",
-        lambda case: case.callbacks.append(StepBasedEvaluationCallback(2)),
-        "StepBasedEvaluationCallback(eval_every_n_steps=2) on rank 1",
-        doors=TRAIN,
     ),
     Row("a limit of batches", callbacks(LimitBatchesCallback(1)), "LimitBatchesCallback(num_batches=1) on rank 1"),
     Row(
@@ -484,11 +431,6 @@ PARTS = [
         "class of the dataset",
         given(data=OtherData(*make_regression(24).tensors)),
         "training dataset: TensorDataset on rank 0, OtherData on rank 1",
-    ),
-    at_first_step(
-        "one dataset or several",
-        given(data=ConcatDataset([make_regression(24)])),
-        "training dataset: TensorDataset on rank 0, ConcatDataset on rank 1",
     ),
     at_first_step(
         "an order that is drawn without the seed of the run",
@@ -523,21 +465,6 @@ PARTS = [
         both=loader(),
     ),
     at_first_step(
-        "number of layers",
-        model(*layers(), nn.Linear(1, 1)),
-        "model.5: nothing on rank 0, Linear(in_features=1, out_features=1, bias=True) on rank 1",
-    ),
-    at_first_step(
-        "size of a layer",
-        model(nn.Linear(4, 3), nn.Linear(3, 1)),
-        "model.0.weight: float32 (4, 4) on rank 0, float32 (3, 4) on rank 1",
-    ),
-    at_first_step(
-        "kind of a layer",
-        with_layer(3, nn.GELU()),
-        "model.3: ReLU(inplace=False) on rank 0, GELU(approximate='none') on rank 1",
-    ),
-    at_first_step(
         "a setting of a layer",
         with_layer(2, nn.Dropout(0.5)),
         "model.2: Dropout(p=0.1, inplace=False) on rank 0, Dropout(p=0.5, inplace=False) on rank 1",
@@ -551,20 +478,15 @@ PARTS = [
         "class of the model", given(model=OtherModel(*layers())), "model: Sequential() on rank 0, OtherModel on rank 1"
     ),
     at_first_step(
-        "dtype of the weights",
-        lambda case: case.model.double(),
-        "model.0.weight: float32 (4, 4) on rank 0, float64 (4, 4) on rank 1",
+        "size of a layer",
+        with_layer(0, nn.Linear(3, 4)),
+        "model.0.weight: float32 (4, 4) on rank 0, float32 (4, 3) on rank 1",
     ),
     at_first_step(
         "frozen weights", freeze, "model.0.weight: float32 (4, 4) on rank 0, float32 (4, 4), frozen on rank 1"
     ),
     at_first_step("optimizer", optimizer(Adam, lr=0.1), "optimizer: SGD on rank 0, Adam on rank 1"),
     at_first_step("learning rate", optimizer(SGD, lr=0.2, momentum=0.9), "lr: 0.1 on rank 0, 0.2 on rank 1"),
-    at_first_step(
-        "parameters of the optimizer",
-        optimizer_of(lambda some: some[2:]),
-        "model.4.weight, model.4.bias on rank 0, model.1.weight, model.1.bias, model.4.weight, model.4.bias on rank 1",
-    ),
     at_first_step(
         "order of the parameters",
         optimizer_of(lambda some: some[::-1]),
@@ -575,9 +497,6 @@ PARTS = [
         two_groups(0.1, 0.3),
         "optimizer, group 1, lr: 0.2 on rank 0, 0.3 on rank 1",
         both=two_groups(0.1, 0.2),
-    ),
-    at_first_step(
-        "groups of the optimizer", two_groups(0.1, 0.1), "optimizer, number of groups: 1 on rank 0, 2 on rank 1"
     ),
     at_first_step(
         "a schedule that is made differently",
@@ -632,13 +551,6 @@ COURSE = [
         doors=OWN,
         both=given(model=nn.Linear(4, 1)),
     ),
-    Row(
-        "an evaluation dataset that a callback makes shorter",
-        in_event("on_training_run_epoch_end", lambda trainer: setattr(trainer.eval_dataset, "length", 6)),
-        "evaluation dataset, length: 8 on rank 0, 6 on rank 1",
-        END_OF_EPOCH,
-        both=given(eval_data=Growing(8)),
-    ),
 ]
 
 ALONE = [
@@ -670,20 +582,10 @@ ALONE = [
 
 MEANWHILE = [
     overdue(
-        "a callback that does not return",
-        after_updates(sleep_for_ever),
-        "rank 1 was in on_optimizer_step_end of Meanwhile (rows.py",
-    ),
-    overdue(
         "a dataset that does not return",
         lambda case: setattr(case.data, "is_stuck", True),
         "rank 1 was in cases.py",
         both=given(data=Stuck(), max_wait_seconds=4.0),
-    ),
-    overdue(
-        "a callback that gathers",
-        in_event("on_optimizer_step_end", lambda trainer: trainer.gather(torch.ones(3))),
-        "rank 1 waited in all_gather, in on_optimizer_step_end of Meanwhile",
     ),
     overdue(
         "a callback that evaluates",
@@ -706,27 +608,6 @@ MEANWHILE = [
         in_event("on_optimizer_step_end", lambda trainer: trainer.get_model()(torch.ones(2, 4))),
         "in on_optimizer_step_end of Meanwhile",
         both=shard,
-    ),
-    overdue(
-        "a loop that is left by `StopTrainingError`",
-        given(in_update=stop_after_update),
-        "at the end of the run, after 2 updates",
-        doors=OWN,
-    ),
-    overdue(
-        "an evaluation among the updates",
-        given(in_update=evaluate_after_update),
-        "in an evaluation, after 2 updates",
-        doors=OWN,
-    ),
-    Row(
-        "one more run",
-        given(after=train_once_more),
-        "rank 0 ended its script, after 6 updates",
-        AT_ONCE,
-        doors=TRAIN,
-        error="OtherProcessError: Another process is gone",
-        seconds=90.0,
     ),
     Row(
         "a process that ends without an error message",

@@ -100,17 +100,12 @@ def run(folder: Path, machine: Path, board: Board, faults: Faults | None) -> Non
     (folder / "end.json").write_text(json.dumps(end))
 
 
-def attempt(folder: Path, machine: Path, board: Board, choice: random.Random) -> bool:
-    """Start the script, kill it perhaps, and return whether it was killed."""
-    from_outside = choice.random() < 0.5
-    seconds, requests = choice.uniform(0, _MOST_SECONDS), choice.randrange(1, _MOST_REQUESTS)
-    faults = Faults(fault_rates(KINDS, _RATE), random.Random(choice.random()), listing_lag=4)
-    faults.dies_at = None if from_outside else requests
-    output = folder / "output.txt"
+def start(folder: Path, machine: Path, board: Board, faults: Faults | None) -> int:
+    """Start the script in a process of its own, whose output goes to a file."""
     process = os.fork()
     if process == 0:
         try:
-            descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            descriptor = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
             run(folder, machine, board, faults)
@@ -120,6 +115,17 @@ def attempt(folder: Path, machine: Path, board: Board, choice: random.Random) ->
             sys.stderr.flush()
         finally:
             os._exit(1)
+    return process
+
+
+def attempt(folder: Path, machine: Path, board: Board, choice: random.Random) -> bool:
+    """Start the script, kill it perhaps, and return whether it was killed."""
+    from_outside = choice.random() < 0.5
+    seconds, requests = choice.uniform(0, _MOST_SECONDS), choice.randrange(1, _MOST_REQUESTS)
+    faults = Faults(fault_rates(KINDS, _RATE), random.Random(choice.random()), listing_lag=4)
+    faults.dies_at = None if from_outside else requests
+    output = folder / "output.txt"
+    process = start(folder, machine, board, faults)
     if from_outside:
         while not board.begun.value and os.waitpid(process, os.WNOHANG) == (0, 0):
             time.sleep(0.001)
@@ -160,17 +166,8 @@ def survive(folder: Path, board: Board, choice: random.Random, most_kills: int) 
 
 def run_to_end(folder: Path, machine: Path, board: Board) -> None:
     """Run the script in a process that nothing hits."""
-    process = os.fork()
-    if process == 0:
-        try:
-            run(folder, machine, board, None)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(process, 0)
-    assert status == 0
+    _, status = os.waitpid(start(folder, machine, board, None), 0)
+    assert status == 0, (folder / "output.txt").read_text()
 
 
 def main() -> None:
