@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from tests.examples.shared_launches import SharedLaunches
 from tests.launching import Launch, as_a_reader
-from tests.support.beside_torchvision import make_torchvision_importable
 
 
 @pytest.hookimpl(tryfirst=True)  # the process takes the variables of its start
@@ -31,10 +29,3 @@ def shared_launch(tmp_path_factory: pytest.TempPathFactory) -> SharedLaunches:
     own = tmp_path_factory.getbasetemp()
     of_all = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     return SharedLaunches(of_all / "examples")
-
-
-@pytest.fixture(scope="session")
-def importable_torchvision() -> None:
-    """Let this process import examples that use torchmetrics, which imports torchvision."""
-    if importlib.util.find_spec("torchvision"):
-        make_torchvision_importable()

@@ -70,9 +70,8 @@ LAUNCHES = {
 
 @dataclass(frozen=True)
 class Ended:
-    """What an example left behind: its exit status, what it printed, and the folder that it ran in."""
+    """What an example left behind: what it printed, and the folder that it ran in."""
 
-    status: int
     output: str
     folder: Path
 
@@ -88,7 +87,7 @@ class SharedLaunches:
     folder: Path
 
     def __call__(self, name: str, way: str) -> Ended:
-        """Return what came of a launch.
+        """Return what came of a launch, which has to succeed.
 
         Args:
             name: The example.
@@ -109,5 +108,7 @@ class SharedLaunches:
                     beside_torchvision=arguments.beside_torchvision,
                     fresh=arguments.fresh,
                 )
-                ended.write_text(json.dumps(vars(launched)))
-        return Ended(**json.loads(ended.read_text()), folder=folder)
+                ended.write_text(json.dumps([launched.status, launched.output]))
+        status, output = json.loads(ended.read_text())
+        assert status == 0, output
+        return Ended(output, folder)

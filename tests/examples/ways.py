@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.launching import Launched, as_a_reader, forked_python, run_command, torchrun
+from tests.support.beside_torchvision import make_torchvision_importable
 
-__all__ = ["EXAMPLES", "WAYS", "launch_example", "numbers_in"]
+__all__ = ["BESIDE_TORCHVISION", "EXAMPLES", "WAYS", "launch_example", "load_example", "numbers_in"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAYS = ("python", "torchrun with two ranks", "accelerate launch", "accelerate launch, bf16")
 
-_BESIDE_TORCHVISION = str(Path(__file__).parents[1] / "support" / "beside_torchvision.py")
+BESIDE_TORCHVISION = Path(__file__).parents[1] / "support" / "beside_torchvision.py"
 
 
 def launch_example(
@@ -44,9 +48,16 @@ def launch_example(
         "accelerate launch": [*accelerate, *python, "-u"],
         "accelerate launch, bf16": [*accelerate, "--mixed_precision=bf16", *python, "-u"],
     }
-    script = [*([_BESIDE_TORCHVISION] if beside_torchvision else []), str(EXAMPLES / f"{name}.py")]
+    script = [*([str(BESIDE_TORCHVISION)] if beside_torchvision else []), str(EXAMPLES / f"{name}.py")]
     environment = {**as_a_reader(folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return run_command([*launchers[way], *script, *arguments], folder=folder, env=environment, timeout=timeout)
+
+
+def load_example(name: str) -> dict[str, Any]:
+    """The names that an example defines, some of which import torchvision through other packages."""
+    if importlib.util.find_spec("torchvision"):
+        make_torchvision_importable()
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
 
 def numbers_in(output: str, pattern: str) -> list[float]:

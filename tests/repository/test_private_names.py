@@ -1,8 +1,9 @@
-"""Private names of torch are used in two modules, where a new version of torch is tried."""
+"""Private names of torch are used in two modules, and of pa-core no private ones by its siblings."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugin import DISTRIBUTIONS
+from tests.repository.api import MODULES
 
 PACKAGES = Path(__file__).parents[2] / "packages"
 OF_TORCH = sorted(PACKAGES.glob("*/src/*/_torch.py"))
@@ -85,3 +87,53 @@ def test_each_way_to_a_private_name_is_seen(line: str) -> None:
 def test_own_private_names_are_free() -> None:
     """An attribute of a class of ours may have any name."""
     assert found_in("class Own:\n    def __init__(self):\n        self._modules = []") == []
+
+
+ROOT = Path(__file__).parents[2]
+SIBLINGS = sorted(ROOT.glob("packages/*/src/*/"))
+PUBLIC = {name for name in MODULES if name.partition(".")[0] == "pa_core"}
+
+
+def unlisted_imports(source: str) -> Iterator[str]:
+    """What a module imports of pa_core, for type checkers alone too, that no public module has in ``__all__``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "pa_core":
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if name not in PUBLIC and not _is_public(node.module or "", alias.name):
+                    yield name
+        elif isinstance(node, ast.Import):
+            names = (alias.name for alias in node.names)
+            yield from (name for name in names if name.partition(".")[0] == "pa_core" and name not in PUBLIC)
+
+
+def _is_public(module: str, name: str) -> bool:
+    return module in PUBLIC and name in importlib.import_module(module).__all__
+
+
+@pytest.mark.parametrize("folder", [one for one in SIBLINGS if one.name != "pa_core"], ids=lambda folder: folder.name)
+def test_only_public_names_of_pa_core_are_imported(folder: Path) -> None:
+    """Whatever another distribution takes from pa-core is in the snapshot of the public interface."""
+    paths = sorted(folder.rglob("*.py"))
+    assert paths != []
+    found = {
+        f"{path.relative_to(folder)}: {name}" for path in paths for name in unlisted_imports(path.read_text("utf-8"))
+    }
+    assert sorted(found) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("import pa_core", []),
+        ("from pa_core import Trainer, distributed", []),
+        ("from pa_core.storage import read_state as read", []),
+        ("from pa_core.trainer import Trainer", ["pa_core.trainer.Trainer"]),
+        ("from pa_core.storage import torch_file", ["pa_core.storage.torch_file"]),
+        ("import pa_core.trainer", ["pa_core.trainer"]),
+        ("if TYPE_CHECKING:\n    from pa_core.types import BatchT", ["pa_core.types.BatchT"]),
+    ],
+)
+def test_a_private_import_is_noticed(line: str, found: list[str]) -> None:
+    """Names of private modules are found, and those of submodules that nobody documents."""
+    assert list(unlisted_imports(line)) == found

@@ -1,4 +1,4 @@
-"""What the forge runs for us is what is in this repository: sessions, tools, versions of Python, forms."""
+"""What the forge runs, and the page about the matrix, name what there is: sessions, tools, cells and tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from tests.cells import CELLS
 from tests.support.noxfile import sessions
 
 ROOT = Path(__file__).parents[2]
@@ -55,15 +56,6 @@ def test_the_site_that_is_published_is_the_one_that_was_built() -> None:
     assert pages["jobs"]["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
 
 
-def test_hooks_need_nothing_but_the_tools_of_the_environment() -> None:
-    """A commit downloads nothing: each hook is local, and runs a program that `nox -s dev` installs."""
-    repositories = load(ROOT / ".pre-commit-config.yaml")["repos"]
-    assert {one["repo"] for one in repositories} == {"local"}
-    hooks = [hook for one in repositories for hook in one["hooks"]]
-    assert {hook["language"] for hook in hooks} == {"system"}
-    assert {hook["entry"].split()[0] for hook in hooks} == {"ruff", "lint-imports"}
-
-
 def test_forms_ask_for_what_an_answer_needs() -> None:
     """A report of a bug has a script, the line that says what runs, and the versions."""
     form = load(ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml")
@@ -79,3 +71,25 @@ def test_the_changelog_names_the_versions_of_the_training_state_format() -> None
     first, last = re.findall(r"^FIRST_VERSION, LAST_VERSION = (\d+), (\d+)$", manifest.read_text(), re.MULTILINE)[0]
     newest = (ROOT / "CHANGELOG.md").read_text().partition("### Training states")[2].partition("\n### ")[0]
     assert f"reads versions {first} and {last}" in newest or f"reads versions {first} to {last}" in newest
+
+
+PAGE = (ROOT / "docs" / "maintainers" / "matrix.md").read_text()
+
+
+def test_each_cell_has_a_row() -> None:
+    """Its first table lists the cells, in order, and says what each proves."""
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \|$", PAGE.partition("## What runs when")[0], re.MULTILINE)
+    assert rows == list(CELLS)
+
+
+def test_each_session_is_named() -> None:
+    """Whoever adds a session says on the page when it runs and what it shows."""
+    assert sessions() - set(re.findall(r"`(\w+)`", PAGE)) == set()
+
+
+def test_each_test_that_floors_runs_exists() -> None:
+    """A test file that was renamed is not left out of the run with the oldest versions."""
+    (listed,) = re.findall(r"^BESIDE_OTHERS = \((.*?)^\)", (ROOT / "noxfile.py").read_text(), re.DOTALL | re.MULTILINE)
+    paths: list[str] = re.findall(r'"([^"]+)"', listed)
+    assert paths
+    assert [path for path in paths if not (ROOT / "packages" / path).exists()] == []

@@ -1,11 +1,14 @@
-"""The moving average of a model: its arithmetic, what it leaves alone, and the wrappers it sees through."""
+"""The moving average of a model: its arithmetic, changes of the model that it follows, its memory, and wrappers."""
 
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import math
-from typing import cast
+import weakref
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -238,3 +241,247 @@ def test_a_decay_that_is_no_fraction_is_refused(decay: float) -> None:
     """The decay has to be between 0 and 1."""
     with pytest.raises(ValueError, match=f"decay={decay}"):
         ModelEma(nn.Linear(1, 1), decay)
+
+
+def replace_parameters(model: nn.Linear) -> None:
+    """New parameters under the old names, in another order of registration."""
+    del model.weight
+    model.weight = nn.Parameter(torch.ones(2, 2))
+    model.bias = nn.Parameter(torch.ones(2))
+
+
+def assign_state(model: nn.Linear) -> None:
+    """New parameters by loading a state."""
+    model.load_state_dict({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, assign=True)
+
+
+def replace_data(model: nn.Linear) -> None:
+    """New memory in the same parameters."""
+    model.weight.data, model.bias.data = torch.ones(2, 2), torch.ones(2)
+
+
+def change_precision(model: nn.Linear) -> None:
+    """The same values in double precision."""
+    set_all(model.double(), 1.0)
+
+
+@pytest.mark.parametrize("change", [replace_parameters, assign_state, replace_data, change_precision])
+def test_weights_that_are_replaced_are_followed(change: Callable[[nn.Linear], None]) -> None:
+    """An average stays with the model when its tensors become others of the same shapes between two updates."""
+    model = nn.Linear(2, 2)
+    set_all(model, 0.0)
+    ema = ModelEma(nn.Sequential(model), decay=0.5)
+    ema.update(holder := nn.Sequential(model))
+    change(model)
+
+    ema.update(holder)
+
+    assert all_equal(ema.module, 0.5)
+
+
+def test_layers_and_buffers_that_are_replaced_are_followed() -> None:
+    """A new layer in the place of one of the same shape, or a buffer that each forward pass makes anew, is averaged."""
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    set_all(model, 0.0)
+    ema = ModelEma(model, decay=0.5)
+    ema.update(model)
+    model[0] = nn.BatchNorm1d(2)
+    set_all(model, 1.0)
+    ema.update(model)
+    assert all((value == 0.5).all() for name, value in values(ema.module).items() if "tracked" not in name)
+
+    model[0].register_buffer("running_mean", torch.full((2,), 2.5))
+    ema.update(model)
+    assert (values(ema.module)["0.running_mean"] == 1.5).all()
+
+
+@pytest.mark.parametrize("moves_the_module", [True, False])
+def test_an_average_that_is_moved_stays_connected(moves_the_module: bool) -> None:
+    """When the average is converted to another precision, parameters and buffers of it are still updated."""
+    model = TinyClassifier(batch_norm=True)
+    set_all(model, 0.0)
+    ema = ModelEma(model, decay=0.5)
+    ema.update(model)
+    (ema.module if moves_the_module else ema).double()
+    set_all(model, 1.0)
+
+    ema.update(model)
+
+    averages = {name: value for name, value in values(ema.module).items() if "tracked" not in name}
+    assert all((value == 0.5).all() and value.dtype == torch.float64 for value in averages.values())
+
+
+def linear(out_features: int = 2, **kwargs: Any) -> nn.Linear:
+    """A layer with two inputs."""
+    return nn.Linear(2, out_features, **kwargs)
+
+
+def prune(model: nn.Linear) -> None:
+    """Leave one output, in the same parameters."""
+    model.weight.data, model.bias.data = model.weight.data[:1], model.bias.data[:1]
+
+
+def add_parameter(model: nn.Linear) -> None:
+    """Give the layer one parameter more."""
+    model.scale = nn.Parameter(torch.ones(2))
+
+
+def add_layer(model: nn.Linear) -> None:
+    """Give the layer another one inside it."""
+    model.adapter = nn.Linear(1, 1)
+
+
+def drop_bias(model: nn.Linear) -> None:
+    """Take a parameter away."""
+    model.register_parameter("bias", None)
+
+
+def move(model: nn.Linear) -> None:
+    """Put the layer on another device."""
+    model.to("meta")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (prune, r"weight: shape \(1, 2\) on cpu, was shape \(2, 2\) on cpu; bias: shape \(1,\) on cpu, was"),
+        (add_parameter, r"scale: shape \(2,\) on cpu, was not there"),
+        (add_layer, "adapter.bias: .*, was not there"),
+        (move, "weight: shape .* on meta"),
+        (drop_bias, r"bias: not there, was shape \(2,\) on cpu"),
+    ],
+)
+def test_a_model_that_changed_is_refused(change: Callable[[nn.Linear], None], named: str) -> None:
+    """An update from a model with other tensors than before names what differs, and changes nothing."""
+    model = linear()
+    ema = ModelEma(model, decay=0.5)
+    ema.update(model)
+    before = values(ema)
+    change(model)
+
+    def apply() -> None:
+        with ema.applied_to(model):
+            pass
+
+    uses: list[Callable[[], object]] = [lambda: ema.update(model), lambda: ema.reset(model), apply]
+    for use in uses:
+        with pytest.raises(ValueError, match=named):
+            use()
+
+    assert ema.num_updates == 1
+    assert all(torch.equal(value, before[name]) for name, value in values(ema).items())
+
+
+@pytest.mark.parametrize("other", [linear(3), linear(bias=False), TinyClassifier(), nn.Identity()])
+def test_another_model_is_refused(other: nn.Module) -> None:
+    """An average is not updated from a model that it was not made of."""
+    with pytest.raises(ValueError, match="not the one that the average was made from"):
+        ModelEma(linear()).update(other)
+
+
+@pytest.mark.parametrize("tied_first", [True, False])
+def test_weights_that_are_tied_or_untied_later_are_refused(tied_first: bool) -> None:
+    """One average cannot follow two weights, nor two averages one weight."""
+    model = Tied()
+    untied = copy.deepcopy(model)
+    untied.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    first, second = (model, untied) if tied_first else (untied, model)
+    ema = ModelEma(first)
+
+    with pytest.raises(ValueError, match=r"one tensor with the names embedding.weight, head.weight"):
+        ema.update(second)
+
+
+def allocated_by(function: Callable[[], object]) -> int:
+    """The bytes of memory that torch takes up for tensors while the function runs, given back or not."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        function()
+    return sum(max(event.self_cpu_memory_usage, 0) for event in profile.events() or ())
+
+
+def test_an_update_takes_up_no_memory() -> None:
+    """No temporary is made in an update, while averaging a state dict makes some of the size of all weights."""
+    model = TinyClassifier(hidden=256, batch_norm=True)
+    ema = ModelEma(model, decay=0.5)
+    ema.update(model)
+
+    def update_state_dict() -> None:
+        with torch.no_grad():
+            for average, value in zip(values(ema.module).values(), values(model).values(), strict=True):
+                average.copy_(0.5 * average + 0.5 * value)
+
+    assert allocated_by(lambda: ema.update(model)) == 0
+    assert allocated_by(update_state_dict) > 4 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_an_average_takes_up_one_copy_of_the_weights() -> None:
+    """The gradients that a model has are not copied with its weights."""
+    model = nn.Linear(100, 100)
+    torch.autograd.backward(model(torch.ones(1, 100)).sum())
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    made: list[ModelEma] = []
+
+    assert allocated_by(lambda: made.append(ModelEma(model))) == size
+    assert all(parameter.grad is None for parameter in made[0].parameters())
+
+
+def test_an_average_outlives_the_weights_of_its_model() -> None:
+    """An average that was updated does not keep the memory of a model that is gone."""
+    model = nn.Linear(2, 2)
+    ema = ModelEma(model)
+    ema.update(model)
+    with ema.applied_to(model):
+        pass
+    weight = weakref.ref(model.weight)
+
+    del model
+    gc.collect()
+
+    assert weight() is None
+    assert not all_equal(ema.module, 0.0)
+
+
+class Evaluated(Exception):
+    """Raised where an evaluation fails."""
+
+
+def test_the_averaged_weights_are_in_the_model_for_a_while() -> None:
+    """Within the context the model has the average, also under a wrapper; afterwards its own weights, come what may."""
+    model = TinyClassifier(batch_norm=True).train()
+    ema = ModelEma(model, decay=0.5)
+    set_all(model, 1.0)
+    ema.update(model)
+    own, averages = values(model), values(ema.module)
+    compiled = cast("nn.Module", torch.compile(model, backend="eager"))
+
+    def evaluate() -> None:
+        with ema.applied_to(compiled):
+            inside = values(model)
+            assert all(torch.equal(inside[name], average) for name, average in averages.items())
+            assert all(parameter.requires_grad for parameter in model.parameters())
+            model.double()
+            model.layers[1] = nn.Identity()
+            raise Evaluated
+
+    with pytest.raises(Evaluated):
+        evaluate()
+
+    for expected, module in ((own, model), (averages, ema.module)):
+        assert values(module).keys() == expected.keys()
+        assert all(torch.equal(value, expected[name]) for name, value in values(module).items())
+    assert model.training
+    set_all(model, 7.0)
+    assert all(torch.equal(value, averages[name]) for name, value in values(ema.module).items())
+
+
+def test_applying_the_average_copies_nothing() -> None:
+    """The model shows the memory of the average, instead of a copy of it."""
+    model = nn.Linear(64, 64)
+    ema = ModelEma(model)
+    ema.update(model)
+
+    def apply() -> None:
+        with ema.applied_to(model):
+            pass
+
+    assert allocated_by(apply) == 0

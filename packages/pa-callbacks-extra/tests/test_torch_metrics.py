@@ -1,23 +1,39 @@
-"""Metrics of torchmetrics in runs: exact on any number of processes, recorded under clear names, resumed exactly."""
+"""Metrics of torchmetrics, over one process or several, and for several evaluation sets."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.aggregation import MeanMetric, SumMetric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassConfusionMatrix, MulticlassRecall
+from torchmetrics.aggregation import CatMetric, MaxMetric, MeanMetric, SumMetric
+from torchmetrics.classification import (
+    BinaryAccuracy,
+    BinaryAUROC,
+    BinaryPrecision,
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassConfusionMatrix,
+    MulticlassRecall,
+)
+from torchmetrics.regression import PearsonCorrCoef
+from torchmetrics.retrieval import RetrievalMAP
+from torchmetrics.wrappers import ClasswiseWrapper
 from typing_extensions import override
 
-from pa_callbacks_extra import ModelEmaCallback, TorchMetricsCallback
+from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback, TorchMetricsCallback
+from pa_callbacks_extra.metric_states import compute_over_processes, take_out
 from pa_core import (
     AnyTrainer,
     ConfigurationError,
+    EvaluationSet,
     MetricNotFoundError,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
@@ -28,12 +44,9 @@ from pa_core import (
     UnsupportedConfigurationError,
     gather_objects,
 )
-from pa_core.distributed import num_processes
+from pa_core.distributed import num_processes, rank
 from pa_core.testing import TinyClassifier, make_classification
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from tests.support.explained import assert_explained
 
 
 def accuracy() -> MulticlassAccuracy:
@@ -409,3 +422,176 @@ def test_a_value_that_cannot_be_recorded_is_explained(metric: Metric, told: str)
     trainer = make_trainer(TorchMetricsCallback(MetricCollection({"recall": metric, "recall_0": accuracy()})))
     with pytest.raises(ConfigurationError, match=told):
         trainer.evaluate(make_classification(21))
+
+
+class Seen(Metric):
+    """Is one if a batch was seen, the mean over processes."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seen", torch.zeros(()), dist_reduce_fx="mean")
+
+    @override
+    def update(self, predictions: Tensor) -> None:
+        self.seen = torch.ones(())
+
+    @override
+    def compute(self) -> Tensor:
+        return self.seen
+
+
+@dataclass(frozen=True)
+class Case:
+    """Metrics, and what each batch gives them."""
+
+    make: Callable[[], MetricCollection]
+    arguments: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+
+    def update(self, metrics: MetricCollection, number: int) -> None:
+        """Update metrics with a batch of three samples, the same ones for the same number."""
+        predictions = torch.rand(3, generator=torch.Generator().manual_seed(number))
+        metrics.update(*self.arguments(predictions, torch.tensor([0, 1, number % 2])))
+
+
+CASES = {
+    "one argument, each reduction": Case(
+        lambda: MetricCollection(
+            {"sum": SumMetric(), "mean": MeanMetric(), "max": MaxMetric(), "all": CatMetric(), "seen": Seen()}
+        ),
+        lambda predictions, _targets: (predictions,),
+    ),
+    "counts that two share, all samples": Case(
+        lambda: MetricCollection(
+            {"accuracy": BinaryAccuracy(), "precision": BinaryPrecision(), "auroc": BinaryAUROC(thresholds=None)}
+        ),
+        lambda predictions, targets: (predictions, targets),
+    ),
+    "one inside another": Case(
+        lambda: MetricCollection({"recall": ClasswiseWrapper(MulticlassRecall(num_classes=2, average=None))}),
+        lambda predictions, targets: (predictions.round().long(), targets),
+    ),
+    "moments, reduced by the metric": Case(
+        lambda: MetricCollection({"correlation": PearsonCorrCoef()}),
+        lambda predictions, targets: (predictions, targets + predictions**2),
+    ),
+    "lists that are exchanged item by item": Case(
+        lambda: MetricCollection({"ranking": RetrievalMAP()}),
+        lambda predictions, targets: (predictions, targets, (predictions > 0.5).long()),
+    ),
+}
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("batches_of_ranks", [(3, 3), (3, 1), (2, 0)], ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_each_batch_counts_once_whichever_process_had_it(case: Case, batches_of_ranks: tuple[int, ...]) -> None:
+    """The value of all processes is that of one process with all batches; each goes on with its own samples."""
+    metrics, of_one_process = case.make(), case.make()
+    for of_rank, count in enumerate(batches_of_ranks[: num_processes()]):
+        for number in range(count):
+            case.update(of_one_process, 10 * of_rank + number)
+            if of_rank == rank():
+                case.update(metrics, 10 * of_rank + number)
+
+    before = take_out(metrics)
+    values, expected = compute_over_processes(metrics), compute_alone(of_one_process)
+
+    torch.testing.assert_close(take_out(metrics), before)
+    assert values.keys() == expected.keys()
+    for name, value in values.items():
+        torch.testing.assert_close(value, expected[name], msg=name)
+
+
+def compute_alone(metrics: MetricCollection) -> dict[str, Tensor]:
+    """Compute as in a process that has no others."""
+    modules: Any = metrics.modules()
+    for module in modules:
+        module.distributed_available_fn = lambda: False
+    return metrics.compute()
+
+
+TRAIN, VAL, OOD = make_classification(16), make_classification(12, seed=1), make_classification(10, seed=2)
+SETS: dict[str, Any] = {"val": VAL, "ood": EvaluationSet(OOD, every_n_epochs=2)}
+
+
+def classifier_trainer(*callbacks: TrainerCallback, kind: type[Trainer] = Trainer) -> Trainer:
+    """A trainer of a small classifier, the same each time."""
+    torch.manual_seed(0)
+    model = TinyClassifier()
+    return kind(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.5), callbacks=callbacks)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_metrics_are_those_of_each_set_under_its_name() -> None:
+    """Of all of its samples, and of no other set's: as if it had been evaluated alone."""
+
+    class RecordVectors(TorchMetricsCallback):
+        """A second callback, of other metrics."""
+
+    accuracy = TorchMetricsCallback(MetricCollection({"accuracy": MulticlassAccuracy(3, average="micro")}))
+    recalls = RecordVectors(MetricCollection({"recall": MulticlassAccuracy(3, average=None)}))
+    trainer = classifier_trainer(accuracy, recalls, StepBasedEvaluationCallback(1))
+    trainer.train(TRAIN, 2, SETS, per_device_batch_size=4)
+    history = trainer.run_history
+    for name, data in (("val", VAL), ("ood", OOD)):
+        inputs, targets = data.tensors
+        right = (trainer.model(inputs).argmax(1) == targets).float()
+        assert history.get_latest_metric(f"eval_{name}_accuracy") == pytest.approx(float(right.mean()))
+        assert history.get_latest_metric(f"eval_{name}_recall_0") == pytest.approx(float(right[targets == 0].mean()))
+    assert history.count_metric_values("eval_val_accuracy") == 2
+    assert history.count_metric_values("eval_ood_accuracy") == 1
+    names = set(history.get_metric_names())
+    assert "intermediate_eval_val_accuracy" in names
+    assert "eval_accuracy" not in names
+    trainer.evaluate({"test": VAL})
+    assert "evaluation_test_accuracy" in history.get_metric_names()
+
+
+def test_the_average_is_evaluated_on_the_sets_of_the_epoch(tmp_path: Path) -> None:
+    """Its metrics have the names of the sets, and the best average is kept by one of them."""
+    average = ModelEmaCallback(0.5, save_path=tmp_path / "ema.pt", watch_metric="ema_model_eval_ood_loss_epoch")
+    trainer = classifier_trainer(average)
+    trainer.train(TRAIN, 3, SETS)
+    history = trainer.run_history
+    assert history.count_metric_values("ema_model_eval_val_loss_epoch") == 3
+    assert history.count_metric_values("ema_model_eval_ood_loss_epoch") == 2
+    assert average.best.value == min(history.get_metric_values("ema_model_eval_ood_loss_epoch"))
+    with average.averaged_weights(trainer), torch.no_grad():
+        loss = nn.CrossEntropyLoss()(trainer.model(OOD.tensors[0]), OOD.tensors[1])
+    assert history.get_latest_metric("ema_model_eval_ood_loss_epoch") == pytest.approx(float(loss))
+
+
+class Losses(Trainer):
+    """A trainer whose losses of the set "ood" are told beforehand, by epoch."""
+
+    losses = (1.0, 5.0, 1.0, 5.0, 1.0, 5.0, 1.0, 5.0)
+
+    @override
+    def calculate_eval_batch_loss(self, batch: Any) -> Any:
+        loss = self.losses[self.run_history.current_epoch - 1]
+        return {"loss": torch.tensor(loss), "model_outputs": None, "batch_size": len(batch[0])}
+
+
+def test_patience_counts_the_evaluations_of_the_set() -> None:
+    """An epoch in which the set is not evaluated is none without an improvement."""
+    stop = EarlyStoppingCallback(2, watch_metric="eval_ood_loss_epoch")
+    trainer = classifier_trainer(stop, kind=Losses)
+    trainer.train(TRAIN, 8, SETS)
+    assert trainer.num_epochs_completed == 6  # 5.0 in epoch 2, and no better in epochs 4 and 6
+    assert (stop.best.epoch, stop.epochs_without_improvement) == (2, 2)
+
+
+def test_the_loss_of_a_single_dataset_cannot_be_watched(tmp_path: Path) -> None:
+    """The default of each callback is refused before anything is trained, with the name to watch."""
+    watching: list[tuple[TrainerCallback, str]] = [
+        (EarlyStoppingCallback(2), "'eval_val_loss_epoch'"),
+        (ModelEmaCallback(save_path=tmp_path / "ema.pt"), "'ema_model_eval_val_loss_epoch'"),
+    ]
+    for callback, advised in watching:
+        trainer = classifier_trainer(callback)
+        with pytest.raises(ConfigurationError) as refused:
+            trainer.train(TRAIN, 1, SETS)
+        assert_explained(refused.value, f"watch_metric={advised}")
+        assert trainer.num_updates_completed == 0

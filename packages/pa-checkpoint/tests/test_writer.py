@@ -1,4 +1,4 @@
-"""What a hand-written loop relies on when it saves with a writer: alone, in the background, with other processes."""
+"""Saving at once or in the background, in memory that is used again, and what is left when a process is killed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import pa_checkpoint as ckpt
+from pa_checkpoint._encoding import Encoded, decode, encode
+from pa_checkpoint._writer import BackgroundWriter, HostPool
+from tests.launching import Launch
 from tests.support.states import flip, save
 
 README = Path(__file__).parents[1] / "README.md"
@@ -158,3 +165,179 @@ def test_a_value_that_one_process_cannot_store_is_an_error_on_all(shared_tmp_pat
         ckpt.save(shared_tmp_path / "values", {"values": {"one": value}})
     dist.barrier()
     assert list(shared_tmp_path.iterdir()) == []
+
+
+def _threads() -> int:
+    return sum(thread.name.startswith("pa_checkpoint") for thread in threading.enumerate())
+
+
+def _wait(go: threading.Event) -> None:
+    assert go.wait(10)
+
+
+def test_there_is_a_thread_only_while_a_job_runs() -> None:
+    """Who never saves in the background has no thread for it, and nobody has one that waits."""
+    writer, go = BackgroundWriter(), threading.Event()
+    writer.wait()
+    assert _threads() == 0
+
+    writer.submit(partial(_wait, go))
+    assert _threads() == 1
+    go.set()
+    writer.wait()
+    assert _threads() == 0
+
+
+class InterruptAt:
+    """Sends what Ctrl-C does, before a line of what starts a job."""
+
+    def __init__(self, line: int) -> None:
+        self._lines_left = line
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> InterruptAt | None:
+        """Count the lines, and go on to trace."""
+        if not frame.f_code.co_filename.endswith(("pa_checkpoint/_writer.py", "threading.py")):
+            return None
+        if event == "line":
+            self._lines_left -= 1
+            if self._lines_left == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+        return self
+
+
+def test_an_interrupt_while_a_job_starts_leaves_nothing_half_done() -> None:
+    """Wherever it comes, the job then runs once, or not at all, and the writer goes on to work."""
+    outcomes: list[list[str]] = []
+    tracing_before = sys.gettrace()
+    while not outcomes or "not interrupted" not in outcomes[-1]:
+        writer, done = BackgroundWriter(), list[str]()
+        sys.settrace(InterruptAt(len(outcomes) + 1))
+        try:
+            writer.submit(partial(done.append, "first"))
+            done.append("not interrupted")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(tracing_before)
+        writer.wait()
+        writer.submit(partial(done.append, "second"))
+        writer.wait()
+        outcomes.append(done)
+    assert len(outcomes) > 20
+    assert all(outcome in (["second"], ["first", "second"]) for outcome in outcomes[:-1])
+
+
+def test_the_end_of_the_program_waits_for_the_write(launch: Launch, tmp_path: Path) -> None:
+    """What is being written is completed, a failure that nobody was told of is printed, another one is not."""
+    script = """
+import sys, time
+import torch
+from pa_checkpoint._writer import BackgroundWriter
+from pa_checkpoint._checkpoint import write_checkpoint
+
+def write():
+    time.sleep(0.5)
+    summary = {"run": "first", "sequence": 1, "update": 1, "epoch": 1, "complete": False}
+    write_checkpoint(sys.argv[1], {"model": torch.ones(1000)}, summary)
+
+def fail(text):
+    time.sleep(0.1)
+    raise OSError(text)
+
+writer, failing, told = BackgroundWriter(), BackgroundWriter(), BackgroundWriter()
+told.submit(lambda: fail("This was told."))
+try:
+    told.wait()
+except OSError:
+    pass
+writer.submit(write)
+failing.submit(lambda: fail("Nobody was told."))
+print("the program ends")
+"""
+    launched = launch(script, str(tmp_path / "state"))
+
+    assert launched.status == 0
+    assert (tmp_path / "state" / "manifest.json").exists()
+    assert "the program ends" in launched.output
+    assert "OSError: Nobody was told." in launched.output
+    assert "This was told." not in launched.output
+
+
+def _encoded(**values: object) -> dict[str, Encoded]:
+    return {name: encode(value, name) for name, value in values.items()}
+
+
+def _addresses(snapshot: dict[str, Encoded]) -> dict[str, int]:
+    return {name: tensor.data_ptr() for part in snapshot.values() for name, tensor in part.tensors.items()}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+        torch.tensor(2.5, dtype=torch.bfloat16),
+        torch.empty(0, 3),
+        torch.tensor([1 + 2j]).conj(),
+    ],
+)
+def test_every_kind_of_tensor_can_be_copied(tensor: Tensor) -> None:
+    """The copy has the values, the dtype and, when it is decoded, the strides."""
+    snapshot = HostPool().copy(_encoded(x=tensor))
+    back = decode(snapshot["x"].document, snapshot["x"].tensors)
+
+    assert (back.dtype, back.stride()) == (tensor.dtype, tensor.stride())
+    assert back.equal(tensor)
+
+
+def test_memory_is_used_again() -> None:
+    """The second snapshot needs no new memory, unless a tensor has grown; then only that tensor does."""
+    pool = HostPool()
+    first = _addresses(pool.copy(_encoded(model={"a": torch.ones(8), "b": torch.ones(4)})))
+    second = _addresses(pool.copy(_encoded(model={"a": torch.zeros(2, 4), "b": torch.zeros(2)})))
+    assert second == first
+
+    snapshot = pool.copy(_encoded(model={"a": torch.ones(3), "b": torch.full((99,), 3.0)}))
+    third = _addresses(snapshot)
+    assert third["model/a"] == first["model/a"]
+    assert third["model/b"] != first["model/b"]
+    assert snapshot["model"].tensors["model/b"].equal(torch.full((99,), 3.0))
+    assert snapshot["model"].tensors["model/a"].equal(torch.ones(3))
+
+
+def test_shared_tensors_are_copied_once() -> None:
+    """What shares its memory in two parts shares it in the snapshot, and only as long as it does."""
+    pool, weight = HostPool(), torch.ones(4)
+
+    shared = _addresses(pool.copy(_encoded(model={"w": weight}, optimizer={"master": weight})))
+    assert shared["model/w"] == shared["optimizer/master"]
+
+    apart = pool.copy(_encoded(model={"w": weight}, optimizer={"master": torch.zeros(4)}))
+    assert apart["model"].tensors["model/w"].equal(torch.ones(4))
+    assert apart["optimizer"].tensors["optimizer/master"].equal(torch.zeros(4))
+
+
+@pytest.mark.needs_cuda
+def test_what_comes_from_cuda_is_pinned_and_complete() -> None:
+    """Copies run beside each other, and are complete when the snapshot is handed out."""
+    pool, weight = HostPool(), torch.full((1 << 24,), 1.0, device="cuda")
+    for value in (2.0, 3.0):
+        weight.fill_(value)
+        copied = pool.copy(_encoded(x=weight))["x"].tensors["x"]
+        weight.zero_()
+        assert copied.is_pinned()
+        assert copied.eq(value).all()
+
+
+_SCRIPT = Path(__file__).with_name("kills_during_saving.py")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_a_killed_process_costs_no_completed_save(launch: Launch) -> None:
+    """After each of 32 kills, the last completed save or a later one is found whole, and nothing broken is seen.
+
+    `nox -s store_kills` kills 500.
+    """
+    launched = launch(_SCRIPT, "32", "7")
+
+    assert launched.status == 0
+    assert "32 kills" in launched.output

@@ -1,9 +1,13 @@
-"""Fetching whole batches: equal to what torch's default collation makes of the samples one by one."""
+"""Batches are made of samples, fetched ahead and brought to the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import numpy
 import pytest
@@ -11,11 +15,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 from typing_extensions import override
 
-from pa_data import KeyedDataLoader, is_in_memory
-from pa_data._fetching import can_fetch_batch, fetch_batch
+from pa_data import KeyedDataLoader, is_in_memory, move_to_device
+from pa_data._fetching import can_fetch_batch, fetch_batch, pin_memory, prefetched
 from pa_data.errors import ConfigurationError
 
 
@@ -194,3 +199,205 @@ def test_tensors_of_the_dataset_may_be_replaced() -> None:
     loader = KeyedDataLoader(dataset, batch_size=12)
     dataset.tensors = (torch.ones(12, 5), dataset.tensors[1])
     assert next(iter(loader))[0].shape == (12, 5)
+
+
+class StandIn:
+    """A stream that notes what it is asked for, where there is no CUDA device."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log, self.events = name, log, 0
+
+    def wait_stream(self, other: StandIn) -> None:
+        """Note it."""
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def record_event(self) -> str:
+        """Return the name of the event."""
+        self.events += 1
+        return f"event {self.events} of {self.name}"
+
+    def wait_event(self, event: str) -> None:
+        """Note it."""
+        self.log.append(f"{self.name} waits for {event}")
+
+
+def test_each_batch_is_copied_before_the_one_ahead_of_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy begins when all earlier work on its memory is asked for, and is waited for by the work on it alone."""
+    log: list[str] = []
+    copying, computing = StandIn("copying", log), StandIn("computing", log)
+
+    @contextmanager
+    def within(stream: StandIn) -> Generator[None]:
+        log.append(f"on {stream.name}")
+        yield
+
+    def new_stream(_device: torch.device) -> StandIn:
+        return copying
+
+    def current_stream(_device: torch.device) -> StandIn:
+        return computing
+
+    monkeypatch.setattr(torch.cuda, "Stream", new_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    monkeypatch.setattr(torch.cuda, "stream", within)
+
+    seen: list[int] = []
+    for batch in prefetched(iter([torch.tensor(number) for number in range(3)]), torch.device("cpu")):
+        seen.append(int(batch))
+        log.append(f"step {int(batch)}")
+    assert seen == [0, 1, 2]
+    copy = ["copying waits for computing", "on copying"]
+    assert log == [
+        *(*copy, *copy, "computing waits for event 1 of copying", "step 0"),
+        *(*copy, "computing waits for event 2 of copying", "step 1"),
+        *("computing waits for event 3 of copying", "step 2"),
+    ]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.needs_cuda
+def test_short_epochs_are_whole(number: int) -> None:
+    """No batch is lost where there are not two to overlap."""
+    batches = [torch.tensor(one).pin_memory() for one in range(number)]
+    assert [int(batch) for batch in prefetched(batches, torch.device("cuda"))] == list(range(number))
+
+
+@pytest.mark.needs_cuda
+def test_batches_on_cuda_are_those_of_the_cpu() -> None:
+    """Work on the device finds each batch complete, while the next one is under way."""
+    data = TensorDataset(torch.arange(2**22, dtype=torch.float32).view(64, -1))
+    on_cpu = [batch[0].double().sum().item() for batch in KeyedDataLoader(data, 4, shuffle=True)]
+    weights = torch.rand(4096, 4096, device="cuda")
+    sums: list[Tensor] = []
+    for (batch,) in KeyedDataLoader(data, 4, shuffle=True, device="cuda", pin_memory=True):
+        for _ in range(5):
+            weights @ weights  # pyright: ignore[reportUnusedExpression]  # keeps the device busy
+        sums.append(batch.double().sum())
+    assert [one.item() for one in sums] == on_cpu
+
+
+META = torch.device("meta")
+
+
+class Point(NamedTuple):
+    """A named tuple."""
+
+    x: Tensor
+    name: str
+
+
+@dataclass
+class Record:
+    """A dataclass."""
+
+    image: Tensor
+    label: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenRecord:
+    """A dataclass whose fields cannot be assigned, with a field that is not an argument."""
+
+    image: Tensor
+    label: int
+
+
+class Graph:
+    """An object of a user's library that knows how to move, and takes the device alone."""
+
+    def __init__(self, nodes: Tensor) -> None:
+        self.nodes = nodes
+
+    def to(self, device: torch.device) -> Self:
+        """Return a copy on a device."""
+        return type(self)(self.nodes.to(device))
+
+
+class Pair(list[Any]):
+    """A list with something of its own."""
+
+    label: str = ""
+
+
+class Pinnable:
+    """An object of a user's library that knows how to pin itself."""
+
+    def __init__(self, pinned: bool = False) -> None:
+        self.pinned = pinned
+
+    def pin_memory(self) -> Self:
+        """Return a pinned copy."""
+        return type(self)(pinned=True)
+
+
+def zeros() -> Tensor:
+    """Return a small tensor on the CPU."""
+    return torch.zeros(2)
+
+
+STRUCTURES: list[tuple[Callable[[], Any], Callable[[Any], Tensor]]] = [
+    (zeros, lambda batch: batch),
+    (lambda: [zeros(), 1], lambda batch: batch[0]),
+    (lambda: (zeros(), "a"), lambda batch: batch[0]),
+    (lambda: Point(zeros(), "a"), lambda batch: batch.x),
+    (lambda: {"a": zeros(), "b": None}, lambda batch: batch["a"]),
+    (lambda: OrderedDict[str, Tensor](a=zeros()), lambda batch: batch["a"]),
+    (lambda: defaultdict(zeros, a=zeros()), lambda batch: batch["a"]),
+    (lambda: types.MappingProxyType({"a": zeros()}), lambda batch: batch["a"]),
+    (lambda: Record(zeros(), 3), lambda batch: batch.image),
+    (lambda: FrozenRecord(zeros(), 3), lambda batch: batch.image),
+    (lambda: Graph(zeros()), lambda batch: batch.nodes),
+    (lambda: pack_sequence([torch.ones(3), torch.ones(2)]), lambda batch: batch.data),
+    (lambda: {"a": [(zeros(), {"b": zeros()})]}, lambda batch: batch["a"][0][1]["b"]),
+]
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+@pytest.mark.parametrize(("make", "tensor_of"), STRUCTURES)
+def test_tensors_are_found_in_any_structure(
+    make: Callable[[], Any], tensor_of: Callable[[Any], Tensor], non_blocking: bool
+) -> None:
+    """The structure keeps its type, its tensors are on the device, and what was given is unchanged."""
+    batch = make()
+    moved = move_to_device(batch, META, non_blocking=non_blocking)
+    assert type(moved) is type(batch)
+    assert tensor_of(moved).device == META
+    assert tensor_of(batch).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("make", [make for make, _ in STRUCTURES if not isinstance(make(), (Graph, PackedSequence))])
+def test_what_is_there_already_comes_back_itself(make: Callable[[], Any]) -> None:
+    """Where nothing moves nothing is rebuilt: the very same object comes back."""
+    batch = make()
+    assert move_to_device(batch, "cpu") is batch
+
+
+@pytest.mark.parametrize("value", [None, 1, 2.5, "text", b"bytes", {1, 2}, range(3), torch.Size([1, 2]), Tensor])
+def test_everything_else_stays(value: object) -> None:
+    """Values without tensors are returned as they are."""
+    assert move_to_device(value, META) is value
+
+
+def test_what_is_beside_the_tensors_stays() -> None:
+    """The other items of a batch, and what a container has of its own, are kept."""
+    pair = Pair([zeros(), "a"])
+    pair.label = "kept"
+    batch: dict[str, Any] = {"pair": pair, "record": Record(zeros(), 3)}
+    moved = move_to_device(batch, META)
+    assert moved["pair"][1] == "a"
+    assert isinstance(moved["pair"], Pair)
+    assert moved["pair"].label == "kept"
+    assert isinstance(moved["record"], Record)
+    assert moved["record"].label == 3
+    assert move_to_device(defaultdict(zeros, a=zeros()), META).default_factory is zeros
+
+
+def test_pinning_asks_the_objects_of_a_batch() -> None:
+    """What can pin itself is pinned, wherever it is in the batch; tensors that are not on the CPU stay."""
+    on_device = torch.zeros(2, device=META)
+    batch: dict[str, Any] = {"graphs": [Pinnable()], "there": on_device, "label": 3}
+    pinned = pin_memory(batch)
+    assert pinned["graphs"][0].pinned
+    assert pinned["there"] is on_device
+    assert pinned["label"] == 3
+    assert not batch["graphs"][0].pinned

@@ -1,17 +1,20 @@
-"""Weighted: samples are drawn as often as their weights say, as a function of seed, epoch and position."""
+"""Orders that draw by weights, group by length, choose by epoch, or shuffle."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from pa_data import KeyedDataLoader
-from pa_data.errors import ArgumentTypeError, ConfigurationError
-from pa_data.orders import Weighted
+from pa_data.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError, ExplainedError
+from pa_data.orders import Curriculum, LengthGrouped, Order, Sequential, Shuffled, Weighted
 from tests.support.drawing import Drawing
 
 
@@ -130,3 +133,212 @@ def test_an_epoch_without_samples_is_refused(num_samples: Any) -> None:
     """The size of an epoch is an integer of at least 1."""
     with pytest.raises(ConfigurationError, match="num_samples must be a whole number >= 1"):
         Weighted([1, 2], num_samples=num_samples)
+
+
+DIFFICULTY = torch.arange(10.0).flip(0)
+
+
+def easiest(epoch: int) -> Tensor:
+    """Three samples in the first epoch, and two more in each that follows."""
+    return DIFFICULTY.lt(3 + 2 * epoch)
+
+
+def visited(order: Curriculum, epoch: int, num_samples: int = 10, seed: int = 0) -> list[int]:
+    """The samples of an epoch."""
+    whole = order.epoch_order(num_samples, seed=seed, epoch=epoch)
+    return [int(index) for index in whole.indices(0, whole.num_samples)]
+
+
+def test_each_epoch_visits_what_is_chosen_for_it() -> None:
+    """A mask or indices say which samples an epoch visits; they are shuffled unless that is switched off."""
+    by_mask = Curriculum(easiest)
+    by_index = Curriculum(lambda epoch: [9, 8, 7, 6, 5, 4, 3, 2, 1, 0][: 3 + 2 * epoch], shuffle=False)
+    for epoch in range(3):
+        assert sorted(visited(by_mask, epoch)) == list(range(7 - 2 * epoch, 10))
+        assert visited(by_index, epoch) == list(range(9, 6 - 2 * epoch, -1))
+    assert visited(by_mask, 2) != visited(by_mask, 2, seed=1)
+    assert visited(Curriculum(lambda epoch: torch.ones(10, dtype=torch.bool)), 3) == visited(
+        Curriculum(lambda epoch: range(10)), 3
+    )
+
+
+def test_a_loader_has_as_many_batches_as_the_epoch_has_samples_for() -> None:
+    """Epochs differ in length, and begin at any of their positions."""
+    loader = KeyedDataLoader(Drawing(10), batch_size=2, order=Curriculum(easiest), num_workers=1)
+    for epoch, length in enumerate([2, 3, 4]):
+        loader.start_epoch(epoch)
+        assert len(loader) == length
+        whole = torch.cat(list(loader))
+        assert sorted(whole[:, 0].tolist()) == list(range(7 - 2 * epoch, 10))
+        loader.start_epoch(epoch, 2)
+        assert torch.equal(torch.cat(list(loader)), whole[2:])
+
+
+def test_a_random_choice_follows_from_seed_and_epoch() -> None:
+    """What the function draws is the same on each call, and the generators of the process are as they were."""
+    order = Curriculum(
+        lambda epoch: numpy.random.permutation(10)[:5].tolist() + torch.randperm(10)[:1].tolist(), shuffle=False
+    )
+    before = torch.get_rng_state(), repr(numpy.random.get_state())
+    first = visited(order, 0)
+    assert visited(order, 0) == first
+    assert len({tuple(visited(order, epoch, seed=seed)) for epoch in range(3) for seed in range(3)}) == 9
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert repr(numpy.random.get_state()) == before[1]
+
+
+class Limit:
+    """A function with a setting."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+
+    def __call__(self, epoch: int) -> Tensor:
+        """Choose as `limit_to`."""
+        return limit_to(self.limit, epoch)
+
+
+def limit_to(limit: float, epoch: int) -> Tensor:
+    """All samples in the first epoch, then those below a limit."""
+    return DIFFICULTY.lt(limit if epoch else 100)
+
+
+def test_its_identity_is_the_name_of_the_function_and_its_first_choice() -> None:
+    """A run is not resumed with another function, with other settings of an object or a partial, or with other data."""
+    orders = [
+        Curriculum(easiest),
+        Curriculum(easiest, shuffle=False),
+        Curriculum(lambda epoch: range(3 + 2 * epoch)),
+        Curriculum(lambda epoch: range(4 + 2 * epoch)),
+        Curriculum(Limit(3)),
+        Curriculum(Limit(4)),
+        Curriculum(partial(limit_to, 3)),
+        Curriculum(partial(limit_to, 4)),
+    ]
+    assert len({order.fingerprint for order in orders}) == 8
+    assert Curriculum(easiest).fingerprint == orders[0].fingerprint
+    assert Curriculum(Limit(3)).fingerprint == orders[4].fingerprint
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kind", "named"),
+    [
+        ([True] * 9, ConfigurationError, r"9 elements of choose\(2\) and a dataset of 10 samples"),
+        ([0, 10], ConfigurationError, r"10 at position 1(.|\n)*choose\(2\)"),
+        ([-1], ConfigurationError, r"-1 at position 0"),
+        ([0.5, 1.0], ArgumentTypeError, r"float32 from choose\(2\)"),
+        ([], EmptyDatasetError, r"choose\(2\) returned none"),
+        ([False] * 10, EmptyDatasetError, r"choose\(2\) returned none"),
+        (None, ArgumentTypeError, r"choose\(2\) of type NoneType(.|\n)*Return indices from choose"),
+        ({1, 2}, ArgumentTypeError, r"choose\(2\) of type set(.|\n)*Return indices from choose"),
+        (iter([1]), ArgumentTypeError, r"choose\(2\) of type list_iterator(.|\n)*Return indices from choose"),
+        ([[1, 2], [3, 4]], ArgumentTypeError, r"choose\(2\) of shape \(2, 2\)(.|\n)*Return indices from choose"),
+    ],
+)
+def test_what_is_no_choice_is_refused(chosen: Any, kind: type[ExplainedError], named: str) -> None:
+    """The epoch and what was chosen for it are named, before anything is loaded."""
+    with pytest.raises(kind, match=named):
+        Curriculum(lambda epoch: chosen).epoch_order(10, seed=0, epoch=2)
+
+
+def test_what_is_no_function_is_refused() -> None:
+    """A list of epochs is not called."""
+    with pytest.raises(ArgumentTypeError, match="choose of type list"):
+        Curriculum([[0, 1], [2, 3]])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
+
+
+NUMBER = 3300
+LENGTHS = torch.randint(1, 500, (NUMBER,), generator=torch.Generator().manual_seed(0))
+
+
+def indices(order: LengthGrouped | Shuffled, *, seed: int = 3, epoch: int = 0) -> Tensor:
+    """The samples of an epoch."""
+    return order.epoch_order(NUMBER, seed=seed, epoch=epoch).indices(0, NUMBER)
+
+
+def padding(samples: Tensor, batch_size: int) -> float:
+    """Which part of the padded batches of an epoch is padding."""
+    batches = [LENGTHS[batch] for batch in torch.split(samples, batch_size)]
+    return 1 - int(LENGTHS.sum()) / sum(len(batch) * int(batch.max()) for batch in batches)
+
+
+def test_each_sample_comes_once() -> None:
+    """Each epoch and each seed has every sample once, in another order."""
+    order = LengthGrouped(LENGTHS, group_size=32, window=640)
+    epochs = [indices(order), indices(order, epoch=1), indices(order, seed=4)]
+    assert all(sorted(one.tolist()) == list(range(NUMBER)) for one in epochs)
+    assert len({tuple(one.tolist()) for one in epochs}) == 3
+
+
+def test_little_of_a_batch_is_padding() -> None:
+    """Batches of a group, or of a part of it, are padded far less than those of a shuffled epoch."""
+    order = LengthGrouped(LENGTHS, group_size=32)
+    assert padding(indices(Shuffled()), 32) > 0.4
+    assert padding(indices(order), 32) < 0.05
+    assert padding(indices(order), 8) < 0.05
+
+
+def test_groups_come_in_a_random_order() -> None:
+    """Neither in a window nor in the epoch do long samples come before or after short ones."""
+    order = LengthGrouped(LENGTHS, group_size=32, window=640)
+    means = LENGTHS[indices(order)[:3200]].double().view(100, 32).mean(1)
+    later = torch.arange(100, dtype=torch.float64)
+    assert abs(torch.corrcoef(torch.stack([means, later]))[0, 1]) < 0.2
+    within = later.remainder(20)
+    assert abs(torch.corrcoef(torch.stack([means, within]))[0, 1]) < 0.2
+
+
+def test_groups_begin_where_batches_do() -> None:
+    """The group that is not full comes at the end of the epoch."""
+    samples = indices(LengthGrouped(LENGTHS, group_size=32, window=640))
+    lengths = LENGTHS[samples]
+    assert all(torch.equal(group, group.sort().values) for group in torch.split(lengths, 32))
+    assert NUMBER % 32 == len(torch.split(lengths, 32)[-1]) == 4
+
+
+def test_the_identity_is_that_of_lengths_and_groups() -> None:
+    """The default window is that of 50 groups; other lengths, groups or windows make another order."""
+    assert (
+        LengthGrouped([1, 2], group_size=4).fingerprint == LengthGrouped([1, 2], group_size=4, window=200).fingerprint
+    )
+    orders = [LengthGrouped([1, 2], group_size=4, window=8), LengthGrouped([2, 1], group_size=4, window=8)]
+    orders += [LengthGrouped([1, 2], group_size=8, window=8), LengthGrouped([1, 2], group_size=4, window=12)]
+    assert len({order.fingerprint for order in orders}) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lengths": [1.5], "group_size": 4}, "torch.float32"),
+        ({"lengths": [1, -5], "group_size": 4}, r"lengths\[1\]=-5"),
+        ({"lengths": [1], "group_size": 0}, "group_size must be .* got 0"),
+        ({"lengths": [1], "group_size": 1}, "group_size must be a whole number >= 2"),
+        ({"lengths": [1], "group_size": 4, "window": 0}, "window must be .* got 0"),
+        ({"lengths": [1], "group_size": 4, "window": 10}, "window must be a multiple of group_size=4, got 10"),
+    ],
+)
+def test_what_cannot_work_is_explained(arguments: dict[str, Any], message: str) -> None:
+    """Bad lengths, groups and windows are refused when the order is made."""
+    with pytest.raises(ExplainedError, match=message):
+        LengthGrouped(**arguments)
+
+
+def ids(order: Order | None, *, shuffle: bool = False) -> list[int]:
+    """What a loader of ten samples yields in its epoch 2."""
+    data = TensorDataset(torch.arange(10))
+    loader: KeyedDataLoader[tuple[Tensor, ...]] = KeyedDataLoader(data, 4, shuffle, order=order, seed=5)
+    loader.start_epoch(2)
+    return [int(index) for (batch,) in loader for index in batch]
+
+
+@pytest.mark.parametrize(("order", "shuffle"), [(Shuffled(), True), (Sequential(), False)])
+def test_they_are_what_a_loader_does_by_default(order: Order, shuffle: bool) -> None:
+    """An order that is given by name is the one that ``shuffle`` asks for."""
+    assert ids(order) == ids(None, shuffle=shuffle)
+    assert sorted(ids(order)) == list(range(10))
+
+
+def test_an_order_is_known_by_its_name_and_its_parameters() -> None:
+    """Two orders have the same identity if they give the same epochs."""
+    assert Shuffled().fingerprint == Shuffled().fingerprint != Sequential().fingerprint
+    assert Shuffled("feistel-v1").fingerprint != Shuffled().fingerprint
