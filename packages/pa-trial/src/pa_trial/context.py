@@ -145,10 +145,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             tensorboard=TensorBoard(run_settings.tensorboard_path, self.distributed.rank),
             mover=DeviceMover(self.device),
             distributed=self.distributed,
-            device=self.device,
             experimental=self.experimental,
-            num_processes=self.distributed.size,
-            rank=self.distributed.rank,
             aggregation_frequency=aggregation_frequency,
             trial_seed=trial_seed,
             logs_to_tensorboard=enable_tensorboard_logging,
@@ -448,10 +445,10 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             UnsupportedConfigurationError: There should be several processes, and nothing connects them.
         """
         parts = self._open
-        if num_processes() != parts.num_processes:
+        if num_processes() != parts.distributed.size:
             raise UnsupportedConfigurationError(
                 "The processes that should train together are not connected.",
-                given=f"{parts.num_processes} processes by the DistributedContext, {num_processes()} by torch",
+                given=f"{parts.distributed.size} processes by the DistributedContext, {num_processes()} by torch",
                 do="Start the script with torchrun, and let init() find the processes.",
             )
         return parts

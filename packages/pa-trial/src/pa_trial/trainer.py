@@ -196,8 +196,8 @@ def _build_data(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptio
         trial.build_training_data_loader(),
         trial.build_validation_data_loader(),
         checks=parts.experimental.checks_reproducibility,
-        rank=parts.rank,
-        num_processes=parts.num_processes,
+        rank=parts.distributed.rank,
+        num_processes=parts.distributed.size,
         seed=cast("int", progress.seed),
         skip=progress.batches_trained,
     )
@@ -207,7 +207,7 @@ def _build_data(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptio
 
 
 def _warn_of_other_seed(parts: ContextParts, saved: int | None) -> None:
-    if parts.rank == 0 and saved is not None and parts.trial_seed not in (None, saved):
+    if parts.distributed.rank == 0 and saved is not None and parts.trial_seed not in (None, saved):
         warn_user(
             f"init(seed={parts.trial_seed}) changes neither the order of the data nor random augmentation: the "
             f"resumed training keeps its seed, {saved}."

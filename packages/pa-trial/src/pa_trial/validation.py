@@ -73,7 +73,7 @@ class Validation:
     def _by_full_dataset(self) -> Metrics:
         """The chief validates while the others wait for its metrics."""
         found: Metrics = {}
-        if self._parts.rank == 0:
+        if self._parts.distributed.rank == 0:
             loader: TorchDataLoader[Any] = self._data.full_validation_loader
             found = metrics_of_full_dataset(self._trial.evaluate_full_dataset(data_loader=loader))
         of_each, of_reducers = self._parts.reducers.exchange(found, training=False)
