@@ -190,7 +190,7 @@ def test_port_offset_keeps_trainings_apart(free_port: int) -> None:
 
 def test_a_port_that_is_in_use(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chief of a second training on the same port is told to choose another offset."""
-    monkeypatch.setattr("pa_trial.store_connection._SECONDS_UNTIL_FREE", 0.2)
+    monkeypatch.setattr("pa_trial.rank_group._SECONDS_UNTIL_FREE", 0.2)
 
     def exchange(context: DistributedContext) -> None:
         context.allgather(0)
@@ -293,7 +293,7 @@ def test_a_value_that_cannot_be_sent_fails_on_all_ranks(free_port: int) -> None:
 def test_collectives_over_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that torch has connected need no port, for one context after another and for several at a time."""
     rank = torch.distributed.get_rank()
-    monkeypatch.setattr("pa_trial.store_connection._store_of_chief", None)
+    monkeypatch.setattr("pa_trial.rank_group._store_of_chief", None)
     first, second = context_of(rank, 2), context_of(rank, 2)
     assert first.allgather(rank) == [0, 1]
     assert second.broadcast(f"from {rank}") == "from 0"

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from pa_trial import metric_reducers
 from pa_trial.errors import InvalidHP
 from pa_trial.metric_reducers import MetricReducers
 from pa_trial.reducer import MetricReducer
@@ -41,8 +42,13 @@ class Total(MetricReducer):
 
 def results(reducers: MetricReducers, *of_others: list[Any], training: bool = True) -> dict[str, Any]:
     """The metrics of a workload, for this process and others that contributed these values."""
-    own = reducers.per_slot(training=training)
-    return reducers.cross_slot([own, *of_others], training=training)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def gather(own: object) -> list[object]:
+            return [own, *((None, held) for held in of_others)]
+
+        patch.setattr(metric_reducers, "gather_objects", gather)
+        return reducers.exchange(None, training=training)[1]
 
 
 def test_a_function_gets_all_values() -> None:

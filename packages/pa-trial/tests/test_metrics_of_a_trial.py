@@ -105,7 +105,7 @@ def other_names(_self: Numbers, numbers: Tensor, batch_idx: int) -> dict[str, An
 
 def test_other_names_in_one_batch(shared_tmp_path: Path) -> None:
     """The error comes when the workload ends, before callbacks hear of it."""
-    text = r"\['mean'\] in the first batch, \['other'\] in batch 1"
+    text = r"\['mean'\] in the first batch on rank 0, \['other'\] in batch 1"
     trial, _ = fit_and_fail(of_batches(other_names), shared_tmp_path, CheckFailedError, text, max_length=Batch(3))
     assert trial.heard.training == []
 

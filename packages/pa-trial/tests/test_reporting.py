@@ -31,13 +31,13 @@ PROGRESS = TrialProgress(batches_trained=6, epoch_length=3)
 def reported(tmp_path: Path) -> tuple[Reporter, TensorBoard]:
     """A reporter with a path for TensorBoard."""
     board = TensorBoard(tmp_path)
-    return Reporter(board, is_chief=True), board
+    return Reporter(board), board
 
 
 def test_metrics_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Each workload and each validation is a line at the level INFO, with plain numbers of few digits, also NaN."""
     caplog.set_level(logging.INFO)
-    reporter = Reporter(TensorBoard(None), is_chief=True)
+    reporter = Reporter(TensorBoard(None))
     reporter.training({"loss": 0.5, "own": np.float64(math.nan)}, [], PROGRESS, num_records=64, seconds=0.5)
     reporter.validation({"loss": np.float32(0.25), "thirds": [1 / 3], "matrix": np.eye(1), "what": {1}}, PROGRESS)
     reporter.progress(0.125)
@@ -52,7 +52,7 @@ def test_metrics_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_beginning_of_a_resumed_training_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A training that begins anew needs no word; one that is complete would end without any."""
     caplog.set_level(logging.INFO)
-    reporter = Reporter(TensorBoard(None), is_chief=True)
+    reporter = Reporter(TensorBoard(None))
     reporter.beginning(TrialProgress(), is_complete=False)
     reporter.beginning(PROGRESS, is_complete=False)
     reporter.beginning(PROGRESS, is_complete=True)
@@ -62,7 +62,7 @@ def test_the_beginning_of_a_resumed_training_is_logged(caplog: pytest.LogCapture
 def test_only_the_chief_reports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Other processes log nothing and write nothing."""
     caplog.set_level(logging.INFO)
-    reporter = Reporter(TensorBoard(tmp_path / "logs"), is_chief=False)
+    reporter = Reporter(TensorBoard(tmp_path / "logs", rank=1))
     reporter.training({"loss": 1.0}, [{"loss": 1.0}], PROGRESS)
     reporter.validation({"loss": 1.0}, PROGRESS)
     reporter.progress(1.0)
@@ -104,7 +104,7 @@ def test_without_a_path_there_are_curves_only_beside_those_of_the_trial(
     """Nobody who did not ask for TensorBoard finds a folder of it; who asked for the writer finds the curves there."""
     monkeypatch.chdir(tmp_path)
     board = TensorBoard(None)
-    reporter = Reporter(board, is_chief=True)
+    reporter = Reporter(board)
     reporter.validation({"loss": 1.0}, PROGRESS)
     assert list(tmp_path.iterdir()) == []
     _ = board.writer

@@ -32,26 +32,16 @@ one_process = pytest.mark.runs_on("one_process")
 
 
 class Loaders:
-    """What a trial returns, and how often it was asked."""
+    """What a trial returns."""
 
     def __init__(self, training: Any = None, validation: Any = None) -> None:
         self.training = DataLoader(numbers(8), 2) if training is None else training
         self.validation = DataLoader(numbers(5), 2) if validation is None else validation
-        self.calls: list[str] = []
-
-    def build_training_data_loader(self) -> Any:
-        """Return what is trained on."""
-        self.calls.append("training")
-        return self.training
-
-    def build_validation_data_loader(self) -> Any:
-        """Return what is validated on."""
-        self.calls.append("validation")
-        return self.validation
 
     def build(self, *, checks: bool = True, skip: int = 0) -> TrialData:
         """Return the data as ``fit`` has them built."""
-        return TrialData(self, checks=checks, rank=rank(), num_processes=num_processes(), seed=3, skip=skip)
+        ranks = {"rank": rank(), "num_processes": num_processes()}
+        return TrialData(self.training, self.validation, checks=checks, seed=3, skip=skip, **ranks)
 
 
 def trained_on(data: TrialData, batches: int) -> list[Any]:
@@ -140,15 +130,13 @@ def test_processes_train_and_validate_on_batches_in_turn() -> None:
     Epochs are counted as the chief's, each validation begins anew, and the full dataset is not shared out.
     """
     batches = [[0, 1], [2, 3], [4]]
-    loaders = Loaders(DataLoader(numbers(5), 2))
-    data = loaders.build()
+    data = Loaders(DataLoader(numbers(5), 2)).build()
     assert data.epoch_length == -(-3 // num_processes())
     assert trained_on(data, 8) == (batches * 6)[rank() :: num_processes()][:8]
     assert isinstance(data.full_validation_loader, TorchDataLoader)
     for _ in range(2):
         assert as_lists(list(data.validation_batches())) == batches[rank() :: num_processes()]
         assert as_lists(list(data.full_validation_loader)) == batches
-    assert loaders.calls == ["training", "validation"]
 
 
 def test_a_process_may_have_nothing_to_validate_on() -> None:
@@ -225,14 +213,9 @@ class Samples(Dataset):
     def __getitem__(self, index):
         return os.getpid()
 
-class Loaders:
-    def build_training_data_loader(self):
-        return DataLoader(Samples(), 4, num_workers=2)
-    def build_validation_data_loader(self):
-        return DataLoader(Samples(), 4, num_workers=2, sampler=list(range(100)))
-
 if __name__ == "__main__":
-    data = TrialData(Loaders(), checks=True, rank=0, num_processes=1, seed=1, skip=0)
+    loaders = DataLoader(Samples(), 4, num_workers=2), DataLoader(Samples(), 4, num_workers=2, sampler=list(range(100)))
+    data = TrialData(*loaders, checks=True, rank=0, num_processes=1, seed=1, skip=0)
     for batches in (data.training_batches(), data.validation_batches()):
         print("workers", next(batches)[0].item(), next(batches)[0].item(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -17,6 +17,7 @@ from typing_extensions import override
 import pa_trial
 from pa_trial import Batch, InvalidExperimentException
 from pa_trial.progress import TrialProgress
+from pa_trial.settings import RunSettings
 from pa_trial.watched_metric import WatchedMetric, choose_watched_metric
 from tests.support.trials import TinyTrial, fit
 
@@ -99,4 +100,4 @@ def test_a_metric_that_no_validation_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", ["all", "none"])
 def test_other_policies_watch_nothing(policy: str) -> None:
     """A metric that is named does not matter then, and nothing is warned of."""
-    assert choose_watched_metric(policy, TrialProgress(), metric="loss", smaller_is_better=True) is None
+    assert choose_watched_metric(policy, TrialProgress(), RunSettings(Path(), metric="loss")) is None

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from pa_checkpoint import CheckpointError, Folder
-from pa_distributed import require_same
+from pa_distributed import RanksDifferError, require_same
 from pa_trial.callback import PyTorchCallback
 from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, TRIAL_STATE, name_of_rank
 from pa_trial.checkpoint_folder import find_folder, read_saved
@@ -61,7 +61,7 @@ class Checkpoints:
         if latest_checkpoint is None:
             return None
         saved = self._read(latest_checkpoint, trust_pickle=trust_pickle)
-        _require_as_many_processes(saved, self._parts.num_processes)
+        _require_as_many_processes(saved, self._parts.distributed.size)
         self._lineage = self._lineage._replace(before=saved.calls, begun_from=saved.uuid)
         return saved
 
@@ -125,17 +125,23 @@ class Checkpoints:
 
     def _read(self, checkpoint: str | Path, *, trust_pickle: bool, for_weights: bool = False) -> SavedTrial:
         """Read what the same checkpoint tells of itself on all processes."""
-        read = partial(read_saved, rank=self._parts.rank, trust_pickle=trust_pickle, for_weights=for_weights)
+        rank = self._parts.distributed.rank
+        read = partial(read_saved, rank=rank, trust_pickle=trust_pickle, for_weights=for_weights)
         saved = on_each_rank(lambda: read(find_folder(checkpoint, self._folder)), "reading a checkpoint")
-        require_same({f"what is found in {saved.path.name}, by its SHA-256": saved.digest})
+        try:
+            require_same({f"what is found in {saved.path.name}, by its SHA-256": saved.digest})
+        except RanksDifferError as error:
+            problem = "The processes found different checkpoints under the same name."
+            do = "Use a folder on a file system that all machines share."
+            raise RanksDifferError(problem, given=error.given, do=do) from None
         return saved
 
     def _load(self, saved: SavedTrial) -> tuple[dict[str, Any], dict[str, Any]]:
         """Load what all processes continue from, and what this one does."""
         content: dict[str, Any] = read_torch_file(saved.path / STATE, trust_pickle=self._trusts_pickle)
-        if self._parts.rank == 0 or saved.num_processes is None:
+        if self._parts.distributed.rank == 0 or saved.num_processes is None:
             return content, content
-        return content, read_torch_file(saved.path / name_of_rank(self._parts.rank))
+        return content, read_torch_file(saved.path / name_of_rank(self._parts.distributed.rank))
 
     def _begin(self, stack: ExitStack) -> tuple[str, str]:
         """Make a folder to write into; return the name of the checkpoint, and the folder."""
@@ -153,19 +159,20 @@ class Checkpoints:
         if not staging.is_dir():
             raise CheckpointError(
                 "A process does not see the folder into which the others write a checkpoint.",
-                given=f"{staging.parent} on rank {parts.rank}",
+                given=f"{staging.parent} on rank {parts.distributed.rank}",
                 do="Pass a folder on a file system that all machines share: init(checkpoint_dir=...).",
             )
-        if parts.rank > 0:
-            write_torch_file(staging / name_of_rank(parts.rank), own)
+        if parts.distributed.rank > 0:
+            write_torch_file(staging / name_of_rank(parts.distributed.rank), own)
             return
         content = {**capture_trial(parts, self._callbacks), **own}
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(content)
         write_torch_file(staging / STATE, content, trust_pickle=self._trusts_pickle)
         progress = parts.progress
-        state = trial_state_of(progress, self._lineage, parts.aggregation_frequency, parts.num_processes)
-        self._description = self._description or self._describe_trial()
+        state = trial_state_of(progress, self._lineage, parts.aggregation_frequency, parts.distributed.size)
+        settings = parts.settings
+        self._description = self._description or describe_trial(type(self._trial), settings.hparams, settings.exp_conf)
         documents = {LOAD_DATA: self._description, METADATA: describe_checkpoint(progress), TRIAL_STATE: state}
         for name, document in documents.items():
             (staging / name).write_text(json.dumps(document, indent=1))
@@ -188,21 +195,10 @@ class Checkpoints:
             callback.on_checkpoint_end(folder)
             callback.on_checkpoint_write_end(folder)
 
-    def _describe_trial(self) -> dict[str, Any]:
-        """What it takes to make the trial again; one warning names what is left out."""
-        settings = self._parts.settings
-        document, left_out = describe_trial(type(self._trial), settings.hparams, settings.exp_conf)
-        if left_out:
-            warn_user(
-                f"{', '.join(left_out)} cannot be written as JSON and will not be in the checkpoints: "
-                "load_trial_from_checkpoint_path will make the trial without it."
-            )
-        return document
-
     def _warn_of_other_settings(self, saved: SavedTrial) -> None:
         """Warn if the training continues with data that seem to differ from before."""
         before, now = saved.progress.epoch_length, self._parts.progress.epoch_length
-        if self._parts.rank == 0 and None not in (before, now) and before != now:
+        if self._parts.distributed.rank == 0 and None not in (before, now) and before != now:
             warn_user(
                 f"An epoch has {now} batches, and had {before} when {saved.uuid} was saved: the training continues at "
                 f"batch {saved.progress.batches_trained}, which is a different place in the data."

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.profiler import profile, tensorboard_trace_handler
 from typing_extensions import override
 
@@ -35,16 +34,12 @@ from pa_trial.settings import (
 )
 from pa_trial.tensorboard import TensorBoard
 from pa_trial.to_device import DeviceMover
-from pa_trial.trained_parts import TrainedParts
+from pa_trial.trained_parts import ModelT, OptimizerT, ScalerT, SchedulerT, TrainedParts
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 
-_ModelT = TypeVar("_ModelT", bound=nn.Module)
-_OptimizerT = TypeVar("_OptimizerT", bound=Optimizer)
-_SchedulerT = TypeVar("_SchedulerT", bound=TorchScheduler)
-_ScalerT = TypeVar("_ScalerT", bound=torch.amp.GradScaler)
 _T = TypeVar("_T")
 _ModelsT = TypeVar("_ModelsT", bound=nn.Module | list[Any])
 _OptimizersT = TypeVar("_OptimizersT", bound=Optimizer | list[Any])
@@ -134,8 +129,9 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         run_settings = run_settings or RunSettings(default_checkpoint_dir(), has_own_checkpoint_dir=False)
         self.experimental: PyTorchExperimentalContext = PyTorchExperimentalContext(self)
         progress = TrialProgress(batches_trained=steps_completed, initial_batch=steps_completed)
+        self._settings = ExperimentSettings(hparams, exp_conf, slots_per_trial)
         self._parts = ContextParts(
-            settings=ExperimentSettings(hparams, exp_conf, slots_per_trial),
+            settings=self._settings,
             run_settings=run_settings,
             progress=progress,
             trained=TrainedParts(
@@ -149,10 +145,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             tensorboard=TensorBoard(run_settings.tensorboard_path, self.distributed.rank),
             mover=DeviceMover(self.device),
             distributed=self.distributed,
-            device=self.device,
             experimental=self.experimental,
-            num_processes=self.distributed.size,
-            rank=self.distributed.rank,
             aggregation_frequency=aggregation_frequency,
             trial_seed=trial_seed,
             logs_to_tensorboard=enable_tensorboard_logging,
@@ -162,7 +155,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         self.optimizers: list[Optimizer] = self._parts.trained.optimizers
         self.lr_schedulers: list[LRScheduler] = self._parts.trained.lr_schedulers
 
-    def wrap_model(self, model: _ModelT) -> _ModelT:
+    def wrap_model(self, model: ModelT) -> ModelT:
         """Register a model, which is moved to the device, trained on all processes, and saved.
 
         Args:
@@ -175,11 +168,11 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
 
     def wrap_optimizer(
         self,
-        optimizer: _OptimizerT,
+        optimizer: OptimizerT,
         backward_passes_per_step: int = 1,
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
-    ) -> _OptimizerT:
+    ) -> OptimizerT:
         """Register an optimizer, whose state is saved with checkpoints.
 
         Args:
@@ -192,16 +185,12 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         Returns:
             The same optimizer.
         """
-        return self._open.trained.wrap_optimizer(
-            optimizer,
-            backward_passes_per_step=backward_passes_per_step,
-            fp16_compression=fp16_compression,
-            average_aggregated_gradients=average_aggregated_gradients,
-        )
+        wrap = self._open.trained.wrap_optimizer
+        return wrap(optimizer, backward_passes_per_step, fp16_compression, average_aggregated_gradients)
 
     def wrap_lr_scheduler(
-        self, lr_scheduler: _SchedulerT, step_mode: LRScheduler.StepMode, frequency: int = 1
-    ) -> _SchedulerT:
+        self, lr_scheduler: SchedulerT, step_mode: LRScheduler.StepMode, frequency: int = 1
+    ) -> SchedulerT:
         """Register a learning rate scheduler, which is stepped as ``step_mode`` says, and saved.
 
         Args:
@@ -214,7 +203,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         """
         return self._open.trained.wrap_lr_scheduler(lr_scheduler, step_mode, frequency)
 
-    def wrap_scaler(self, scaler: _ScalerT) -> _ScalerT:
+    def wrap_scaler(self, scaler: ScalerT) -> ScalerT:
         """Register a gradient scaler, whose state is saved with checkpoints. Call this before ``wrap_model``.
 
         Args:
@@ -456,18 +445,13 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             UnsupportedConfigurationError: There should be several processes, and nothing connects them.
         """
         parts = self._open
-        if num_processes() != parts.num_processes:
+        if num_processes() != parts.distributed.size:
             raise UnsupportedConfigurationError(
                 "The processes that should train together are not connected.",
-                given=f"{parts.num_processes} processes by the DistributedContext, {num_processes()} by torch",
+                given=f"{parts.distributed.size} processes by the DistributedContext, {num_processes()} by torch",
                 do="Start the script with torchrun, and let init() find the processes.",
             )
         return parts
-
-    @property
-    @override
-    def _settings(self) -> ExperimentSettings:
-        return self._parts.settings
 
     @override
     def _reducers(self) -> MetricReducers:

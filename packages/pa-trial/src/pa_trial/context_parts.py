@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-import torch
 from torch.profiler import profile
 
 from pa_trial.distributed_context import DistributedContext
@@ -38,12 +37,9 @@ class ContextParts:
         trained: Models, optimizers, schedulers and the scaler.
         reducers: The metric reducers.
         tensorboard: The folder and the writer for TensorBoard.
-        mover: Moves batches to the device.
-        distributed: What the processes tell each other on the user's behalf.
-        device: The device of this process.
+        mover: Moves batches to the device of this process.
+        distributed: Which of the processes of the training this one is, and what they exchange for the user.
         experimental: The options of ``context.experimental``.
-        num_processes: The number of processes of the training.
-        rank: Which of them this one is.
         aggregation_frequency: The number of batches whose gradients are accumulated for one optimizer step.
         trial_seed: The seed that was passed to ``init``; None without one.
         profiler: The profiler that the user has set; None without one.
@@ -60,10 +56,7 @@ class ContextParts:
     tensorboard: TensorBoard
     mover: DeviceMover
     distributed: DistributedContext
-    device: torch.device
     experimental: PyTorchExperimentalContext
-    num_processes: int
-    rank: int
     aggregation_frequency: int
     trial_seed: int | None
     profiler: profile | None = None

@@ -8,8 +8,7 @@ from typing import Any, Self, TypeVar, cast
 
 from pa_data.errors import ConfigurationError
 from pa_trial.errors import InternalException, UsageError
-from pa_trial.rank_group import RankGroup
-from pa_trial.store_connection import connect
+from pa_trial.rank_group import RankGroup, connect
 
 _T = TypeVar("_T")
 

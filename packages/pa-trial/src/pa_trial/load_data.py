@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from pa_trial.progress import TrialProgress
+from pa_trial.user_warnings import warn_user
 
 
 def describe_trial(
     trial_class: type[Any], hparams: Mapping[str, Any] | None, exp_conf: Mapping[str, Any] | None
-) -> tuple[dict[str, Any], list[str]]:
-    """Return what is stored of a trial, and the names of the entries that JSON has no form for.
+) -> dict[str, Any]:
+    """Return what is stored of a trial; one warning names the entries that JSON has no form for.
 
     Args:
         trial_class: Its class.
@@ -33,7 +34,12 @@ def describe_trial(
         "trial_cls_spec": name_of_class(trial_class),
         "is_trainer": True,
     }
-    return document, left_out
+    if left_out:
+        warn_user(
+            f"{', '.join(left_out)} cannot be written as JSON and will not be in the checkpoints: "
+            "load_trial_from_checkpoint_path will make the trial without it."
+        )
+    return document
 
 
 def describe_checkpoint(progress: TrialProgress) -> dict[str, Any]:

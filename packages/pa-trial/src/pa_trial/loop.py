@@ -63,9 +63,7 @@ class TrainingLoop:
         self._stop = stop
         self._epoch_length = data.epoch_length
         self._boundaries = options.boundaries(self._progress, data.epoch_length)
-        self._reporter = Reporter(
-            parts.tensorboard, is_chief=parts.rank == 0, logs_to_tensorboard=lambda: parts.logs_to_tensorboard
-        )
+        self._reporter = Reporter(parts.tensorboard, lambda: parts.logs_to_tensorboard)
         self._reporter.begin(self._progress)
         self._workload = Workload(trial, parts, calls, self._reporter)
         self._validation = Validation(trial, parts, data, calls, options)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any, TypeVar, cast, overload
 
 from typing_extensions import override
 
+from pa_distributed import gather_objects
 from pa_trial.errors import InvalidHP, MetricReducerError, UsageError
 from pa_trial.metric_values import hold, to_host, to_result
 from pa_trial.reducer import MetricReducer
 from pa_trial.types import Metrics
 
 _ReducerT = TypeVar("_ReducerT", bound=MetricReducer)
+_T = TypeVar("_T")
 _MISSING = object()
 
 
@@ -86,9 +88,8 @@ class MetricReducers:
         >>> total = reducers.wrap(sum, name="total")
         >>> reducers.reset()
         >>> total.update(2)
-        >>> payload = reducers.per_slot(training=True)
-        >>> reducers.cross_slot([payload, [[3]]], training=True)
-        {'total': 5}
+        >>> reducers.exchange("own", training=True)
+        (['own'], {'total': 2})
     """
 
     def __init__(self) -> None:
@@ -97,13 +98,13 @@ class MetricReducers:
     def wrap(
         self,
         reducer: MetricReducer | Callable[[list[Any]], Any],
-        name: str | None = None,
+        name: object = None,
         for_training: bool = True,
         for_validation: bool = True,
     ) -> Any:
         """Let a reducer take part; see ``WrapsReducers.wrap_reducer``."""
         wrapped = _as_reducer(reducer)
-        if name is not None and not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
+        if name is not None and not isinstance(name, str):
             raise UsageError(f"The name of a reducer must be a string or None, got name={name!r}.")
         if any(wrapped is other.reducer for other in self._wrapped):
             problem = f"A reducer was wrapped twice: {type(wrapped).__name__}, name={name!r}."
@@ -116,38 +117,29 @@ class MetricReducers:
         for wrapped in self._wrapped:
             _call(wrapped, "reset", wrapped.reducer.reset)
 
-    def per_slot(self, *, training: bool) -> list[Any]:
-        """Return what this process contributes: a value of each reducer that takes part, with its tensors on the CPU.
+    def exchange(self, own: _T, *, training: bool) -> tuple[list[_T], Metrics]:
+        """Exchange a value, and what the reducers hold that take part; every process must call this.
 
         Args:
+            own: The value of this process.
             training: For a training workload, not for a validation.
 
-        Raises:
-            MetricReducerError: A reducer raised an error, which is its cause.
-        """
-        taking_part = self._taking_part(training=training)
-        return to_host([_call(wrapped, "per_slot_reduce", wrapped.reducer.per_slot_reduce) for wrapped in taking_part])
-
-    def cross_slot(self, payloads: Sequence[list[Any]], *, training: bool) -> Metrics:
-        """Return the metrics of all reducers that take part.
-
-        Args:
-            payloads: What ``per_slot`` returned on each process, in the order of the ranks.
-            training: As for ``per_slot``.
+        Returns:
+            The values of all processes, in the order of the ranks; and the metrics of the reducers.
 
         Raises:
             MetricReducerError: A reducer raised an error, which is its cause, or returned a dictionary although it has
                 a name, or none although it has no name.
         """
+        taking_part = [one for one in self._wrapped if (one.for_training if training else one.for_validation)]
+        held = to_host([_call(wrapped, "per_slot_reduce", wrapped.reducer.per_slot_reduce) for wrapped in taking_part])
+        of_each = gather_objects((own, held))
         metrics: Metrics = {}
-        for index, wrapped in enumerate(self._taking_part(training=training)):
-            values = [payload[index] for payload in payloads]
+        for index, wrapped in enumerate(taking_part):
+            values = [held[index] for _, held in of_each]
             result = _call(wrapped, "cross_slot_reduce", wrapped.reducer.cross_slot_reduce, values)
             metrics.update(_named(wrapped, result))
-        return {name: to_result(value) for name, value in metrics.items()}
-
-    def _taking_part(self, *, training: bool) -> list[_Wrapped]:
-        return [one for one in self._wrapped if (one.for_training if training else one.for_validation)]
+        return [one for one, _ in of_each], {name: to_result(value) for name, value in metrics.items()}
 
 
 class WrapsReducers(ABC):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from typing_extensions import override
 
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_trial.user_warnings import warn_user
@@ -50,17 +48,6 @@ def to_full_precision(output: object) -> Any:
     return output
 
 
-class _Entered(threading.local):
-    """The autocast contexts that the forward passes of this thread are in."""
-
-    def __init__(self) -> None:
-        self.contexts: list[Any] = []
-
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Entered, ()  # a copy of a model is in no forward pass
-
-
 class AutocastHooks:
     """Runs the forward passes of a module under autocast, in fp16, and returns their outputs in fp32.
 
@@ -81,7 +68,7 @@ class AutocastHooks:
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
-        self._entered = _Entered()
+        self._entered: list[Any] = []  # the autocast contexts of forward passes in progress
 
     def register(self, module: nn.Module) -> list[RemovableHandle]:
         """Register the hooks. Hooks of the user run under autocast, too.
@@ -96,9 +83,9 @@ class AutocastHooks:
     def _enter(self, _module: nn.Module, _inputs: Any) -> None:
         context: Any = torch.autocast(self._device_type, dtype=torch.float16)
         context.__enter__()
-        self._entered.contexts.append(context)
+        self._entered.append(context)
 
     def _leave(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
-        if self._entered.contexts:  # else the pass failed before it began
-            self._entered.contexts.pop().__exit__(None, None, None)
+        if self._entered:  # else the pass failed before it began
+            self._entered.pop().__exit__(None, None, None)
         return to_full_precision(output)

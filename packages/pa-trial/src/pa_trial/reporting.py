@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pa_data.errors import ArgumentTypeError
-from pa_trial.json_values import to_json
-from pa_trial.metric_values import number_of
+from pa_trial.metric_values import number_of, to_json
 from pa_trial.progress import TrialProgress
 from pa_trial.tensorboard import TensorBoard, require_tensorboard
 from pa_trial.types import Metrics
@@ -23,16 +22,13 @@ class Reporter:
     the trial requested the writer.
 
     Args:
-        tensorboard: Where curves go.
-        is_chief: Whether this process is the chief; the others report nothing.
+        tensorboard: Where curves go. Processes other than the chief report nothing.
         logs_to_tensorboard: Called before each report; returns whether metrics are written for TensorBoard.
     """
 
-    def __init__(
-        self, tensorboard: TensorBoard, *, is_chief: bool, logs_to_tensorboard: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, tensorboard: TensorBoard, logs_to_tensorboard: Callable[[], bool] = lambda: True) -> None:
         self._tensorboard = tensorboard
-        self._is_chief = is_chief
+        self._is_chief = tensorboard.rank == 0
         self._is_enabled = logs_to_tensorboard
 
     def begin(self, progress: TrialProgress) -> None:
@@ -110,7 +106,7 @@ class Reporter:
             return
         _LOGGER.info("validation, %d batches: %s", progress.batches_trained, _readable(metrics))
         if self._writes_curves():
-            named = {_name_of_validation(str(name)): value for name, value in metrics.items()}
+            named = {name if str(name).startswith("val") else f"val_{name}": value for name, value in metrics.items()}
             self._add_points(named, progress.batches_trained)
             self._tensorboard.flush()
 
@@ -137,10 +133,6 @@ class Reporter:
 
 def _readable(metrics: Metrics) -> dict[str, Any]:
     return {name: _plain(value, name) for name, value in metrics.items()}
-
-
-def _name_of_validation(name: str) -> str:
-    return name if name.startswith("val") else f"val_{name}"
 
 
 def _plain(value: Any, name: str) -> Any:

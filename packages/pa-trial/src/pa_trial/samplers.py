@@ -112,7 +112,7 @@ class DistributedSampler(_SamplerAdaptor[_ItemT]):
 
     @override
     def __len__(self) -> int:
-        return length_of_share(super().__len__(), self.num_workers, self.rank)
+        return len(range(self.rank, super().__len__(), self.num_workers))
 
     @override
     def __iter__(self) -> Iterator[_ItemT]:
@@ -146,7 +146,7 @@ class DistributedBatchSampler(_BatchSamplerAdaptor):
 
     @override
     def __len__(self) -> int:
-        return length_of_share(super().__len__(), self.num_workers, self.rank)
+        return len(range(self.rank, super().__len__(), self.num_workers))
 
     @override
     def __iter__(self) -> Iterator[Any]:
@@ -248,22 +248,6 @@ class ReproducibleShuffleBatchSampler(_BatchSamplerAdaptor):
     @override
     def __iter__(self) -> Iterator[Any]:
         return _shuffled(self.batch_sampler, self._random)
-
-
-def length_of_share(length: int, num_processes: int, rank: int) -> int:
-    """Return how many of so many items a process takes that takes every ``num_processes``-th.
-
-    Args:
-        length: The number of all items.
-        num_processes: The number of processes.
-        rank: The number of this process.
-
-    Example:
-        >>> [length_of_share(5, num_processes=2, rank=rank) for rank in (0, 1)]
-        [3, 2]
-    """
-    whole, rest = divmod(length, num_processes)
-    return whole + (rest > rank)
 
 
 def _checked_skip(skip: int) -> int:

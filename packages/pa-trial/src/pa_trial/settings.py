@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,13 +110,10 @@ class ExperimentSettings:
         self.min_validation_period: TrainUnit | None = _period(configured, "min_validation_period")
 
 
-class TellsSettings(ABC):
+class TellsSettings:
     """Answers questions about hyperparameters, the experiment configuration and what follows from them."""
 
-    @property
-    @abstractmethod
-    def _settings(self) -> ExperimentSettings:
-        """What the answers are taken from."""
+    _settings: ExperimentSettings
 
     def get_hparams(self) -> dict[str, Any]:
         """Return all hyperparameters.

@@ -53,7 +53,7 @@ class StopRequests:
 
     def tell(self) -> None:
         """Print on the chief that a signal ended the training, if one did."""
-        if self._signalled and self._parts.rank == 0:
+        if self._signalled and self._parts.distributed.rank == 0:
             batches = self._parts.progress.batches_trained
             print(  # noqa: T201  # whoever sent it looks at what the script prints
                 f"A signal requested a stop: training ends after {batches} batches, which are saved.", flush=True

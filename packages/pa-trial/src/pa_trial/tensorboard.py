@@ -27,7 +27,7 @@ class TensorBoard:
 
     def __init__(self, path: Path | None, rank: int = 0) -> None:
         self.path = path
-        self._rank = rank
+        self.rank: int = rank
         self._writer: SummaryWriter | None = None
         self._purge_from: int | None = None
 
@@ -47,8 +47,8 @@ class TensorBoard:
             require_tensorboard()
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            folder = self.path if self.path is None or self._rank == 0 else self.path / f"rank_{self._rank}"
-            comment = "" if self._rank == 0 else f"_rank_{self._rank}"
+            folder = self.path if self.path is None or self.rank == 0 else self.path / f"rank_{self.rank}"
+            comment = "" if self.rank == 0 else f"_rank_{self.rank}"
             self._writer = SummaryWriter(folder, comment=comment, purge_step=self._purge_from)
         return self._writer
 

@@ -257,9 +257,7 @@ class TrainedParts:
             self._exchange = TrialGradients(self.models, self._device)
             self._note_unfinished(self._exchange)
             self._buffers = ChiefBuffers(self.models, is_chief=rank() == 0)
-            for optimizer in self.optimizers:
-                handle = optimizer.register_step_pre_hook(self._require_exchanged)
-                self._step_handles.append(handle)
+            self._step_handles = [one.register_step_pre_hook(self._require_exchanged) for one in self.optimizers]
 
     def end_training(self) -> None:
         """Leave models and optimizers without any hook of ours; also after an exception."""
@@ -295,9 +293,8 @@ class TrainedParts:
             self.scaler.update()
             self._must_update_scale = False
         for scheduler in self.lr_schedulers:
-            for _ in range(
-                scheduler.steps_due(batch_idx, self._aggregation_frequency, self._progress.batches_per_epoch)
-            ):
+            due = scheduler.steps_due(batch_idx, self._aggregation_frequency, self._progress.batches_per_epoch)
+            for _ in range(due):
                 scheduler.step()
         if self._asks_to_leave and self._num_processes == 1:
             self.leave_agreed = True
@@ -327,7 +324,7 @@ class TrainedParts:
             exchange.start_pass()
         scaled.backward(gradient, retain_graph=retain_graph or create_graph, create_graph=create_graph)
         if exchange is not None:
-            self._exchange_gradients(exchange)
+            self.leave_agreed |= exchange.average(asks=self._asks_to_leave)
 
     def step_optimizer(
         self,
@@ -442,10 +439,6 @@ class TrainedParts:
             return self.scaler
         return scaler
 
-    def _exchange_gradients(self, exchange: TrialGradients) -> None:
-        if exchange.average(asks=self._asks_to_leave):
-            self.leave_agreed = True
-
     def _finish_exchange(self, exchange: TrialGradients, optimizer: Optimizer, scaler: GradScaler | None) -> None:
         """Exchange what ``backward`` has not."""
         self._require_known(exchange, optimizer)
@@ -456,7 +449,7 @@ class TrainedParts:
                     "step.",
                     do="Call context.backward(scaler.scale(loss)) before scaler.unscale_(optimizer).",
                 )
-            self._exchange_gradients(exchange)
+            self.leave_agreed |= exchange.average(asks=self._asks_to_leave)
 
     def _require_known(self, exchange: TrialGradients, optimizer: Optimizer) -> None:
         """Raise an error for parameters that got an optimizer in the course of training and are not exchanged."""

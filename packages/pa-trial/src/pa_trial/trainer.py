@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -139,29 +137,19 @@ class Trainer:
             trust_pickle=trust_pickle,
         ).completed(parts.settings)
         parts.trained.require_trainable()
-        metric = choose_watched_metric(
-            options.checkpoint_policy,
-            parts.progress,
-            metric=parts.run_settings.metric,
-            smaller_is_better=parts.run_settings.smaller_is_better,
-        )
+        metric = choose_watched_metric(options.checkpoint_policy, parts.progress, parts.run_settings)
         watch = HangDetector(parts.run_settings.max_wait_seconds)
-        with _in_fit(parts), watch.run(lambda: (parts.stage, parts.progress.batches_trained)):
-            parts.progress.begin(agree_on_seed(self._trial, parts, options))
-            _fit(self._trial, parts, options, metric, watch)
+        parts.stage = Stage.START
+        try:
+            with watch.run(lambda: (parts.stage, parts.progress.batches_trained)):
+                parts.progress.begin(agree_on_seed(self._trial, parts, options))
+                _fit(self._trial, parts, options, metric, watch)
+        finally:
+            parts.stage = ""
 
 
 def _parts_of(context: PyTorchTrialContext) -> ContextParts:
     return context._run_parts()  # pyright: ignore[reportPrivateUsage]  # the one internal entry point of the context
-
-
-@contextmanager
-def _in_fit(parts: ContextParts) -> Generator[None]:
-    parts.stage = Stage.START
-    try:
-        yield
-    finally:
-        parts.stage = ""
 
 
 def _fit(
@@ -205,10 +193,11 @@ def _fit(
 def _build_data(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptions) -> TrialData:
     progress = parts.progress
     data = TrialData(
-        trial,
+        trial.build_training_data_loader(),
+        trial.build_validation_data_loader(),
         checks=parts.experimental.checks_reproducibility,
-        rank=parts.rank,
-        num_processes=parts.num_processes,
+        rank=parts.distributed.rank,
+        num_processes=parts.distributed.size,
         seed=cast("int", progress.seed),
         skip=progress.batches_trained,
     )
@@ -218,7 +207,7 @@ def _build_data(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptio
 
 
 def _warn_of_other_seed(parts: ContextParts, saved: int | None) -> None:
-    if parts.rank == 0 and saved is not None and parts.trial_seed not in (None, saved):
+    if parts.distributed.rank == 0 and saved is not None and parts.trial_seed not in (None, saved):
         warn_user(
             f"init(seed={parts.trial_seed}) changes neither the order of the data nor random augmentation: the "
             f"resumed training keeps its seed, {saved}."

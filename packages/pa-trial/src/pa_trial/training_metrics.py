@@ -23,12 +23,10 @@ class WorkloadPayload:
     Attributes:
         num_records: How many records were in its batches.
         batches: The metrics of each batch.
-        mismatch: Which batch has metrics of other names, in words; None if all have the same.
     """
 
     num_records: int
     batches: list[Metrics]
-    mismatch: str | None = None
 
 
 class WorkloadMetrics:
@@ -62,11 +60,6 @@ class WorkloadMetrics:
 
     def payload(self) -> WorkloadPayload:
         """Return what this process contributes, for ``reduce``. Reading tensors waits for the device."""
-        names = self._batches[0].keys() if self._batches else ()
-        for index, batch in enumerate(self._batches):
-            if batch.keys() != names:
-                mismatch = f"{list(names)} in the first batch, {list(batch)} in batch {index} of the workload"
-                return WorkloadPayload(self._num_records, [], mismatch)
         return WorkloadPayload(self._num_records, on_host(self._batches))
 
     def reduce(self, payloads: Sequence[WorkloadPayload]) -> tuple[Metrics, list[Metrics]]:
@@ -98,18 +91,16 @@ def add_counts(metrics: Metrics, progress: TrialProgress) -> None:
 
 
 def _agreed_names(payloads: Sequence[WorkloadPayload]) -> list[str]:
-    names = [list(payload.batches[0]) if payload.batches else [] for payload in payloads]
+    first = payloads[0].batches[0] if payloads[0].batches else {}
     for rank, payload in enumerate(payloads):
-        given = payload.mismatch
-        if given is None and set(names[rank]) != set(names[0]):
-            given = f"{names[0]} on rank 0, {names[rank]} on rank {rank}"
-        if given is not None:
-            raise CheckFailedError(
-                "train_batch did not return metrics of the same names in all batches.",
-                given=given,
-                do="Return each metric in every batch; None if a batch has no value for it.",
-            )
-    return names[0]
+        for index, batch in enumerate(payload.batches):
+            if batch.keys() != first.keys():
+                raise CheckFailedError(
+                    "train_batch did not return metrics of the same names in all batches of a workload.",
+                    given=f"{list(first)} in the first batch on rank 0, {list(batch)} in batch {index} on rank {rank}",
+                    do="Return each metric in every batch; None if a batch has no value for it.",
+                )
+    return list(first)
 
 
 def _mean_of_values(values: list[Any]) -> Any:

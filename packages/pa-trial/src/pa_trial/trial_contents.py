@@ -54,10 +54,10 @@ def capture_process(parts: ContextParts) -> dict[str, Any]:
     Args:
         parts: The parts of the trial's context.
     """
-    content: dict[str, Any] = {RNG: rng_states.capture(parts.device)}
+    content: dict[str, Any] = {RNG: rng_states.capture(parts.mover.device)}
     if any(gradients := parts.trained.unfinished_gradients()):
         content[GRADIENTS] = gradients
-    if parts.num_processes > 1 and parts.trained.gradients_in_progress():
+    if parts.distributed.size > 1 and parts.trained.gradients_in_progress():
         content[BUFFERS] = [dict(model.named_buffers()) for model in parts.trained.models]
     return content
 
@@ -117,7 +117,7 @@ def take_over(
         _load_callbacks(parts, callbacks, content)
     # Last, so that what callbacks draw when they load is drawn before, and not missing afterwards.
     if RNG in own:
-        rng_states.restore(own[RNG], parts.device)
+        rng_states.restore(own[RNG], parts.mover.device)
     else:
         _warn(parts, "The checkpoint has no RNG state, so the current one is kept.")
 
@@ -228,7 +228,7 @@ def _load_callbacks(parts: ContextParts, callbacks: Mapping[str, PyTorchCallback
 
 
 def _warn(parts: ContextParts, message: str) -> None:
-    if parts.rank == 0:
+    if parts.distributed.rank == 0:
         warn_user(message)
 
 

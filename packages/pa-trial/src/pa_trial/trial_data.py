@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Sized
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler
@@ -20,18 +20,6 @@ from pa_trial.errors import EmptyLoaderError, UsageError
 _VALIDATION = -3  # extends the seed for what is validated on
 
 
-class BuildsLoaders(Protocol):
-    """The methods of a trial that build its loaders."""
-
-    def build_training_data_loader(self) -> DataLoader | TorchDataLoader[Any]:
-        """Return the loader to train on."""
-        ...
-
-    def build_validation_data_loader(self) -> DataLoader | TorchDataLoader[Any]:
-        """Return the loader to validate on."""
-        ...
-
-
 class TrialData:
     """The loaders of a trial, as one process uses them; all processes have to make it.
 
@@ -39,7 +27,8 @@ class TrialData:
     its own keys, the same each time, so it does not change the training.
 
     Args:
-        trial: The trial, which builds its loaders.
+        training: What ``build_training_data_loader`` returned.
+        validation: What ``build_validation_data_loader`` returned.
         checks: Whether loaders have to come from this package, which can be resumed and sharded.
         rank: The number of this process.
         num_processes: The number of processes.
@@ -58,10 +47,10 @@ class TrialData:
     """
 
     def __init__(
-        self, trial: BuildsLoaders, *, checks: bool, rank: int, num_processes: int, seed: int, skip: int
+        self, training: Any, validation: Any, *, checks: bool, rank: int, num_processes: int, seed: int, skip: int
     ) -> None:
-        training = _checked(trial.build_training_data_loader(), "build_training_data_loader", checks)
-        validation = _checked(trial.build_validation_data_loader(), "build_validation_data_loader", checks)
+        _check(training, "build_training_data_loader", checks)
+        _check(validation, "build_validation_data_loader", checks)
         if num_processes > 1:
             _refuse_shared_twice(training, "build_training_data_loader")
             _refuse_shared_twice(validation, "build_validation_data_loader")
@@ -122,14 +111,12 @@ class TrialData:
             epoch += 1
 
 
-def _checked(loader: object, method: str, checks: bool) -> Any:
+def _check(loader: object, method: str, checks: bool) -> None:
     kind: type[Any] = loader.__class__
-    if issubclass(kind, DataLoader):
-        return loader
     if not issubclass(kind, Iterable):
         problem = f"A trial has to return its data loaders, got {kind.__name__} from {method}."
         raise UsageError(problem, do=f"Return a pa_trial.DataLoader from {method}.")
-    if checks:
+    if checks and not issubclass(kind, DataLoader):
         raise UnsupportedConfigurationError(
             "Training with this data loader could be neither resumed nor sharded over processes.",
             given=f"{kind.__module__}.{kind.__qualname__} from {method}",
@@ -137,7 +124,6 @@ def _checked(loader: object, method: str, checks: bool) -> Any:
             "yourself, you can disable this check by calling "
             "context.experimental.disable_dataset_reproducibility_checks().",
         )
-    return loader
 
 
 def _refuse_shared_twice(loader: object, method: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from pa_distributed import gather_objects
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
 from pa_trial.context_parts import ContextParts
@@ -68,25 +67,19 @@ class Validation:
             returned = self._evaluate(batch, batch_idx)
             metrics.add(returned, self._trial.get_batch_length(batch) if self._weigh_by_records else 1)
         self._calls.call(PyTorchCallback.on_validation_epoch_end, metrics.outputs())
-        payloads, of_reducers = self._exchange(metrics.payload())
-        return metrics.reduce(payloads) | self._parts.reducers.cross_slot(of_reducers, training=False)
+        payloads, of_reducers = self._parts.reducers.exchange(metrics.payload(), training=False)
+        return metrics.reduce(payloads) | of_reducers
 
     def _by_full_dataset(self) -> Metrics:
         """The chief validates while the others wait for its metrics."""
         found: Metrics = {}
-        if self._parts.rank == 0:
+        if self._parts.distributed.rank == 0:
             loader: TorchDataLoader[Any] = self._data.full_validation_loader
             found = metrics_of_full_dataset(self._trial.evaluate_full_dataset(data_loader=loader))
-        of_each, of_reducers = self._exchange(found)
-        of_chief: Metrics = of_each[0]
-        return of_chief | self._parts.reducers.cross_slot(of_reducers, training=False)
+        of_each, of_reducers = self._parts.reducers.exchange(found, training=False)
+        return of_each[0] | of_reducers
 
     def _batches(self) -> Iterable[Any]:
         """The batches of this process, on the device."""
         batches: Iterable[Any] = islice(self._data.validation_batches(), self._max_batches)
         return map(self._parts.mover, batches) if self._parts.experimental.moves_batches else batches
-
-    def _exchange(self, own: Any) -> tuple[list[Any], list[list[Any]]]:
-        """Exchange what each process found and what its reducers hold; every process must call this."""
-        of_each = gather_objects((own, self._parts.reducers.per_slot(training=False)))
-        return [found for found, _ in of_each], [held for _, held in of_each]

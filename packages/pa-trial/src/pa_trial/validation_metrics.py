@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from pa_data.errors import ArgumentTypeError
 from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException
-from pa_trial.json_values import to_json
-from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host, to_host, to_result
+from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host, to_host, to_json, to_result
 from pa_trial.reducer import Reducer
 from pa_trial.types import Array, Metrics
 
@@ -24,19 +23,8 @@ class _Partial:
     weight: float
 
 
-@dataclass(frozen=True)
-class ValidationPayload:
-    """What one process contributes to the metrics of a validation.
-
-    Attributes:
-        num_batches: How many batches it had.
-        num_records: How many records were in them.
-        partials: Its share of each metric.
-    """
-
-    num_batches: int
-    num_records: int
-    partials: dict[str, _Partial]
+ValidationPayload: TypeAlias = dict[str, _Partial] | None
+"""What one process contributes to each metric of a validation, by its name; None if it had no batch."""
 
 
 class ValidationMetrics:
@@ -98,9 +86,9 @@ class ValidationMetrics:
             ArgumentTypeError: A metric is not made of numbers.
         """
         batches = self.outputs()
-        names = batches[0] if batches else ()
-        partials = {name: self._partial(name, [batch[name] for batch in batches]) for name in names}
-        return ValidationPayload(len(self._held), sum(self._num_records), partials)
+        if not batches:
+            return None
+        return {name: self._partial(name, [batch[name] for batch in batches]) for name in batches[0]}
 
     def reduce(self, payloads: Sequence[ValidationPayload]) -> Metrics:
         """Return the metrics of the validation: NumPy scalars.
@@ -113,7 +101,7 @@ class ValidationMetrics:
             CheckFailedError: The processes have metrics of different names.
             InvalidExperimentException: ``evaluation_reducer`` names other metrics than ``evaluate_batch``.
         """
-        shares = {rank: payload.partials for rank, payload in enumerate(payloads) if payload.num_batches}
+        shares = {rank: payload for rank, payload in enumerate(payloads) if payload is not None}
         if not shares:
             problem = "There is nothing to validate on: the validation loader has no batches."
             raise EmptyLoaderError(problem, do="Check the dataset of build_validation_data_loader, and its drop_last.")

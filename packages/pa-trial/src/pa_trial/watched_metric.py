@@ -8,6 +8,7 @@ from pa_data.errors import ArgumentTypeError
 from pa_trial.errors import InvalidExperimentException
 from pa_trial.metric_values import number_of
 from pa_trial.progress import TrialProgress
+from pa_trial.settings import RunSettings
 from pa_trial.types import Metrics
 from pa_trial.user_warnings import warn_user
 
@@ -71,9 +72,7 @@ class WatchedMetric:
         return number
 
 
-def choose_watched_metric(
-    policy: str, progress: TrialProgress, *, metric: str | None, smaller_is_better: bool
-) -> WatchedMetric | None:
+def choose_watched_metric(policy: str, progress: TrialProgress, settings: RunSettings) -> WatchedMetric | None:
     """Return what tells which checkpoints to save with the policy "best"; None for other policies.
 
     Warns where no metric is named: every validation is then followed by a checkpoint, as with the policy "all".
@@ -81,13 +80,12 @@ def choose_watched_metric(
     Args:
         policy: The ``checkpoint_policy`` of ``fit``.
         progress: Keeps the best value.
-        metric: Its name, from ``init`` or from the experiment configuration; None if neither names one.
-        smaller_is_better: Whether smaller values are better.
+        settings: Names the metric, if ``init`` or the experiment configuration does.
     """
     if policy != "best":
         return None
-    if metric is not None:
-        return WatchedMetric(metric, progress, smaller_is_better=smaller_is_better)
+    if settings.metric is not None:
+        return WatchedMetric(settings.metric, progress, smaller_is_better=settings.smaller_is_better)
     warn_user(
         "checkpoint_policy='best' has no metric to compare; falling back to checkpoint_policy='all'. Pass metric= and"
         " smaller_is_better= to init, or checkpoint_policy='all' to fit."

@@ -6,7 +6,6 @@ from time import perf_counter
 from typing import Any
 
 from pa_data.errors import ArgumentTypeError, ConfigurationError
-from pa_distributed import gather_objects
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
 from pa_trial.context_parts import ContextParts
@@ -53,11 +52,10 @@ class Workload:
 
     def finish(self) -> None:
         """Combine and report the metrics of all processes; every process must call this."""
-        of_each = gather_objects((self._metrics.payload(), self._reducers.per_slot(training=True)))
-        payloads = [metrics for metrics, _ in of_each]
+        payloads, of_reducers = self._reducers.exchange(self._metrics.payload(), training=True)
         num_records, seconds = sum(payload.num_records for payload in payloads), perf_counter() - self._began
         averages, of_batches = self._metrics.reduce(payloads)
-        averages |= self._reducers.cross_slot([held for _, held in of_each], training=True)
+        averages |= of_reducers
         add_counts(averages, self._progress)
         self._calls.call(PyTorchCallback.on_training_workload_end, averages, of_batches)
         self._reporter.training(averages, of_batches, self._progress, num_records=num_records, seconds=seconds)
