@@ -212,6 +212,16 @@ def test_a_rank_with_fewer_batches_keeps_nobody_waiting(accumulation: int) -> No
 
 
 @pytest.mark.runs_on("two_ranks")
+def test_loaders_of_different_lengths_are_refused() -> None:
+    """Before anything is trained, on both ranks."""
+    trainer = classifier_trainer(Permissive)
+    trainer.train_loader = lambda: BATCHES[: 4 + dist.get_rank()]
+    with pytest.raises(ConfigurationError, match="4, 5 batches"):
+        trainer.train(DATA, 1)
+    assert trainer.num_updates_completed == 0
+
+
+@pytest.mark.runs_on("two_ranks")
 @pytest.mark.filterwarnings("ignore:A custom loader or sampler")
 def test_both_ranks_end_with_a_loader_that_was_split() -> None:
     """Where both have equally few or many batches, the run goes on, and the first rank warns."""
