@@ -50,7 +50,7 @@ ELSEWHERE = {
     "workers": "pa-core/tests/data/test_loader_workers.py::test_a_script_without_a_main_guard_trains",
     "accelerator_settings": "pa-core/tests/test_compatibility.py::test_what_is_refused",
     "mismatch": "pa-core/tests/test_trainer_checkpoints.py::test_a_checkpoint_that_cannot_be_loaded_changes_nothing",
-    "step_number": "pa-core/tests/test_testing.py::test_a_run_is_recorded_event_by_event_with_its_arguments",
+    "step_number": "pa-core/tests/test_events.py::test_a_run_is_recorded_event_by_event_with_its_arguments",
     "unpickling": "pa-core/tests/test_trainer_checkpoints.py::test_a_checkpoint_that_cannot_be_loaded_changes_nothing",
     "extra_entries": "pa-core/tests/test_trainer_checkpoints.py::"
     "test_entries_that_could_not_be_loaded_are_refused_when_they_are_saved",
