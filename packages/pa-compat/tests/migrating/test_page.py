@@ -22,12 +22,12 @@ ELSEWHERE = {
     "sync_end": "pa-callbacks-extra/tests/test_sync_batch_norm_callback.py::"
     "test_the_model_has_its_own_layers_again_however_a_run_ends",
     "counts_of_processes": "pa-schedulers/tests/test_schedule_plot.py::test_the_rows_are_what_the_optimizer_gets",
-    "create_without_factory": "pa-core/tests/test_scheduler_of_run.py::"
+    "create_without_factory": "pa-core/tests/test_scheduler_stepping.py::"
     "test_an_override_that_needs_no_factory_makes_the_scheduler_of_each_run",
     "dropped": "pa-data/tests/test_split.py::test_training_takes_every_sample_once_and_in_order",
     "instance": "pa-core/tests/test_input_checks.py::test_a_run_that_cannot_start_says_why_and_costs_nothing",
     "order": "pa-core/tests/test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
-    "second_module": "pa-core/tests/test_several_modules.py::"
+    "second_module": "pa-core/tests/test_extra_models.py::"
     "test_what_would_drift_apart_is_named_before_anything_is_trained",
     "unknown_metric": "pa-callbacks-extra/tests/test_early_stopping.py::"
     "test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were",
