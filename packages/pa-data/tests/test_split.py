@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pa_data import BatchSplit, EvalSplit, Split, TrainSplit
+from pa_data import BatchSplit, EvalSplit, Split, TrainSplit, UpdateSplit
 from pa_data.errors import ConfigurationError
 
 # Every combination: 70 lengths x 6 batch sizes x 7 numbers of processes.
@@ -38,6 +38,24 @@ def test_training_takes_every_sample_once_and_in_order(drop_last: bool) -> None:
             split = TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
             remainder = (num_samples - start) % (batch_size * num_processes) if drop_last else 0
             assert positions(split) == list(range(start, num_samples - remainder))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_updates_are_of_as_many_samples_on_any_number_of_processes(drop_last: bool) -> None:
+    """In order, each sample once; no process takes more than it was told, and steps are as even as can be."""
+    for num_samples, most, num_processes in GRID:
+        for samples, start in itertools.product({1, 7, 20, num_samples}, {0, num_samples // 2}):
+            split = UpdateSplit(num_samples, samples, most, num_processes, drop_last=drop_last, start=start)
+            remainder = (num_samples - start) % samples if drop_last else 0
+            assert positions(split) == list(range(start, num_samples - remainder))
+            for first in range(0, len(split), split.steps_per_update):
+                sizes = [split.size(step) for step in range(first, min(first + split.steps_per_update, len(split)))]
+                assert sum(sizes) == min(samples, num_samples - start - first // split.steps_per_update * samples)
+                assert max(sizes) - min(sizes) <= 1
+            for step in range(len(split)):
+                lengths = {len(piece) for piece in pieces(split, step)}
+                assert max(lengths) <= (3 if most == 2 else most)
+                assert step >= split.num_full_steps or lengths == {split.batch_size}
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

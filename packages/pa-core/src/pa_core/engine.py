@@ -123,8 +123,9 @@ class Engine:
         batch_size, num_epochs, accumulation_steps, max_num_train_steps, clip_value = numbers
         training = self.loaders.settings("train", run.train_dataloader, batch_size)
         evaluation = self.loaders.settings("eval", run.eval_dataloader, batch_size)
-        updates_per_epoch = 0
+        updates_per_epoch, samples_per_update = 0, None
         if self.running == "train":
+            samples_per_update = self.loaders.samples_per_update
             lengths = run.epoch_lengths
             if max_num_train_steps is None:
                 max_num_train_steps = lengths.updates_before(num_epochs)
@@ -140,7 +141,7 @@ class Engine:
             eval_dl_kwargs=evaluation.kwargs,
             gradient_accumulation_steps=accumulation_steps,
             gradient_clip_value=clip_value,
-            train_total_batch_size=training.batch_size * processes * accumulation_steps,
+            train_total_batch_size=samples_per_update or training.batch_size * processes * accumulation_steps,
             eval_total_batch_size=evaluation.batch_size * processes,
             num_update_steps_per_epoch=updates_per_epoch,
             max_num_train_steps=max_num_train_steps,

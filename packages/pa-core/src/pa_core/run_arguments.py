@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pa_core.data.data_arguments import GivenData
 from pa_core.data.evaluation_sets import EvaluationSet
+from pa_core.errors import ConfigurationError
 from pa_core.rank_checks import describe_arguments, describe_data
 from pa_core.run_config import check_clip_threshold, check_count
 from pa_core.scheduler_stepping import SchedulerStepping
@@ -39,6 +40,7 @@ class RunArguments:
     per_device_batch_size: int
     num_epochs: int = 1
     gradient_accumulation_steps: int = 1
+    samples_per_update: int | None = None
     max_num_train_steps: int | None = None
     gradient_clip_value: float | None = None
     gradient_clip_norm: float | None = None
@@ -57,12 +59,17 @@ class RunArguments:
         check_count("gradient_accumulation_steps", self.gradient_accumulation_steps)
         check_count("per_device_batch_size", self.per_device_batch_size)
         check_count("sanity_eval_steps", self.sanity_eval_steps, minimum=0)
-        for name in ("max_num_train_steps", "max_updates_per_batch"):
+        for name in ("max_num_train_steps", "max_updates_per_batch", "samples_per_update"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         check_clip_threshold("gradient_clip_value", self.gradient_clip_value)
         check_clip_threshold("gradient_clip_norm", self.gradient_clip_norm)
         check_resume_overrides(self.resume_allow)
+        if self.samples_per_update is not None and self.max_updates_per_batch is not None:
+            raise ConfigurationError(
+                "An update of a loop with several updates of a batch is made of what the loop takes from the batch: "
+                "leave out samples_per_update or max_updates_per_batch."
+            )
 
     @property
     def numbers(self) -> tuple[int, int, int, int | None, float | None]:

@@ -184,6 +184,7 @@ class Trainer(
         watch_metric: str | None = None,
         order: Order | None = None,
         sanity_eval_steps: int = 0,
+        samples_per_update: int | None = None,
     ) -> None:
         """Run a training run: epochs of training, each followed by an evaluation if there is a dataset for it.
 
@@ -238,6 +239,10 @@ class Trainer(
                 epoch, such as 2; the default is 0. It finds errors in the evaluation and misspelt names of metrics
                 before hours are spent. The run is bit-for-bit identical to a run without it, because callbacks are
                 called on copies and nothing is recorded.
+            samples_per_update: The number of samples of all processes in an optimizer update. Then batches and
+                accumulation follow from it, on any number of processes: ``per_device_batch_size`` is how many samples a
+                process computes at a time at the most. None, the default, is for updates of
+                ``gradient_accumulation_steps`` batches of each process.
 
         Raises:
             ArgumentTypeError: An argument is another kind of thing.
@@ -259,6 +264,7 @@ class Trainer(
                 per_device_batch_size=per_device_batch_size,
                 num_epochs=num_epochs,
                 gradient_accumulation_steps=gradient_accumulation_steps,
+                samples_per_update=samples_per_update,
                 max_num_train_steps=max_num_train_steps,
                 gradient_clip_value=gradient_clip_value,
                 gradient_clip_norm=gradient_clip_norm,
@@ -288,16 +294,17 @@ class Trainer(
         self._trained = Trained(self._engine.accelerator)
         with self._lifecycle.running("train", {"optimizer": self._trained}, asked.describe):
             self._loop.find_state(asked)
-            train_dl = self._engine.loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
+            create, loaders = self.create_train_dataloader, self._engine.loaders
+            train_dl = loaders.take(train_data, create, per_device_batch_size, samples_per_update)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
             self._make_eval_dataloaders(per_device_batch_size)
             self._loop.announce()
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             self._start_training_together()
-            self.epoch_lengths = lengths_of_epochs(
-                self.train_dataloader, gradient_accumulation_steps, max_num_train_steps
-            )
+            steps = loaders.steps_per_update(self.train_dataloader, per_device_batch_size, gradient_accumulation_steps)
+            self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
+            asked = replace(asked, gradient_accumulation_steps=steps)
             self.run_config = self._create_run_config(*asked.numbers)
             self._engine.resumption.note_hyperparameters(self)
             self._set_scheduler()

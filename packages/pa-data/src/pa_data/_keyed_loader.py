@@ -21,6 +21,7 @@ from pa_data._split import (
     EvalSplit,
     Split,
     TrainSplit,
+    UpdateSplit,
 )
 from pa_data.errors import ConfigurationError, EmptyDatasetError
 from pa_data.orders import EpochOrder, Order, Sequential, Shuffled
@@ -63,9 +64,15 @@ def _without_positions(given: str) -> ConfigurationError:
     )
 
 
-def _check_batches_of_order(order: Order, batch_size: int | None, drop_last: bool, split: str) -> None:
+def _check_batches_of_order(
+    order: Order, batch_size: int | None, drop_last: bool, split: str, samples_per_update: int | None
+) -> None:
     """Raise an error for options that have no effect, or no meaning, with an order that makes the batches."""
     kind = type(order).__name__
+    if samples_per_update is not None:
+        raise ConfigurationError(
+            f"The batches of an order have any size: leave out {samples_per_update=} with order={kind}."
+        )
     if batch_size not in (None, 1):
         raise ConfigurationError(
             "batch_size has no effect with an order that makes the batches.",
@@ -99,11 +106,13 @@ def _check_epoch(split: Split, epoch: int = 0) -> None:
             problem, do="Let the order visit some samples in this epoch, or train for fewer epochs."
         )
     if len(split) == 0:
-        global_batch = split.batch_size * split.num_processes
+        size = f"global batches of {split.batch_size * split.num_processes} "
+        size += f"(batch_size={split.batch_size} on {split.num_processes} processes)"
+        if isinstance(split, UpdateSplit):
+            size = f"updates of {split.samples_per_update}"
         raise EmptyDatasetError(
             "drop_last leaves nothing of this dataset.",
-            given=f"{split.num_samples} samples, and global batches of {global_batch} "
-            f"(batch_size={split.batch_size} on {split.num_processes} processes)",
+            given=f"{split.num_samples} samples, and {size}",
             do="Choose a smaller batch size, or keep the last incomplete batch with drop_last=False.",
         )
 
@@ -116,8 +125,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     """A `torch.utils.data.DataLoader` that can begin any epoch at any sample, with the same batches.
 
     The order of an epoch depends on ``(seed, epoch)`` alone, and which part of it this process takes in which
-    step on the split (`TrainSplit`, `BatchSplit` or `EvalSplit`), so an interrupted epoch resumes at the next
-    sample on any number of processes. With keyed augmentation the global RNGs of Python, NumPy and torch are
+    step on the split (`TrainSplit`, `UpdateSplit`, `BatchSplit` or `EvalSplit`), so an interrupted epoch resumes at the
+    next sample on any number of processes. With keyed augmentation the global RNGs of Python, NumPy and torch are
     seeded from ``(seed, epoch, sample index)`` before each sample is fetched: what is drawn depends neither on the
     number of workers nor on where the iteration began. After each batch the main process's own RNG states are as they
     were, and making an iterator draws nothing from them. Generators that a dataset owns itself are not keyed.
@@ -143,7 +152,9 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         rank: The number of this process.
         num_processes: The number of processes that share each global batch.
         device: Where the tensors of each batch are moved; by default they stay.
-        drop_last: Leaves out the samples that do not fill a global batch.
+        drop_last: Leaves out the samples that do not fill a global batch, or an update.
+        samples_per_update: Divides the epoch into updates of so many samples, on any number of processes, see
+            `UpdateSplit`; ``batch_size`` is then what this process takes in a step at the most.
         collate_fn: Makes a batch of a list of samples; by default torch's own collation.
         num_workers: The number of processes that load ahead; 0 loads in this process.
         keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 10 microseconds a
@@ -174,6 +185,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         given_order: The order of all epochs.
         keyed_augmentation: Whether the RNGs are seeded for each sample.
         whole_batches: Whether batches are fetched whole.
+        samples_per_update: As passed.
 
     Raises:
         ArgumentTypeError: If the order is something else.
@@ -220,6 +232,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        samples_per_update: int | None = None,
     ) -> None:
         _check_options(rank, num_processes, num_workers, timeout, in_order)
         check_order(order)
@@ -229,15 +242,21 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             order = order_of_dataset(dataset)
         self.given_order: Order = _plain_order(shuffle, algorithm) if order is None else order
         if self.given_order.makes_batches:
-            _check_batches_of_order(self.given_order, batch_size, drop_last, split)
+            _check_batches_of_order(self.given_order, batch_size, drop_last, split, samples_per_update)
             batch_size = None
             self._split_epoch: Callable[[EpochOrder], Split] = partial(_split_batches, num_processes=num_processes)
         else:
             check_count("batch_size", batch_size)
             size = cast("int", batch_size)
             self._split_epoch = partial(
-                _split_epoch, split, batch_size=size, num_processes=num_processes, drop_last=drop_last
+                _split_epoch,
+                split,
+                batch_size=size,
+                num_processes=num_processes,
+                drop_last=drop_last,
+                samples_per_update=samples_per_update,
             )
+        self.samples_per_update: int | None = samples_per_update
         self._num_samples = count_samples(dataset)
         self._seed, self._epoch = seed, 0
         self.rank: int = rank
@@ -304,7 +323,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def position(self) -> int:
         """The number of samples of the chosen epoch, over all processes, that the iterator leaves out."""
         split = self.split
-        return split.start if isinstance(split, TrainSplit | BatchSplit) else 0
+        return split.start if isinstance(split, TrainSplit | UpdateSplit | BatchSplit) else 0
 
     @property
     def order(self) -> EpochOrder:
@@ -328,7 +347,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         """
         plan = whole_epoch = self._plan_of_whole_epoch(epoch)
         if position != 0:
-            if not isinstance(plan.split, TrainSplit | BatchSplit):
+            if not isinstance(plan.split, TrainSplit | UpdateSplit | BatchSplit):
                 raise ConfigurationError(f"An evaluation always begins at its first sample: leave out {position=}.")
             plan = replace(plan, split=replace(plan.split, start=position))
         self._epoch = epoch
@@ -470,7 +489,13 @@ def _split_batches(order: EpochOrder, *, num_processes: int) -> Split:
 
 
 def _split_epoch(
-    kind: Literal["train", "eval"], order: EpochOrder, *, batch_size: int, num_processes: int, drop_last: bool
+    kind: Literal["train", "eval"],
+    order: EpochOrder,
+    *,
+    batch_size: int,
+    num_processes: int,
+    drop_last: bool,
+    samples_per_update: int | None,
 ) -> Split:
     num_samples = order.num_samples
     if order.batch_ends is not None:
@@ -478,6 +503,10 @@ def _split_epoch(
             "An order says where its batches end, and not that it makes them.",
             do=f"Set makes_batches = True in {type(order).__name__}.",
         )
+    if samples_per_update is not None:
+        if kind == "eval":
+            raise ConfigurationError(f"An evaluation makes no updates: leave out {samples_per_update=}.")
+        return UpdateSplit(num_samples, samples_per_update, batch_size, num_processes, drop_last=drop_last)
     if kind == "train":
         return TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
     if kind == "eval":

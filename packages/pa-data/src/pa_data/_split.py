@@ -26,6 +26,7 @@ __all__ = [
     "EvalSplit",
     "Split",
     "TrainSplit",
+    "UpdateSplit",
 ]
 
 
@@ -112,13 +113,7 @@ class TrainSplit:
     def __post_init__(self) -> None:
         """Raise an error for numbers that describe no split."""
         _check_sizes(self)
-        if not 0 <= self.start <= self.num_samples:
-            raise ConfigurationError(
-                "The position is not within the epoch.",
-                given=f"start={self.start} in an epoch of {self.num_samples} samples",
-                do="Pass the number of samples of this epoch that were trained on already. "
-                "If the dataset became smaller since then, begin the epoch again with start=0.",
-            )
+        _check_start(self.start, self.num_samples)
 
     @cached_property
     def _global_batch(self) -> int:
@@ -158,12 +153,108 @@ class TrainSplit:
             IndexError: If there is no such step or rank.
         """
         _check_within("rank", rank, self.num_processes)
-        size = self.size(step)
-        ranks_with_samples = min(self.num_processes, size if self.batch_size == 1 else max(1, size // 2))
         begin = self.start + step * self._global_batch
-        if rank >= ranks_with_samples:
-            return range(begin + size, begin + size)
-        return _even_piece(begin, size, ranks_with_samples, rank)
+        return _share(range(begin, begin + self.size(step)), self.batch_size, self.num_processes, rank)
+
+
+@dataclass(frozen=True)
+class UpdateSplit:
+    """The split of a training epoch into updates of as many samples on any number of processes.
+
+    An update takes as few steps as its samples need, all of as equal size as possible; the last one of an epoch may
+    have fewer samples, and steps. A step is dealt to the processes as the remainder of a `TrainSplit`.
+
+    Attributes:
+        num_samples: The number of samples of the whole epoch.
+        samples_per_update: The number of samples of an update.
+        max_batch_size: The number of samples that one process takes in a step at the most.
+        num_processes: The number of processes that share each step.
+        drop_last: Leaves out the samples that do not fill an update.
+        start: The number of samples of this epoch that are trained on already; updates are counted from there.
+
+    Raises:
+        ConfigurationError: If a number is out of its range.
+
+    Example:
+        >>> split = UpdateSplit(num_samples=30, samples_per_update=20, max_batch_size=4, num_processes=3)
+        >>> split.steps_per_update, [split.size(step) for step in range(len(split))]
+        (2, [10, 10, 10])
+        >>> [split.piece(1, rank) for rank in range(3)]
+        [range(10, 14), range(14, 17), range(17, 20)]
+    """
+
+    num_samples: int
+    samples_per_update: int
+    max_batch_size: int
+    num_processes: int
+    _: KW_ONLY
+    drop_last: bool = False
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise an error for numbers that describe no split."""
+        check_count("samples_per_update", self.samples_per_update)
+        check_count("batch_size", self.max_batch_size)
+        _check_sizes(self)
+        _check_start(self.start, self.num_samples)
+
+    @cached_property
+    def steps_per_update(self) -> int:
+        """The number of steps of an update."""
+        return self._steps_for(self.samples_per_update)
+
+    @cached_property
+    def batch_size(self) -> int:
+        """The number of samples that one process takes in a step of an update, rounded up."""
+        return -(-self.samples_per_update // (self.steps_per_update * self.num_processes))
+
+    @cached_property
+    def _updates_and_rest(self) -> tuple[int, int]:
+        updates, rest = divmod(self.num_samples - self.start, self.samples_per_update)
+        return updates, 0 if self.drop_last else rest
+
+    @cached_property
+    def _num_steps(self) -> int:
+        updates, rest = self._updates_and_rest
+        return updates * self.steps_per_update + self._steps_for(rest)
+
+    def _steps_for(self, samples: int) -> int:
+        return -(-samples // (self.max_batch_size * self.num_processes))
+
+    def __len__(self) -> int:
+        """Return the number of steps from ``start`` on."""
+        return self._num_steps
+
+    @property
+    def num_full_steps(self) -> int:
+        """The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples."""
+        are_full = self.steps_per_update * self.num_processes * self.batch_size == self.samples_per_update
+        are_full = are_full and (self.batch_size > 1 or self.max_batch_size == 1)
+        return self._updates_and_rest[0] * self.steps_per_update if are_full else 0
+
+    def size(self, step: int) -> int:
+        """Return the number of samples that all processes together take in a step.
+
+        Raises:
+            IndexError: If there is no such step.
+        """
+        return len(self._positions(step))
+
+    def piece(self, step: int, rank: int) -> range:
+        """Return the positions of the epoch that one process takes in a step; empty for some where there are few.
+
+        Raises:
+            IndexError: If there is no such step or rank.
+        """
+        _check_within("rank", rank, self.num_processes)
+        return _share(self._positions(step), self.max_batch_size, self.num_processes, rank)
+
+    def _positions(self, step: int) -> range:
+        _check_within("step", step, self._num_steps)
+        update, part = divmod(step, self.steps_per_update)
+        updates, rest = self._updates_and_rest
+        size = self.samples_per_update if update < updates else rest
+        return _even_piece(self.start + update * self.samples_per_update, size, self._steps_for(size), part)
 
 
 @dataclass(frozen=True)
@@ -380,6 +471,25 @@ def _even_piece(begin: int, size: int, parts: int, part: int) -> range:
     quotient, larger_parts = divmod(size, parts)
     first = begin + part * quotient + min(part, larger_parts)
     return range(first, first + quotient + (part < larger_parts))
+
+
+def _share(positions: range, batch_size: int, num_processes: int, rank: int) -> range:
+    """Return what a process takes of a step: no single sample, unless there is one only or batches are as small."""
+    size = len(positions)
+    ranks_with_samples = min(num_processes, size if batch_size == 1 else max(1, size // 2))
+    if rank >= ranks_with_samples:
+        return range(positions.stop, positions.stop)
+    return _even_piece(positions.start, size, ranks_with_samples, rank)
+
+
+def _check_start(start: int, num_samples: int) -> None:
+    if not 0 <= start <= num_samples:
+        raise ConfigurationError(
+            "The position is not within the epoch.",
+            given=f"start={start} in an epoch of {num_samples} samples",
+            do="Pass the number of samples of this epoch that were trained on already. "
+            "If the dataset became smaller since then, begin the epoch again with start=0.",
+        )
 
 
 def _check_sizes(split: Split) -> None:

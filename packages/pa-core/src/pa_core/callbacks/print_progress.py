@@ -106,7 +106,9 @@ class PrintProgressCallback(TrainerCallback):
         if has_own_batches:
             samples = f"{_count(config.train_per_device_batch_size * config.num_processes, 'sample')} per batch"
         elif config.gradient_accumulation_steps > 1:
-            samples += f" ({config.gradient_accumulation_steps:,} batches of {config.train_per_device_batch_size:,}"
+            steps, size = config.gradient_accumulation_steps, config.train_per_device_batch_size
+            at_most = "at most " if steps * size * config.num_processes > config.train_total_batch_size else ""
+            samples += f" ({steps:,} batches of {at_most}{size:,}"
             samples += " on each process)" if config.num_processes > 1 else ")"
         trained = describe_trained(trainer.named_models(), trainer.named_optimizers().values())
         lines = [f"Training starts: {length}, {samples}; {trainer.describe_run()}"]

@@ -137,6 +137,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             ``updates(batches)``. Schedules and the length of the run are computed from it, and
             ``gradient_accumulation_steps`` then counts the batches of the loop. None, the default, is for loops that do
             not call ``updates(batches)``.
+        samples_per_update: The number of samples of an update, on any number of processes; see ``Trainer.train``.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -199,6 +200,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         create_optimizer_fn: Callable[[ModelT_co], Optimizer] | Mapping[str, Callable[[Any], Optimizer]] | None = None,
         order: Order | None = None,
         max_updates_per_batch: int | None = None,
+        samples_per_update: int | None = None,
     ) -> None:
         self._given = RunModels(model, optimizer, create_scheduler_fn, create_optimizer_fn)
         super().__init__(
@@ -226,6 +228,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 per_device_batch_size=per_device_batch_size,
                 num_epochs=1 if num_epochs is None else num_epochs,
                 gradient_accumulation_steps=gradient_accumulation_steps,
+                samples_per_update=samples_per_update,
                 max_num_train_steps=max_num_train_steps,
                 gradient_clip_value=gradient_clip_value,
                 gradient_clip_norm=gradient_clip_norm,
@@ -329,7 +332,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             block.enter_context(_open_block())
             block.enter_context(self._lifecycle.running("train", {**self._trained}, asked.describe))
             self._loop.find_state(asked)
-            loader = self._engine.loaders.take(self._train_data, self._create_train_loader, asked.per_device_batch_size)
+            loaders, size = self._engine.loaders, asked.per_device_batch_size
+            loader = loaders.take(self._train_data, self._create_train_loader, size, asked.samples_per_update)
             self.train_dataloader = cast("SizedIterable", loader)
             self._loop.announce()
             self._lifecycle.require_same_parts()
@@ -342,12 +346,12 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 self._lifecycle.require_same_parts()
             for name, one in self._trained.items():
                 one.watch_steps(self.optimizers[name])
-            self.train_dataloader = self._engine.loaders.split_for_training(self.train_dataloader)
+            self.train_dataloader = loaders.split_for_training(self.train_dataloader)
+            steps = loaders.steps_per_update(self.train_dataloader, size, asked.gradient_accumulation_steps)
+            asked = replace(asked, gradient_accumulation_steps=steps)
+            per_batch = asked.max_updates_per_batch
             self.epoch_lengths = lengths_of_epochs(
-                self.train_dataloader,
-                asked.gradient_accumulation_steps if asked.max_updates_per_batch is None else 1,
-                asked.max_num_train_steps,
-                asked.max_updates_per_batch or 1,
+                self.train_dataloader, 1 if per_batch else steps, asked.max_num_train_steps, per_batch or 1
             )
             self.run_config = self._create_run_config(*asked.numbers)
             self._engine.resumption.note_hyperparameters(self)

@@ -12,6 +12,7 @@ from pa_data import (
     Split,
     SupportsFetchBatch,
     TrainSplit,
+    UpdateSplit,
     move_to_device,
     worker_init_fn,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "Split",
     "SupportsFetchBatch",
     "TrainSplit",
+    "UpdateSplit",
     "epoch_order",
     "move_to_device",
     "remove_padding",

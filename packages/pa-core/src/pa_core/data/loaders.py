@@ -33,10 +33,11 @@ from pa_core.data.data_arguments import (
 )
 from pa_core.data.split_sampler import check_share, share_of, warn_of_filling_up, warn_of_whole_workers
 from pa_core.distributed import collectives
+from pa_core.errors import ConfigurationError
 from pa_core.run_config import LoaderSettings
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
-from pa_data import KeyedDataLoader, count_samples, is_in_memory, move_to_device, start_method
+from pa_data import KeyedDataLoader, UpdateSplit, count_samples, is_in_memory, move_to_device, start_method
 from pa_data.orders import Order, Shuffled, has_plain_order
 
 Purpose = Literal["train", "eval"]
@@ -86,6 +87,7 @@ class Loaders:
         self._accelerator = accelerator
         self._kwargs: dict[Purpose, dict[str, Any]] = {"train": {}, "eval": {}}
         self._order: Order | None = None
+        self.samples_per_update: int | None = None
         self._warned_in: set[str] = set()
 
     def start_run(self) -> None:
@@ -110,6 +112,7 @@ class Loaders:
         data: GivenData,
         create: Callable[[int, dict[str, Any] | None], SizedIterable[Any]],
         batch_size: int,
+        samples_per_update: int | None = None,
     ) -> SizedIterable[Any] | None:
         """Return the loader of a run: the one that was given, or one that is created; None for no evaluation.
 
@@ -117,6 +120,7 @@ class Loaders:
             data: What was given to the run.
             create: Called with the batch size and the arguments for the loader if a dataset was given.
             batch_size: Samples in a batch of one process.
+            samples_per_update: Samples of all processes in an update; None for what batches and accumulation make.
 
         Raises:
             ConfigurationError: The loader cannot be iterated over as often as it is needed, or does not follow the
@@ -125,7 +129,7 @@ class Loaders:
         """
         self._kwargs[data.purpose] = {}
         if data.purpose == "train":
-            self._order = data.order
+            self._order, self.samples_per_update = data.order, samples_per_update
         if data.data is None and data.purpose == "eval":
             return None
         loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
@@ -174,7 +178,7 @@ class Loaders:
             return plain_dataloader(dataset, kwargs)
         kwargs = {"persistent_workers": kwargs["num_workers"] > 0, **kwargs}
         if purpose == "train":
-            kwargs["order"] = self._order
+            kwargs |= {"order": self._order, "samples_per_update": self.samples_per_update}
         elif kwargs.get("shuffle"):
             kwargs["order"] = Shuffled(kwargs.pop("algorithm", None))
         has_too_few = allows_empty_shares and count_samples(dataset) < self._accelerator.num_processes
@@ -186,6 +190,37 @@ class Loaders:
             num_processes=self._accelerator.num_processes,
             device=_accelerate.device_of(self._accelerator),
             **kwargs,
+        )
+
+    def steps_per_update(self, loader: SizedIterable[Any], batch_size: int, asked: int) -> int:
+        """Return the number of batches of one process in an update.
+
+        Args:
+            loader: The training loader.
+            batch_size: Samples in a batch of one process, where the loader does not say.
+            asked: The accumulation that was requested; 1 where nothing was.
+
+        Raises:
+            ConfigurationError: ``samples_per_update`` does not fit.
+        """
+        samples, keyed = self.samples_per_update, innermost(loader)
+        if samples is None:
+            return asked
+        if is_keyed(keyed) and isinstance(keyed.split, UpdateSplit):
+            size, steps, rest = keyed.split.max_batch_size, keyed.split.steps_per_update, 0
+        else:
+            size = batch_size_of(keyed, {}, batch_size)
+            steps, rest = divmod(samples, size * self._accelerator.num_processes)
+        if rest == 0 and asked in (1, steps):
+            return steps
+        processes = self._accelerator.num_processes
+        raise ConfigurationError(
+            "The sizes of batches and updates do not fit together.",
+            given=f"samples_per_update={samples}, batches of {size} on {processes} process{'es' * (processes > 1)}, "
+            f"and gradient_accumulation_steps={asked}",
+            do=f"A DataLoader makes whole batches: choose a multiple of {size * processes}, or pass a dataset."
+            if rest
+            else f"Leave gradient_accumulation_steps out: {steps} of these batches make an update.",
         )
 
     def settings(self, purpose: Purpose, loader: object, per_device_batch_size: int) -> LoaderSettings:

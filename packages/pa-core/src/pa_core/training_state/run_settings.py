@@ -52,7 +52,9 @@ def describe_settings(
     """
     keyed = loader if is_keyed(loader) else None
     order = None if keyed is None or has_plain_order(keyed.given_order) else keyed.given_order
-    global_batch = config.train_per_device_batch_size * config.num_processes
+    dropped = f"batches of {config.train_per_device_batch_size * config.num_processes}"
+    if keyed is not None and keyed.samples_per_update is not None:
+        dropped = f"updates of {keyed.samples_per_update}"
     processes = f"{config.num_processes} process{'es' if config.num_processes > 1 else ''}"
     size_of_update: int | str = config.train_total_batch_size
     if order is not None and order.makes_batches:  # of any size
@@ -68,7 +70,7 @@ def describe_settings(
         "dataset_length": length_of_dataset(loader),
         "shuffle": None if keyed is None else keyed.shuffle,
         **({} if order is None else {"order": order.fingerprint}),
-        "drop_last": f"from batches of {global_batch}" if keyed is not None and keyed.drop_last else False,
+        "drop_last": f"from {dropped}" if keyed is not None and keyed.drop_last else False,
         "loader": "keyed" if keyed else f"{describe_loader(loader)}, on {processes}",
         "num_update_steps_per_epoch": config.num_update_steps_per_epoch,
         "gradient_clip_value": config.gradient_clip_value,

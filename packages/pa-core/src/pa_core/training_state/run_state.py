@@ -327,6 +327,8 @@ class SavedRun:
             total = self.settings["num_processes"] * self.settings["gradient_accumulation_steps"]
             ways = {"gradient_accumulation_steps": 1}
         fitting = [f"{name}={total // processes // by}" for name, by in ways.items() if total % (processes * by) == 0]
+        if not fitting and not isinstance(self.settings["samples_per_update"], str):
+            return f"Pass samples_per_update={total}."
         return f"With num_processes={processes}, pass {' or '.join(fitting)}." if fitting else ""
 
     def restore(
