@@ -12,6 +12,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from pa_core import ConfigurationError, Run, SaveTrainingStateCallback, Trainer
+from pa_core.data import KeyedDataLoader
 from pa_core.orders import TokenBudget
 from pa_core.testing import make_regression
 from tests.support.loops import in_double, network, optimizer_of, train_by_hand, updates_of
@@ -64,16 +65,28 @@ def test_a_custom_loop_has_the_same_updates() -> None:
     assert_same_weights(model, by_hand(run.run_config.seed, 20))
 
 
-def test_a_run_goes_on_with_other_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("updates", range(1, 7))
+@pytest.mark.parametrize("per_device", [4, 7, 16])
+def test_a_run_goes_on_with_other_batches(updates: int, per_device: int, tmp_path: Path) -> None:
     """The state knows of samples alone, so that it resumes where another number computes at a time."""
-    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=4)
-    torch.manual_seed(5)
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=updates)
     begun = trainer_of(network(), states)
-    begun.train(DATA, max_num_train_steps=4, num_epochs=1, per_device_batch_size=3, samples_per_update=20)
+    begun.train(DATA, 1, max_num_train_steps=updates, per_device_batch_size=3, samples_per_update=20)
     model = network()
     resumed = trainer_of(model)
-    resumed.train(DATA, 3, per_device_batch_size=16, samples_per_update=20, resume_from=tmp_path)
+    resumed.train(DATA, 3, per_device_batch_size=per_device, samples_per_update=20, resume_from=tmp_path)
+    assert resumed.num_updates_completed == 9
     assert_same_weights(model, by_hand(begun.run_config.seed, 20, epochs=3))
+
+
+def test_the_loader_may_say_it() -> None:
+    """By its arguments, or as a ``KeyedDataLoader``; another number beside it is refused."""
+    for data, options in ((DATA, {"samples_per_update": 20}), (KeyedDataLoader(DATA, 3, samples_per_update=20), None)):
+        trainer = trainer_of(network())
+        trainer.train(data, 1, train_dataloader_kwargs=options)
+        assert (trainer.num_updates_completed, trainer.run_config.train_total_batch_size) == (3, 20)
+        with pytest.raises(ConfigurationError, match="samples_per_update=30, and 20 of the loader"):
+            trainer.train(data, 1, train_dataloader_kwargs=options, samples_per_update=30)
 
 
 def test_a_loader_of_the_users_own_is_accumulated() -> None:

@@ -218,6 +218,12 @@ class UpdateSplit:
         updates, rest = self._updates_and_rest
         return updates * self.steps_per_update + self._steps_for(rest)
 
+    @property
+    def steps_before(self) -> int:
+        """The number of steps that lie before ``start``, in steps of this split."""
+        updates, rest = divmod(self.start, self.samples_per_update)
+        return updates * self.steps_per_update + self._steps_for(rest)
+
     def _steps_for(self, samples: int) -> int:
         return -(-samples // (self.max_batch_size * self.num_processes))
 

@@ -137,6 +137,13 @@ class Loaders:
         own = innermost(loader)
         if data.order is not None and not (is_keyed(own) and own.given_order is data.order):
             raise without_effect_on_loader(data.order, f"{describe_loader(own)} from {data.origin}")
+        if data.purpose == "train" and is_keyed(own) and own.samples_per_update is not None:
+            if samples_per_update not in (None, own.samples_per_update):
+                raise ConfigurationError(
+                    f"Two sizes of updates were given: samples_per_update={samples_per_update}, and "
+                    f"{own.samples_per_update} of the loader. Leave one of them out."
+                )
+            self.samples_per_update = own.samples_per_update
         if data.purpose == "train" and data.order is None and data.dataset is not None:
             holder = None if data.loader is None or is_keyed(data.loader) else "a DataLoader"
             if (lost := describe_lost_order(data.dataset, holder)) is not None:
@@ -178,7 +185,9 @@ class Loaders:
             return plain_dataloader(dataset, kwargs)
         kwargs = {"persistent_workers": kwargs["num_workers"] > 0, **kwargs}
         if purpose == "train":
-            kwargs |= {"order": self._order, "samples_per_update": self.samples_per_update}
+            kwargs["order"] = self._order
+            if self.samples_per_update is not None:
+                kwargs = {"samples_per_update": self.samples_per_update, **kwargs}
         elif kwargs.get("shuffle"):
             kwargs["order"] = Shuffled(kwargs.pop("algorithm", None))
         has_too_few = allows_empty_shares and count_samples(dataset) < self._accelerator.num_processes
