@@ -1,4 +1,7 @@
-"""What accelerate can be set up to do works, has no effect or is refused, as docs/beyond-ddp.md says."""
+"""What accelerate can be set up to do works, has no effect or is refused, as docs/beyond-ddp.md says.
+
+Models are compiled as in docs/speed-and-memory.md.
+"""
 
 from __future__ import annotations
 

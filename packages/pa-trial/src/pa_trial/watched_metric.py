@@ -24,12 +24,13 @@ class WatchedMetric:
         smaller_is_better: Whether the smallest value is the best one, as for a loss; else the largest.
 
     Example:
-        >>> watched = WatchedMetric("accuracy", TrialProgress(), smaller_is_better=False)
+        >>> progress = TrialProgress()
+        >>> watched = WatchedMetric("accuracy", progress, smaller_is_better=False)
         >>> watched.record({"accuracy": 0.5})
         True
         >>> watched.record({"accuracy": 0.4})
         False
-        >>> watched.best
+        >>> progress.best_metric
         0.5
     """
 
