@@ -114,8 +114,9 @@ def test_a_loader_of_the_users_own_is_accumulated() -> None:
 )
 def test_what_does_not_fit_together_is_refused(arguments: dict[str, Any], match: str) -> None:
     """With the three numbers, and the way out."""
+    train: Any = trainer_of(network()).train
     with pytest.raises(ConfigurationError, match=match):
-        trainer_of(network()).train(**{"train_dataset": DATA, "num_epochs": 1, **arguments})
+        train(**{"train_dataset": DATA, "num_epochs": 1, **arguments})
 
 
 def test_a_loop_with_several_updates_of_a_batch_is_refused() -> None:
@@ -129,13 +130,13 @@ def test_what_fills_no_update_may_be_left_out() -> None:
     """``drop_last`` is about updates then, so that it leaves out the same on any number of processes."""
     seen: list[Tensor] = []
     trainer = trainer_of(network())
-    options = {"drop_last": True, "collate_fn": lambda samples: _noted(samples, seen), "num_workers": 0}
+
+    def noted(samples: list[Any]) -> list[Tensor]:
+        batch = [torch.stack(one) for one in zip(*samples, strict=True)]
+        seen.append(batch[0])
+        return batch
+
+    options = {"drop_last": True, "collate_fn": noted, "num_workers": 0}
     trainer.train(DATA, 1, per_device_batch_size=3, samples_per_update=20, train_dataloader_kwargs=options)
     assert trainer.num_updates_completed == 2
     assert sum(map(len, seen)) == 40
-
-
-def _noted(samples: list[Any], seen: list[Tensor]) -> list[Tensor]:
-    batch = [torch.stack(one) for one in zip(*samples, strict=True)]
-    seen.append(batch[0])
-    return batch

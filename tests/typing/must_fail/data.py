@@ -11,6 +11,7 @@ from torch import Tensor
 from pa_core import gather_objects, local_process_zero_only, notebook_launcher
 from pa_core.data import DataLoaderSlice, KeyedDataLoader, SupportsFetchBatch, move_to_device
 from pa_core.types import SizedIterable
+from pa_data import BatchRequests, RequestedDataLoader
 from tests.typing.vocabulary import Batch, make_data
 
 
@@ -30,6 +31,12 @@ class Squares:
     def fetch_batch(self, indices: Tensor) -> Tensor:
         """Return the squares."""
         return indices**2
+
+
+def load(batches: BatchRequests) -> None:
+    """Load what is requested."""
+    loader: RequestedDataLoader[int] = RequestedDataLoader(make_data(), batches)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_data.RequestedDataLoader[_SampleT_co]: they are tensors
+    iter(loader)
 
 
 # Loaders

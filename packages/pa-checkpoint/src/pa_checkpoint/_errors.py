@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import override
 
@@ -72,7 +73,7 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(problem, given, expected, do)
         # OSError takes several arguments for a number, a text and the name of a file.
-        self.args = (problem, given, expected, do)
+        self.args: tuple[Any, ...] = (problem, given, expected, do)
         self.errno: int | None = errno.ENOENT
         self.strerror: str | None = problem
         self.filename: str | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import pa_checkpoint
 from pa_checkpoint import CheckpointError, FolderInUseError
@@ -93,7 +93,7 @@ class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, In
             step: The step, such as ``"training step 3 of epoch 1"``.
         """
         self.given: str = f"{self.given}, in {step}"
-        self.args = (self.problem, self.given, self.expected, self.do)
+        self.args: tuple[Any, ...] = (self.problem, self.given, self.expected, self.do)
 
 
 class BatchOutputError(ExplainedError, TypeError):
@@ -139,7 +139,7 @@ class StateNotFoundError(ExplainedError, FileNotFoundError):
     def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(problem, given, expected, do)
         # OSError takes several arguments for a number, a text and the name of a file.
-        self.args = (problem, given, expected, do)
+        self.args: tuple[Any, ...] = (problem, given, expected, do)
         self.errno: int | None = errno.ENOENT
         self.strerror: str | None = problem
         self.filename: str | None = None

@@ -113,7 +113,8 @@ class TrainSplit:
     def __post_init__(self) -> None:
         """Raise an error for numbers that describe no split."""
         _check_sizes(self)
-        _check_start(self.start, self.num_samples)
+        if not 0 <= self.start <= self.num_samples:
+            raise _outside(self.start, self.num_samples)
 
     @cached_property
     def _global_batch(self) -> int:
@@ -153,8 +154,11 @@ class TrainSplit:
             IndexError: If there is no such step or rank.
         """
         _check_within("rank", rank, self.num_processes)
-        begin = self.start + step * self._global_batch
-        return _share(range(begin, begin + self.size(step)), self.batch_size, self.num_processes, rank)
+        size, begin = self.size(step), self.start + step * self._global_batch
+        ranks_with_samples = min(self.num_processes, size if self.batch_size == 1 else max(1, size // 2))
+        if rank >= ranks_with_samples:
+            return range(begin + size, begin + size)
+        return _even_piece(begin, size, ranks_with_samples, rank)
 
 
 @dataclass(frozen=True)
@@ -196,14 +200,15 @@ class UpdateSplit:
         check_count("samples_per_update", self.samples_per_update)
         check_count("batch_size", self.max_batch_size)
         _check_sizes(self)
-        _check_start(self.start, self.num_samples)
+        if not 0 <= self.start <= self.num_samples:
+            raise _outside(self.start, self.num_samples)
 
     @cached_property
     def steps_per_update(self) -> int:
         """The number of steps of an update."""
         return self._steps_for(self.samples_per_update)
 
-    @cached_property
+    @property
     def batch_size(self) -> int:
         """The number of samples that one process takes in a step of an update, rounded up."""
         return -(-self.samples_per_update // (self.steps_per_update * self.num_processes))
@@ -253,7 +258,12 @@ class UpdateSplit:
             IndexError: If there is no such step or rank.
         """
         _check_within("rank", rank, self.num_processes)
-        return _share(self._positions(step), self.max_batch_size, self.num_processes, rank)
+        positions = self._positions(step)
+        size = len(positions)
+        ranks_with_samples = min(self.num_processes, size if self.max_batch_size == 1 else max(1, size // 2))
+        if rank >= ranks_with_samples:
+            return range(positions.stop, positions.stop)
+        return _even_piece(positions.start, size, ranks_with_samples, rank)
 
     def _positions(self, step: int) -> range:
         _check_within("step", step, self._num_steps)
@@ -479,23 +489,13 @@ def _even_piece(begin: int, size: int, parts: int, part: int) -> range:
     return range(first, first + quotient + (part < larger_parts))
 
 
-def _share(positions: range, batch_size: int, num_processes: int, rank: int) -> range:
-    """Return what a process takes of a step: no single sample, unless there is one only or batches are as small."""
-    size = len(positions)
-    ranks_with_samples = min(num_processes, size if batch_size == 1 else max(1, size // 2))
-    if rank >= ranks_with_samples:
-        return range(positions.stop, positions.stop)
-    return _even_piece(positions.start, size, ranks_with_samples, rank)
-
-
-def _check_start(start: int, num_samples: int) -> None:
-    if not 0 <= start <= num_samples:
-        raise ConfigurationError(
-            "The position is not within the epoch.",
-            given=f"start={start} in an epoch of {num_samples} samples",
-            do="Pass the number of samples of this epoch that were trained on already. "
-            "If the dataset became smaller since then, begin the epoch again with start=0.",
-        )
+def _outside(start: int, num_samples: int) -> ConfigurationError:
+    return ConfigurationError(
+        "The position is not within the epoch.",
+        given=f"start={start} in an epoch of {num_samples} samples",
+        do="Pass the number of samples of this epoch that were trained on already. "
+        "If the dataset became smaller since then, begin the epoch again with start=0.",
+    )
 
 
 def _check_sizes(split: Split) -> None:
