@@ -259,11 +259,8 @@ class UpdateSplit:
         """
         _check_within("rank", rank, self.num_processes)
         positions = self._positions(step)
-        size = len(positions)
-        ranks_with_samples = min(self.num_processes, size if self.max_batch_size == 1 else max(1, size // 2))
-        if rank >= ranks_with_samples:
-            return range(positions.stop, positions.stop)
-        return _even_piece(positions.start, size, ranks_with_samples, rank)
+        rest = TrainSplit(positions.stop, self.max_batch_size, self.num_processes, start=positions.start)
+        return rest.piece(0, rank)
 
     def _positions(self, step: int) -> range:
         _check_within("step", step, self._num_steps)
