@@ -183,10 +183,13 @@ class GradientExchange:
         trainable = [parameter.requires_grad for parameter in self._all]
         if self._buckets and trainable == self._trainable and not self._has_frozen:
             return
-        self.close()
+        before, ids_before = self._trainable, list(map(id, self.parameters))
         self._all = list(dict.fromkeys(one for module in self._modules for one in self.parameters_of(module)))
         self._trainable = [parameter.requires_grad for parameter in self._all]
         self.parameters = self._agree_on_parameters()
+        if self._buckets and (before, ids_before) == (self._trainable, list(map(id, self.parameters))):
+            return  # as long as frozen parameters keep gradients of zero
+        self.close()
         self._has_frozen = not all(parameter.requires_grad for parameter in self.parameters)
         sparse = self._ids_of_sparse()
         self._sparse = [parameter for parameter in self.parameters if id(parameter) in sparse]

@@ -110,7 +110,7 @@ class TrialGradients:
             Whether any process requests it.
 
         Raises:
-            InvalidExperimentException: A parameter was frozen before its gradient was averaged.
+            InvalidExperimentException: A parameter was unfrozen for a backward pass only.
             RanksDifferError: This process is in another place of the training than the others.
         """
         expected = self._models_expected()
