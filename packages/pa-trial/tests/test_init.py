@@ -78,7 +78,7 @@ LAUNCH_SETTINGS = {
     "ACCELERATE_MIXED_PRECISION": ("bf16", "use_amp"),
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("4", "aggregation_frequency"),
     "ACCELERATE_USE_FSDP": ("true", "FSDP"),
-    "ACCELERATE_USE_DEEPSPEED": ("true", "DEEPSPEED"),
+    "ACCELERATE_USE_DEEPSPEED": ("1", "DEEPSPEED"),
     "ACCELERATE_USE_MEGATRON_LM": ("true", "MEGATRON_LM"),
     "ACCELERATE_DYNAMO_BACKEND": ("INDUCTOR", r"torch\.compile"),
 }
@@ -97,6 +97,7 @@ def test_settings_of_accelerate_without_effect(name: str, monkeypatch: pytest.Mo
 def test_defaults_of_accelerate_are_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain ``accelerate launch`` sets some of its variables too."""
     plain = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_USE_FSDP": "false"}
+    plain["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = "1"
     for name, value in plain.items():
         monkeypatch.setenv(name, value)
     with warnings.catch_warnings():

@@ -137,15 +137,16 @@ def _seed(seed: int) -> None:
 def _warn_of_launch_settings() -> None:
     """Warn about options of ``accelerate launch`` that a trial does not support."""
     for name, instead in _WITHOUT_EFFECT.items():
-        if (value := os.environ.get(name, "").lower()) not in _REQUESTS_NOTHING:
+        value = os.environ.get(name, "").lower()
+        if value not in _REQUESTS_NOTHING and (name, value) != (_ACCUMULATION, "1"):  # of one batch: none
             warn_user(f"{name}={value} of accelerate launch has no effect on a trial: {instead}.")
 
 
-_REQUESTS_NOTHING = ("", "0", "1", "false", "no")
-"""Gradients of one batch are not accumulated."""
+_REQUESTS_NOTHING = ("", "0", "false", "no")
+_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 _WITHOUT_EFFECT = {
     "ACCELERATE_MIXED_PRECISION": "call context.experimental.use_amp() in the trial's __init__",
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "pass aggregation_frequency to init()",
+    _ACCUMULATION: "pass aggregation_frequency to init()",
     "ACCELERATE_USE_FSDP": "each process has the whole model",
     "ACCELERATE_USE_DEEPSPEED": "each process has the whole model",
     "ACCELERATE_USE_MEGATRON_LM": "each process has the whole model",
