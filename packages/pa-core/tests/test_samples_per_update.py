@@ -109,6 +109,10 @@ def test_a_loader_of_the_users_own_is_accumulated() -> None:
             {"train_dataset": DataLoader(DATA, batch_size=8), "samples_per_update": 20},
             r"batches of 8 on 1 process(.|\n)*choose a multiple of 8, or pass a dataset",
         ),
+        (
+            {"samples_per_update": 51, "train_dataloader_kwargs": {"drop_last": True}},
+            r"50 samples, and updates of 51(.|\n)*fewer samples per update",
+        ),
         ({"samples_per_update": 20, "order": TokenBudget([1] * 50, max_tokens=9)}, "leave out samples_per_update=20"),
     ],
 )

@@ -108,12 +108,14 @@ def _check_epoch(split: Split, epoch: int = 0) -> None:
     if len(split) == 0:
         size = f"global batches of {split.batch_size * split.num_processes} "
         size += f"(batch_size={split.batch_size} on {split.num_processes} processes)"
+        smaller = "a smaller batch size, or keep the last incomplete batch"
         if isinstance(split, UpdateSplit):
             size = f"updates of {split.samples_per_update}"
+            smaller = "fewer samples per update, or keep the last incomplete one"
         raise EmptyDatasetError(
             "drop_last leaves nothing of this dataset.",
             given=f"{split.num_samples} samples, and {size}",
-            do="Choose a smaller batch size, or keep the last incomplete batch with drop_last=False.",
+            do=f"Choose {smaller} with drop_last=False.",
         )
 
 
