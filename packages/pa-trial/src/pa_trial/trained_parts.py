@@ -17,7 +17,7 @@ from pa_distributed import require_same
 from pa_trial import part_checks
 from pa_trial._torch import foreach, is_unscaled
 from pa_trial.chief_buffers import ChiefBuffers
-from pa_trial.collectives import broadcast, rank
+from pa_trial.collectives import broadcast
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.mixed_precision import AutocastHooks, create_scaler
@@ -119,7 +119,7 @@ class TrainedParts:
             if self._num_processes > 1:
                 part_checks.require_initialized(model)
                 require_same({f"model {len(self.models)}": model})
-                broadcast((*model.parameters(), *model.buffers()))
+                broadcast((*model.parameters(), *model.buffers()), self._device)
         self.models.append(model)
         self._register_autocast(model)
         return model
@@ -253,10 +253,10 @@ class TrainedParts:
                 self._register_autocast(model)
         if self._num_processes > 1:
             parameters = list(dict.fromkeys(parameter for model in self.models for parameter in model.parameters()))
-            broadcast(parameters)  # the trial may have changed them after they were wrapped
+            broadcast(parameters, self._device)  # the trial may have changed them after they were wrapped
             self._exchange = TrialGradients(self.models, self._device)
             self._note_unfinished(self._exchange)
-            self._buffers = ChiefBuffers(self.models, is_chief=rank() == 0)
+            self._buffers = ChiefBuffers(self.models, self._device)
             self._step_handles = [one.register_step_pre_hook(self._require_exchanged) for one in self.optimizers]
 
     def end_training(self) -> None:
