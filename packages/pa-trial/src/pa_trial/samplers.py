@@ -34,24 +34,21 @@ class _SamplerAdaptor(Sampler[_ItemT], Generic[_ItemT]):
     """Yields what another sampler yields, in another order or in part."""
 
     def __init__(self, sampler: Iterable[_ItemT]) -> None:
-        self.sampler: Iterable[_ItemT] = sampler
+        self._source = self.sampler = sampler
 
     def __len__(self) -> int:
-        return len(cast("Sized", self.sampler))
+        return len(cast("Sized", self._source))
 
 
-class _BatchSamplerAdaptor(BatchSampler):
+class _BatchSamplerAdaptor(_SamplerAdaptor[Any], BatchSampler):
     """Yields what another batch sampler yields, and has its attributes."""
 
+    @override
     def __init__(self, batch_sampler: Iterable[Sequence[Any]]) -> None:
-        self.batch_sampler: Iterable[Sequence[Any]] = batch_sampler
+        self._source = self.batch_sampler = batch_sampler
         for name in ("sampler", "batch_size", "drop_last"):
             if hasattr(batch_sampler, name):
                 setattr(self, name, getattr(batch_sampler, name))
-
-    @override
-    def __len__(self) -> int:
-        return len(cast("Sized", self.batch_sampler))
 
 
 class RepeatSampler(_SamplerAdaptor[_ItemT]):
@@ -70,10 +67,15 @@ class RepeatSampler(_SamplerAdaptor[_ItemT]):
 
     @override
     def __iter__(self) -> Iterator[_ItemT]:
-        return _repeated(self.sampler)
+        yields_something = True
+        while yields_something:
+            yields_something = False
+            for item in self._source:
+                yields_something = True
+                yield item
 
 
-class RepeatBatchSampler(_BatchSamplerAdaptor):
+class RepeatBatchSampler(_BatchSamplerAdaptor, RepeatSampler[Any]):
     """Iterates over a batch sampler again and again, without end.
 
     It has the same length as the batch sampler. One that yields nothing is not repeated.
@@ -86,10 +88,6 @@ class RepeatBatchSampler(_BatchSamplerAdaptor):
         >>> list(islice(RepeatBatchSampler([[0, 1], [2]]), 3))
         [[0, 1], [2], [0, 1]]
     """
-
-    @override
-    def __iter__(self) -> Iterator[Any]:
-        return _repeated(self.batch_sampler)
 
 
 class DistributedSampler(_SamplerAdaptor[_ItemT]):
@@ -116,10 +114,10 @@ class DistributedSampler(_SamplerAdaptor[_ItemT]):
 
     @override
     def __iter__(self) -> Iterator[_ItemT]:
-        return islice(self.sampler, self.rank, None, self.num_workers)
+        return islice(self._source, self.rank, None, self.num_workers)
 
 
-class DistributedBatchSampler(_BatchSamplerAdaptor):
+class DistributedBatchSampler(_BatchSamplerAdaptor, DistributedSampler[Any]):
     """The share of one process: every ``num_workers``-th batch, beginning with batch number ``rank``.
 
     Args:
@@ -143,14 +141,6 @@ class DistributedBatchSampler(_BatchSamplerAdaptor):
         super().__init__(batch_sampler)
         self.num_workers: int = num_workers
         self.rank: int = rank
-
-    @override
-    def __len__(self) -> int:
-        return len(range(self.rank, super().__len__(), self.num_workers))
-
-    @override
-    def __iter__(self) -> Iterator[Any]:
-        return islice(self.batch_sampler, self.rank, None, self.num_workers)
 
 
 class SkipSampler(_SamplerAdaptor[_ItemT]):
@@ -176,10 +166,10 @@ class SkipSampler(_SamplerAdaptor[_ItemT]):
 
     @override
     def __iter__(self) -> Iterator[_ItemT]:
-        return islice(self.sampler, self.skip, None)
+        return islice(self._source, self.skip, None)
 
 
-class SkipBatchSampler(_BatchSamplerAdaptor):
+class SkipBatchSampler(_BatchSamplerAdaptor, SkipSampler[Any]):
     """Leaves out the first batches of each iteration.
 
     It has the same length as the batch sampler, so that an epoch has the same length after a training is resumed.
@@ -199,10 +189,6 @@ class SkipBatchSampler(_BatchSamplerAdaptor):
     def __init__(self, batch_sampler: Iterable[Sequence[Any]], skip: int) -> None:
         super().__init__(batch_sampler)
         self.skip: int = _checked_skip(skip)
-
-    @override
-    def __iter__(self) -> Iterator[Any]:
-        return islice(self.batch_sampler, self.skip, None)
 
 
 class ReproducibleShuffleSampler(_SamplerAdaptor[_ItemT]):
@@ -225,10 +211,12 @@ class ReproducibleShuffleSampler(_SamplerAdaptor[_ItemT]):
 
     @override
     def __iter__(self) -> Iterator[_ItemT]:
-        return _shuffled(self.sampler, self._random)
+        everything: list[Any] = list(self._source)
+        self._random.shuffle(everything)
+        return iter(everything)
 
 
-class ReproducibleShuffleBatchSampler(_BatchSamplerAdaptor):
+class ReproducibleShuffleBatchSampler(_BatchSamplerAdaptor, ReproducibleShuffleSampler[Any]):
     """Yields the batches of a batch sampler in a random order, which is different in each iteration.
 
     Args:
@@ -245,27 +233,8 @@ class ReproducibleShuffleBatchSampler(_BatchSamplerAdaptor):
         super().__init__(batch_sampler)
         self._random = np.random.RandomState(seed)
 
-    @override
-    def __iter__(self) -> Iterator[Any]:
-        return _shuffled(self.batch_sampler, self._random)
-
 
 def _checked_skip(skip: int) -> int:
     if skip < 0:
         raise ConfigurationError(f"skip must be at least 0, got skip={skip}.")
     return skip
-
-
-def _repeated(items: Iterable[_ItemT]) -> Iterator[_ItemT]:
-    yields_something = True
-    while yields_something:
-        yields_something = False
-        for item in items:
-            yields_something = True
-            yield item
-
-
-def _shuffled(items: Iterable[_ItemT], random: np.random.RandomState) -> Iterator[_ItemT]:
-    everything: list[Any] = list(items)
-    random.shuffle(everything)
-    return iter(everything)
