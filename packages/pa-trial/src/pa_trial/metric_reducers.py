@@ -56,7 +56,7 @@ class CallableReducer(MetricReducer):
 
     @override
     def per_slot_reduce(self) -> list[Any]:
-        return to_host(self._values)
+        return cast("list[Any]", to_host(self._values))
 
     @override
     def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:

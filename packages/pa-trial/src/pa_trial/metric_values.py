@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,12 +12,7 @@ from torch import Tensor
 
 from pa_data.errors import ArgumentTypeError
 from pa_trial.errors import NoMetricsError
-from pa_trial.types import Array, Metrics
-
-_T = TypeVar("_T")
-
-JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
-"""What JSON can hold; numbers may also be NaN or infinite."""
+from pa_trial.types import Array, Metrics, rebuilt
 
 _MAX_ELEMENTS_ON_DEVICE = 1024
 _NUMERIC_KINDS = "biuf"
@@ -53,17 +48,20 @@ def hold(value: Any) -> Any:
         if value.numel() > _MAX_ELEMENTS_ON_DEVICE:
             return value.detach().to("cpu", non_blocking=value.is_cuda, copy=True)
         return value.detach().clone()
-    return _rebuilt(value, hold) if isinstance(value, (dict, list, tuple, np.ndarray)) else value
+    return copy(rebuilt(value, hold)) if isinstance(value, (dict, list, tuple, np.ndarray)) else value
 
 
-def to_host(value: _T) -> _T:
+def to_host(value: Any) -> Any:
     """Return a value that was held, with its tensors on the CPU. Waits for the device.
 
     Args:
         value: What ``hold`` returned.
     """
-    moved: _T = _moved(value)
-    return moved
+    if isinstance(value, Tensor):
+        if value.numel() > _MAX_ELEMENTS_ON_DEVICE and value.is_pinned():
+            torch.cuda.synchronize()  # which is on its way
+        return value.detach().cpu()
+    return rebuilt(value, to_host)
 
 
 def on_host(batches: list[Metrics]) -> list[Metrics]:
@@ -128,8 +126,8 @@ def number_of(value: Any) -> float | None:
     return None if numbers is None or numbers.size != 1 else float(numbers.item())
 
 
-def to_json(value: Any, name: str) -> JsonValue:
-    """Return a metric as JSON can hold it. NaN and infinities are kept.
+def require_json(value: Any, name: str) -> None:
+    """Raise an error for a metric that JSON cannot hold; NaN and infinities are fine.
 
     Args:
         value: The metric, or containers of such.
@@ -137,46 +135,20 @@ def to_json(value: Any, name: str) -> JsonValue:
 
     Raises:
         ArgumentTypeError: The metric, or something in it, has no counterpart in JSON.
-
-    Example:
-        >>> to_json({"matrix": np.eye(2), "best": np.float32(0.5), "why": None}, "details")
-        {'matrix': [[1.0, 0.0], [0.0, 1.0]], 'best': 0.5, 'why': None}
     """
     untyped = value
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         value = untyped = untyped.tolist()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in untyped):
-            return {key: to_json(item, f"{name}[{key!r}]") for key, item in untyped.items()}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in untyped):
+        items = {f"{name}[{key!r}]": item for key, item in untyped.items()}
     elif isinstance(value, (list, tuple)):
-        return [to_json(item, f"{name}[{index}]") for index, item in enumerate(untyped)]
-    raise ArgumentTypeError(
-        f"The metric {name!r} cannot be written as JSON: {type(untyped).__name__} {untyped!r}.",
-        do="Return numbers, strings, None, tensors, NumPy arrays, or lists and dictionaries (with string keys).",
-    )
-
-
-def _rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a container of the same class with what a function makes of its items."""
-    kind: type[Any] = value.__class__
-    if issubclass(kind, np.ndarray):
-        return value.copy()
-    if issubclass(kind, tuple):
-        items = [function(item) for item in value]
-        if hasattr(value, "_fields"):  # a named tuple
-            return value.__class__(*items)
-        return tuple(items) if kind is tuple else value
-    rebuilt = copy(value)  # which knows how to make one of its class, such as a Counter
-    for key, item in value.items() if issubclass(kind, dict) else enumerate(value):
-        rebuilt[key] = function(item)
-    return rebuilt
-
-
-def _moved(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        if value.numel() > _MAX_ELEMENTS_ON_DEVICE and value.is_pinned():
-            torch.cuda.synchronize()  # which is on its way
-        return value.detach().cpu()
-    return _rebuilt(value, _moved) if isinstance(value, (dict, list, tuple)) else value
+        items = {f"{name}[{index}]": item for index, item in enumerate(untyped)}
+    elif value is None or isinstance(value, (bool, int, float, str)):
+        return
+    else:
+        raise ArgumentTypeError(
+            f"The metric {name!r} cannot be written as JSON: {type(untyped).__name__} {untyped!r}.",
+            do="Return numbers, strings, None, tensors, NumPy arrays, or lists and dictionaries (with string keys).",
+        )
+    for place, item in items.items():
+        require_json(item, place)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pa_data.batches import rebuilt_mapping, rebuilt_sequence
+from pa_trial.types import rebuilt
 from pa_trial.user_warnings import warn_user
 
 
@@ -40,12 +39,7 @@ def to_full_precision(output: object) -> Any:
     """
     if isinstance(output, Tensor):
         return output.float() if output.dtype is torch.float16 else output
-    container: Any = output
-    if isinstance(output, Mapping):
-        return rebuilt_mapping(container, to_full_precision)
-    if isinstance(output, list | tuple):
-        return rebuilt_sequence(container, to_full_precision)
-    return output
+    return rebuilt(output, to_full_precision)
 
 
 class AutocastHooks:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
-from pa_data.errors import ArgumentTypeError
-from pa_trial.metric_values import number_of, to_json
+import numpy as np
+from torch import Tensor
+
+from pa_trial.metric_values import number_of
 from pa_trial.progress import TrialProgress
 from pa_trial.tensorboard import TensorBoard, require_tensorboard
-from pa_trial.types import Metrics
+from pa_trial.types import Metrics, rebuilt
 
 _LOGGER = logging.getLogger("pa_trial")
 
@@ -131,20 +133,8 @@ class Reporter:
         return set(points)
 
 
-def _readable(metrics: Metrics) -> dict[str, Any]:
-    return {name: _plain(value, name) for name, value in metrics.items()}
-
-
-def _plain(value: Any, name: str) -> Any:
-    try:
-        return _rounded(to_json(value, name))
-    except ArgumentTypeError:
-        return value
-
-
-def _rounded(value: Any) -> Any:
-    """Round floats to six significant digits."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    items: Any = value
-    return [_rounded(item) for item in items] if isinstance(value, list) else value
+def _readable(value: Any) -> Any:
+    """Return a value with floats of six significant digits, and lists in place of arrays."""
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        value = cast("Any", value).tolist()
+    return float(f"{value:.6g}") if isinstance(value, float) else rebuilt(value, _readable)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pa_data.rng import capture_rng_state, restore_rng_state
+from pa_trial.types import rebuilt
 
 _NAMES = {
     "random_rng_state": "python",
@@ -47,10 +48,4 @@ def restore(states: Mapping[str, Any], device: torch.device) -> None:
 
 def _changed(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
     """Return a nested value with what is of a kind changed."""
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: _changed(item, kind, change) for name, item in cast("dict[str, Any]", value).items()}
-    if isinstance(value, tuple):
-        return tuple(_changed(item, kind, change) for item in cast("Iterable[Any]", value))
-    return value
+    return change(value) if isinstance(value, kind) else rebuilt(value, lambda item: _changed(item, kind, change))

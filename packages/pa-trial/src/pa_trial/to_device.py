@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pa_data.batches import rebuilt_mapping, rebuilt_sequence
+from pa_trial.types import rebuilt
 from pa_trial.user_warnings import warn_user
 
 _DataT = TypeVar("_DataT")
@@ -69,10 +69,8 @@ class DeviceMover:
             return value.to(self.device, non_blocking=self._non_blocking)
         if callable(getattr(value, "to", None)):
             return self._move_by_method(value)
-        if issubclass(kind, Mapping):
-            return rebuilt_mapping(value, self._move)
-        if issubclass(kind, list | tuple):
-            return rebuilt_sequence(value, self._move)
+        if issubclass(kind, Mapping | list | tuple):
+            return rebuilt(value, self._move)
         tensor = _tensor_of(value)
         if tensor is not None:
             return tensor.to(self.device, non_blocking=self._non_blocking)

@@ -118,18 +118,12 @@ def _mean_of_values(values: list[Any]) -> Any:
 
 
 def _average(values: list[Any]) -> float | None:
-    there = [value for value in values if value is not None]
-    together = numbers_of(there)
-    if together is not None:
-        return _mean_of_elements([together])
-    arrays = [numbers_of(value) for value in there]  # of several shapes, perhaps
+    arrays = [numbers_of(value) for value in values if value is not None]
     known = [array for array in arrays if array is not None]
     return _mean_of_elements(known) if len(known) == len(arrays) else None
 
 
 def _mean_of_elements(arrays: Sequence[Array]) -> float:
-    num_elements = sum(array.size for array in arrays)
-    if num_elements == 0:
-        return math.nan
+    elements = np.concatenate([np.empty(0), *map(np.ravel, arrays)])
     with np.errstate(all="ignore"):  # NaN and infinities are results as any others
-        return float(sum(float(np.sum(array, dtype=np.float64)) for array in arrays) / num_elements)
+        return float(np.mean(elements, dtype=np.float64)) if elements.size else math.nan

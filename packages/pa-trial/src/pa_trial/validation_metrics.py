@@ -10,7 +10,7 @@ import numpy as np
 
 from pa_data.errors import ArgumentTypeError
 from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException
-from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host, to_host, to_json, to_result
+from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host, require_json, to_host, to_result
 from pa_trial.reducer import Reducer
 from pa_trial.types import Array, Metrics
 
@@ -156,7 +156,7 @@ def metrics_of_full_dataset(returned: Metrics) -> Metrics:
     on_host: Metrics = to_host(metrics_by_name(returned, "evaluate_full_dataset"))
     metrics = {name: to_result(value) for name, value in on_host.items()}
     for name, value in metrics.items():
-        to_json(value, name)
+        require_json(value, name)
     return metrics
 
 
@@ -171,7 +171,7 @@ def _check_reducer(reducer: object) -> None:
 def _number(name: str, value: Any) -> Array:
     numbers = numbers_of(value)
     if numbers is None or numbers.size == 0:
-        to_json(value, name)
+        require_json(value, name)
         raise ArgumentTypeError(
             f"The validation metric {name!r} is not a number: {type(value).__name__} {value!r}.",
             do="Do not return it from evaluate_batch, or pass it to a reducer of context.wrap_reducer.",
