@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from pa_data.errors import ConfigurationError
@@ -214,9 +213,7 @@ class DistributedContext:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _allgather(self, stuff: _T, size: int, *, of_machine: bool) -> list[_T]:

@@ -45,23 +45,7 @@ class DeviceMover:
         Args:
             data: A batch, or a part of one.
         """
-        if self._is_in_place(data):
-            return data
         return cast("_DataT", self._move(data))
-
-    def _is_in_place(self, data: object) -> bool:
-        """Whether these are tensors on the device and nothing else, as most batches are: told without a copy."""
-        kind = data.__class__
-        if kind is Tensor:
-            return cast("Tensor", data).device == self.device
-        if kind is dict:
-            values: Any = cast("dict[Any, Any]", data).values()
-        elif kind is list or kind is tuple:
-            values = data
-        else:
-            return False
-        device = self.device
-        return not [value for value in values if value.__class__ is not Tensor or value.device != device]
 
     def _move(self, value: Any) -> Any:
         kind: type[Any] = value.__class__

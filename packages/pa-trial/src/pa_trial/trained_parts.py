@@ -96,7 +96,6 @@ class TrainedParts:
         self._exchanges_now = False
         self._buffers: ChiefBuffers | None = None
         self._step_handles: list[RemovableHandle] = []
-        self._num_checked: dict[int, int] = {}  # parameters of an optimizer, by its id
 
     def wrap_model(self, model: ModelT) -> ModelT:
         """Move a model to the device, give it the weights of the chief, and return it.
@@ -355,15 +354,16 @@ class TrainedParts:
         batch_idx = self._progress.current_batch("context.step_optimizer()")
         if (batch_idx + 1) % aggregation:
             return
-        if id(optimizer) not in self._averages:
-            self._warn_of_unwrapped(optimizer)
+        self._warn_if_unwrapped(optimizer)
         if self._exchange is not None:
             self._finish_exchange(self._exchange, optimizer, scaler)
         if aggregation > 1 and self._averages.get(id(optimizer), True):
             _divide_gradients(optimizer, aggregation)
-        scaler = self._scaler_of_step(scaler)
+        scales = self._scales and (scaler is None or scaler is self.scaler)
+        if scales:
+            scaler, self._must_update_scale = self.scaler, True
         if clip_grads is not None:
-            if self._scales and scaler is not None and scaler is self.scaler:
+            if scales and scaler is not None:
                 scaler.unscale_(optimizer)
             clip_grads(cast("list[nn.Parameter]", [*parameters_of(optimizer)]))
         if scaler is None:
@@ -424,8 +424,8 @@ class TrainedParts:
             parameters = (parameter for model in self.models for parameter in model.parameters())
             exchange.note_reached(parameter for parameter in parameters if parameter.grad is not None)
 
-    def _warn_of_unwrapped(self, optimizer: Optimizer) -> None:
-        if not any(optimizer is known for known in self._unwrapped):
+    def _warn_if_unwrapped(self, optimizer: Optimizer) -> None:
+        if id(optimizer) not in self._averages and not any(optimizer is known for known in self._unwrapped):
             self._unwrapped.append(optimizer)
             warn_user(
                 f"step_optimizer() steps an optimizer that is not wrapped: {type(optimizer).__name__}. Checkpoints do "
@@ -433,15 +433,10 @@ class TrainedParts:
                 "context.wrap_optimizer()."
             )
 
-    def _scaler_of_step(self, scaler: GradScaler | None) -> GradScaler | None:
-        if self._scales and (scaler is None or scaler is self.scaler):
-            self._must_update_scale = True
-            return self.scaler
-        return scaler
-
     def _finish_exchange(self, exchange: TrialGradients, optimizer: Optimizer, scaler: GradScaler | None) -> None:
         """Exchange what ``backward`` has not."""
-        self._require_known(exchange, optimizer)
+        if foreign := exchange.unknown(parameters_of(optimizer)):
+            raise part_checks.apart_from_others(foreign)
         if self._exchanges_now and exchange.is_due:
             if scaler is not None and is_unscaled(scaler, optimizer) and exchange.is_pending(parameters_of(optimizer)):
                 raise InvalidExperimentException(
@@ -450,16 +445,6 @@ class TrainedParts:
                     do="Call context.backward(scaler.scale(loss)) before scaler.unscale_(optimizer).",
                 )
             self.leave_agreed |= exchange.average(asks=self._asks_to_leave)
-
-    def _require_known(self, exchange: TrialGradients, optimizer: Optimizer) -> None:
-        """Raise an error for parameters that got an optimizer in the course of training and are not exchanged."""
-        number = sum(len(group["params"]) for group in optimizer.param_groups)
-        if self._num_checked.get(id(optimizer)) == number:
-            return
-        foreign = [parameter for parameter in parameters_of(optimizer) if not exchange.knows(parameter)]
-        if foreign:
-            raise part_checks.apart_from_others(foreign)
-        self._num_checked[id(optimizer)] = number
 
     def _require_exchanged(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """Raise an error for a step with gradients of this process alone."""

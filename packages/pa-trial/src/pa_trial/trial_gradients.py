@@ -70,13 +70,13 @@ class TrialGradients:
         pending = set(map(id, self._reached))
         return any(id(parameter) in pending for parameter in parameters)
 
-    def knows(self, parameter: Tensor) -> bool:
-        """Whether the gradients of a parameter are averaged.
+    def unknown(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Return the parameters whose gradients are not averaged.
 
         Args:
-            parameter: Any tensor.
+            parameters: Parameters of an optimizer.
         """
-        return id(parameter) in self._owners
+        return [parameter for parameter in parameters if id(parameter) not in self._owners]
 
     def note_reached(self, parameters: Iterable[Tensor]) -> None:
         """Count gradients as due that no backward pass of this process has computed.
