@@ -138,7 +138,7 @@ def test_no_graph_is_kept() -> None:
     del activations
     gc.collect()
     assert alive() is None
-    assert len(metrics.payload().batches) == 1
+    assert len(metrics.payload()) == 1
 
 
 def test_a_workload_without_metrics() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from numbers import Integral
 from typing import NamedTuple, cast
 
@@ -24,10 +25,11 @@ class Due(NamedTuple):
     report: bool = False
 
 
+@dataclass(frozen=True)
 class Boundaries:
     """The boundaries of a training: its length, and the periods of validations, checkpoints and reports.
 
-    Args:
+    Attributes:
         max_batches: The length in batches.
         validation: When to validate; None for never.
         checkpoint: When to save; None for never.
@@ -40,18 +42,11 @@ class Boundaries:
         (True, Due(max_length=False, validation=True, checkpoint=False, report=False))
     """
 
-    def __init__(
-        self,
-        max_batches: int,
-        *,
-        validation: TrainUnit | None,
-        checkpoint: TrainUnit | None,
-        report: TrainUnit | None,
-        epoch_length: int,
-    ) -> None:
-        self._max_batches = max_batches
-        self._validation, self._checkpoint, self._report = validation, checkpoint, report
-        self._epoch_length = epoch_length
+    max_batches: int
+    validation: TrainUnit | None
+    checkpoint: TrainUnit | None
+    report: TrainUnit | None
+    epoch_length: int
 
     def is_complete(self, batches: int) -> bool:
         """Whether the training has reached its length.
@@ -59,7 +54,7 @@ class Boundaries:
         Args:
             batches: Batches that are complete.
         """
-        return batches >= self._max_batches
+        return batches >= self.max_batches
 
     def fraction(self, batches: int) -> float:
         """Return how much of the training is done, from 0 to 1.
@@ -67,7 +62,7 @@ class Boundaries:
         Args:
             batches: Batches that are complete.
         """
-        return min(1.0, batches / self._max_batches) if self._max_batches > 0 else 1.0
+        return min(1.0, batches / self.max_batches) if self.max_batches > 0 else 1.0
 
     def after(self, batches: int) -> Due | None:
         """Return the work that is due after a batch; None if training continues.
@@ -75,10 +70,10 @@ class Boundaries:
         Args:
             batches: Batches that are complete, counted from the beginning of the training.
         """
-        ends = batches >= self._max_batches
-        validates = is_due(self._validation, batches, self._epoch_length)
-        saves = is_due(self._checkpoint, batches, self._epoch_length)
-        reports = is_due(self._report, batches, self._epoch_length)
+        ends = batches >= self.max_batches
+        validates = is_due(self.validation, batches, self.epoch_length)
+        saves = is_due(self.checkpoint, batches, self.epoch_length)
+        reports = is_due(self.report, batches, self.epoch_length)
         return Due(ends, validates, saves, reports) if ends or validates or saves or reports else None
 
 

@@ -34,13 +34,10 @@ class ChiefBuffers:
 
     def find(self) -> None:
         """Look again for the modules that have buffers; what they hold is looked at each time."""
-        modules: dict[nn.Module, str] = {}
-        for number, model in enumerate(self._models):
-            of_model = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())  # annotated in part
-            modules |= {module: f"model {number}.{name}".rstrip(".") for name, module in of_model}
         self._places = {
-            f"{label}.{name}": (vars(module)[BUFFERS], name)
-            for module, label in modules.items()
+            f"model {number}: {f'{path}.{name}'.lstrip('.')}": (vars(module)[BUFFERS], name)
+            for number, model in enumerate(self._models)
+            for path, module in cast("Iterable[tuple[str, nn.Module]]", model.named_modules())  # annotated in part
             for name in vars(module)[BUFFERS]
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -150,7 +150,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             trial_seed=trial_seed,
             logs_to_tensorboard=enable_tensorboard_logging,
         )
-        self._open = self._parts  # until the block of init ends
+        self._is_closed = False
         self.models: list[nn.Module] = self._parts.trained.models
         self.optimizers: list[Optimizer] = self._parts.trained.optimizers
         self.lr_schedulers: list[LRScheduler] = self._parts.trained.lr_schedulers
@@ -437,6 +437,16 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         kwargs.setdefault("on_trace_ready", tensorboard_trace_handler(str(folder)))
         self._parts.profiler = profile(*args, **kwargs)
 
+    @property
+    def _open(self) -> ContextParts:
+        """What may be used within the block of ``init`` alone."""
+        if self._is_closed:
+            raise InternalException(
+                "The with block of init() has ended: its context, and a Trainer with it, can no longer be used.",
+                do="Indent the line to be within the block: with pa_trial.init() as context: ...",
+            )
+        return self._parts
+
     def _run_parts(self) -> ContextParts:
         """Return what the training loop works with.
 
@@ -462,26 +472,10 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
 
     def _close(self) -> None:
         """End the context, and what it holds open; its settings, and how far training got, can still be read."""
-        if isinstance(self._open, _ClosedParts):
+        if self._is_closed:
             return
-        self._open = cast("ContextParts", _ClosedParts())
+        self._is_closed = True
         try:
             self._parts.tensorboard.close()
         finally:
             self._parts.distributed.close()
-
-
-class _ClosedParts:
-    """Stands in for the parts where they may be used within the block of ``init`` alone."""
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise InternalException(
-            "The with block of init() has ended: its context, and a Trainer with this context, can no longer be used.",
-            do="Indent the line to be within the block: with pa_trial.init() as context: ...",
-        )
-
-    @override
-    def __setattr__(self, name: str, value: object) -> None:
-        getattr(self, name)

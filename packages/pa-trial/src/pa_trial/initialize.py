@@ -96,7 +96,9 @@ def init(
         _warn_of_launch_settings()
         device, processes = connect_processes(distributed, max_wait_seconds)
         if seed is not None:
-            _seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
         return PyTorchTrialContext(
             CoreContext(processes),
             seed,
@@ -126,12 +128,6 @@ def _within(open_context: Callable[[], PyTorchTrialContext]) -> Generator[PyTorc
         raise SystemExit(0) from error
     finally:
         context._close()  # pyright: ignore[reportPrivateUsage]  # the two ends of one context
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
 
 def _warn_of_launch_settings() -> None:

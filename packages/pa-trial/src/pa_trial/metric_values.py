@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pa_data.errors import ArgumentTypeError
-from pa_trial.errors import NoMetricsError
+from pa_trial.errors import CheckFailedError, NoMetricsError
 from pa_trial.types import Array, Metrics, rebuilt
 
 _MAX_ELEMENTS_ON_DEVICE = 1024
@@ -34,6 +34,28 @@ def metrics_by_name(returned: object, method: str) -> Metrics:
         f"{method} returned no metrics, but {'None' if returned is None else type(returned).__name__}.",
         do=f'Return {{"loss": loss}}, or other metrics by name, at the end of {method}.',
     )
+
+
+def agreed_names(method: str, metrics: Mapping[str, Metrics | Mapping[str, object]]) -> list[str]:
+    """Return the names of metrics that have to be the same everywhere, in the order of the first ones.
+
+    Args:
+        method: What returned them, for the message.
+        metrics: The metrics, by where they come from.
+
+    Raises:
+        CheckFailedError: They are not the same.
+    """
+    first = next(iter(metrics), "")
+    names = list(metrics.get(first, {}))
+    for where, others in metrics.items():
+        if others.keys() != set(names):
+            raise CheckFailedError(
+                f"{method} did not return metrics of the same names in all batches and on all processes.",
+                given=f"{names} {first}, {list(others)} {where}",
+                do="Return each metric in every batch; in train_batch, None if a batch has no value for it.",
+            )
+    return names
 
 
 def hold(value: Any) -> Any:

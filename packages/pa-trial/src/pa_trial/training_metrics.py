@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from pa_trial.errors import CheckFailedError
-from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host
+from pa_trial.metric_values import agreed_names, hold, metrics_by_name, numbers_of, on_host
 from pa_trial.progress import TrialProgress
 from pa_trial.types import Array, Metrics, TrainingMetrics
-
-
-@dataclass(frozen=True)
-class WorkloadPayload:
-    """What one process contributes to the metrics of a workload: values on the host.
-
-    Attributes:
-        num_records: How many records were in its batches.
-        batches: The metrics of each batch.
-    """
-
-    num_records: int
-    batches: list[Metrics]
 
 
 class WorkloadMetrics:
@@ -42,27 +27,24 @@ class WorkloadMetrics:
 
     def __init__(self) -> None:
         self._batches: list[Metrics] = []
-        self._num_records = 0
 
-    def add(self, returned: TrainingMetrics, num_records: int = 0) -> None:
+    def add(self, returned: TrainingMetrics) -> None:
         """Keep the metrics of one batch.
 
         Args:
             returned: What ``train_batch`` returned.
-            num_records: How many records the batch has.
 
         Raises:
             NoMetricsError: It returned neither a dictionary nor a tensor.
         """
         metrics = {"loss": returned} if isinstance(returned, Tensor) else metrics_by_name(returned, "train_batch")
         self._batches.append({name: hold(value) for name, value in metrics.items()})
-        self._num_records += num_records
 
-    def payload(self) -> WorkloadPayload:
-        """Return what this process contributes, for ``reduce``. Reading tensors waits for the device."""
-        return WorkloadPayload(self._num_records, on_host(self._batches))
+    def payload(self) -> list[Metrics]:
+        """Return the metrics of each batch of this process, for ``reduce``. Reading tensors waits for the device."""
+        return on_host(self._batches)
 
-    def reduce(self, payloads: Sequence[WorkloadPayload]) -> tuple[Metrics, list[Metrics]]:
+    def reduce(self, payloads: Sequence[list[Metrics]]) -> tuple[Metrics, list[Metrics]]:
         """Return the means over the workload, and the metrics batch by batch, each the mean over the processes.
 
         Args:
@@ -71,10 +53,14 @@ class WorkloadMetrics:
         Raises:
             CheckFailedError: The batches have metrics of different names.
         """
-        names = _agreed_names(payloads)
-        batches = payloads[0].batches
+        places = {
+            f"in {f'batch {index}' if index else 'the first batch'} on rank {rank}": metrics
+            for rank, payload in enumerate(payloads)
+            for index, metrics in enumerate(payload)
+        }
+        names, batches = agreed_names("train_batch", places), payloads[0]
         if len(payloads) > 1:
-            of_ranks = zip(*(payload.batches for payload in payloads), strict=True)
+            of_ranks = zip(*payloads, strict=True)
             batches = [{name: _mean_of_values([one[name] for one in ranks]) for name in names} for ranks in of_ranks]
         return {name: _average([batch[name] for batch in batches]) for name in names}, batches
 
@@ -88,19 +74,6 @@ def add_counts(metrics: Metrics, progress: TrialProgress) -> None:
     """
     metrics.setdefault("batches", progress.batches_trained)
     metrics.setdefault("epochs", progress.epochs_trained)
-
-
-def _agreed_names(payloads: Sequence[WorkloadPayload]) -> list[str]:
-    first = payloads[0].batches[0] if payloads[0].batches else {}
-    for rank, payload in enumerate(payloads):
-        for index, batch in enumerate(payload.batches):
-            if batch.keys() != first.keys():
-                raise CheckFailedError(
-                    "train_batch did not return metrics of the same names in all batches of a workload.",
-                    given=f"{list(first)} in the first batch on rank 0, {list(batch)} in batch {index} on rank {rank}",
-                    do="Return each metric in every batch; None if a batch has no value for it.",
-                )
-    return list(first)
 
 
 def _mean_of_values(values: list[Any]) -> Any:

@@ -49,13 +49,10 @@ class TrialData:
     def __init__(
         self, training: Any, validation: Any, *, checks: bool, rank: int, num_processes: int, seed: int, skip: int
     ) -> None:
-        _check(training, "build_training_data_loader", checks)
-        _check(validation, "build_validation_data_loader", checks)
-        if num_processes > 1:
-            _refuse_shared_twice(training, "build_training_data_loader")
-            _refuse_shared_twice(validation, "build_validation_data_loader")
+        self._given: dict[str, Any] = {"training": training, "validation": validation}
+        for name, loader in self._given.items():
+            _check(loader, f"build_{name}_data_loader", checks, num_processes)
         kind_of_training: type = training.__class__
-        self._given: dict[str, Any] = {"training loader": training, "validation loader": validation}
         self._training, self._validation, whole = training, validation, validation
         if isinstance(training, DataLoader):
             self._training = training.get_data_loader(True, skip, num_processes, rank, seed=seed)
@@ -81,7 +78,7 @@ class TrialData:
 
     def describe(self) -> dict[str, str]:
         """Return what has to be the same on all processes, by name."""
-        return {name: _describe(loader) for name, loader in self._given.items()}
+        return {f"{name} loader": _describe(loader) for name, loader in self._given.items()}
 
     def close(self) -> None:
         """End the workers of the loaders."""
@@ -111,7 +108,7 @@ class TrialData:
             epoch += 1
 
 
-def _check(loader: object, method: str, checks: bool) -> None:
+def _check(loader: object, method: str, checks: bool, num_processes: int) -> None:
     kind: type[Any] = loader.__class__
     if not issubclass(kind, Iterable):
         problem = f"A trial has to return its data loaders, got {kind.__name__} from {method}."
@@ -124,12 +121,8 @@ def _check(loader: object, method: str, checks: bool) -> None:
             "yourself, you can disable this check by calling "
             "context.experimental.disable_dataset_reproducibility_checks().",
         )
-
-
-def _refuse_shared_twice(loader: object, method: str) -> None:
-    if not issubclass(loader.__class__, DataLoader):
-        return
-    for part in loader_parts(loader).values():
+    parts = loader_parts(loader).values() if num_processes > 1 and issubclass(kind, DataLoader) else ()
+    for part in parts:
         if issubclass(part.__class__, DistributedSampler) and part.num_replicas > 1:
             raise ConfigurationError(
                 "The samples of this data loader would be sharded twice.",

@@ -39,15 +39,17 @@ class TrialGradients:
     """
 
     def __init__(self, models: Sequence[nn.Module], device: torch.device) -> None:
-        self._owners: dict[int, int] = {}
-        for index, model in enumerate(models):
-            for parameter in filter(_may_have_gradient, model.parameters()):
-                self._owners.setdefault(id(parameter), index)
         self._models, self._device = list(models), device
+        self._owners: dict[int, int] = {}  # indices of models, by the ids of their parameters
+        self._handles: list[RemovableHandle] = []
         self._exchanges: dict[tuple[int, ...], GradientExchange] = {}  # by the indices of their models
         self._reached: list[Tensor] = []
-        parameters = {id(one): one for model in models for one in model.parameters() if id(one) in self._owners}
-        self._handles = [_watch(parameter, self._reached) for parameter in parameters.values()]
+        for index, model in enumerate(models):
+            for parameter in model.parameters():
+                may_have_gradient = parameter.is_floating_point() or parameter.is_complex()
+                if may_have_gradient and id(parameter) not in self._owners:
+                    self._owners[id(parameter)] = index
+                    self._handles.append(_watch(parameter, self._reached))
         self._host_group: Any = None if _collectives.get_backend() == "gloo" else _collectives.new_group(backend="gloo")
         self._travels_along = self._host_group is None and device.type == "cpu"
         self._batch_idx = 0
@@ -187,10 +189,6 @@ class TrialGradients:
         self._reached.clear()
         if self._host_group is not None:
             _collectives.destroy_process_group(self._host_group)
-
-
-def _may_have_gradient(parameter: Tensor) -> bool:
-    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def _watch(parameter: nn.Parameter, reached: list[Tensor]) -> RemovableHandle:

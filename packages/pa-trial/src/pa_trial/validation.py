@@ -63,7 +63,10 @@ class Validation:
     def _by_batches(self) -> Metrics:
         metrics = ValidationMetrics(self._trial.evaluation_reducer(), weigh_by_records=self._weigh_by_records)
         self._calls.call(PyTorchCallback.on_validation_epoch_start)
-        for batch_idx, batch in enumerate(self._batches()):
+        batches: Iterable[Any] = islice(self._data.validation_batches(), self._max_batches)
+        if self._parts.experimental.moves_batches:
+            batches = map(self._parts.mover, batches)
+        for batch_idx, batch in enumerate(batches):
             returned = self._evaluate(batch, batch_idx)
             metrics.add(returned, self._trial.get_batch_length(batch) if self._weigh_by_records else 1)
         self._calls.call(PyTorchCallback.on_validation_epoch_end, metrics.outputs())
@@ -78,8 +81,3 @@ class Validation:
             found = metrics_of_full_dataset(self._trial.evaluate_full_dataset(data_loader=loader))
         of_each, of_reducers = self._parts.reducers.exchange(found, training=False)
         return of_each[0] | of_reducers
-
-    def _batches(self) -> Iterable[Any]:
-        """The batches of this process, on the device."""
-        batches: Iterable[Any] = islice(self._data.validation_batches(), self._max_batches)
-        return map(self._parts.mover, batches) if self._parts.experimental.moves_batches else batches

@@ -9,8 +9,17 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from pa_data.errors import ArgumentTypeError
-from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException
-from pa_trial.metric_values import hold, metrics_by_name, numbers_of, on_host, require_json, to_host, to_result
+from pa_trial.errors import EmptyLoaderError, InvalidExperimentException
+from pa_trial.metric_values import (
+    agreed_names,
+    hold,
+    metrics_by_name,
+    numbers_of,
+    on_host,
+    require_json,
+    to_host,
+    to_result,
+)
 from pa_trial.reducer import Reducer
 from pa_trial.types import Array, Metrics
 
@@ -66,12 +75,7 @@ class ValidationMetrics:
         """
         metrics = metrics_by_name(returned, "evaluate_batch")
         first = self._held[0] if self._held else metrics
-        if metrics.keys() != first.keys():
-            raise CheckFailedError(
-                "evaluate_batch did not return metrics of the same names for all batches.",
-                given=f"{list(first)} for the first batch, {list(metrics)} for batch {len(self._held)}",
-                do="Return each metric for every batch.",
-            )
+        agreed_names("evaluate_batch", {"for the first batch": first, f"for batch {len(self._held)}": metrics})
         self._held.append({name: hold(value) for name, value in metrics.items()})
         self._num_records.append(num_records)
 
@@ -126,21 +130,14 @@ class ValidationMetrics:
         return self._reducer if isinstance(self._reducer, Reducer) else self._reducer.get(name, Reducer.AVG)
 
     def _agreed_names(self, shares: Mapping[int, Mapping[str, _Partial]]) -> list[str]:
-        first_rank, first = next(iter(shares.items()))
-        for rank, share in shares.items():
-            if share.keys() != first.keys():
-                raise CheckFailedError(
-                    "evaluate_batch did not return metrics of the same names on all processes.",
-                    given=f"{list(first)} on rank {first_rank}, {list(share)} on rank {rank}",
-                    do="Return each metric on every process.",
-                )
-        if not isinstance(self._reducer, Reducer) and self._reducer.keys() != first.keys():
+        names = agreed_names("evaluate_batch", {f"on rank {rank}": share for rank, share in shares.items()})
+        if not isinstance(self._reducer, Reducer) and set(self._reducer) != set(names):
             raise InvalidExperimentException(
                 "evaluation_reducer does not name the metrics that evaluate_batch returns.",
-                given=f"reducers for {list(self._reducer)}, metrics {list(first)}",
+                given=f"reducers for {list(self._reducer)}, metrics {names}",
                 do="Give each metric its Reducer, or return a single Reducer for all of them.",
             )
-        return list(first)
+        return names
 
 
 def metrics_of_full_dataset(returned: Metrics) -> Metrics:

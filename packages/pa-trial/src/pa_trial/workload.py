@@ -30,7 +30,7 @@ class Workload:
         self._reducers = parts.reducers
         self._calls = calls
         self._reporter = reporter
-        self._metrics = WorkloadMetrics()
+        self._metrics, self._num_records = WorkloadMetrics(), 0
         self._trial = trial
         self._counts_records = True
         self._began = perf_counter()
@@ -38,7 +38,7 @@ class Workload:
     def start(self) -> None:
         """Begin a workload: what the last one collected is dropped."""
         self._reducers.reset()
-        self._metrics = WorkloadMetrics()
+        self._metrics, self._num_records = WorkloadMetrics(), 0
         self._began = perf_counter()
 
     def add(self, batch: Any, returned: TrainingMetrics) -> None:
@@ -48,19 +48,21 @@ class Workload:
             batch: The batch.
             returned: What ``train_batch`` returned.
         """
-        self._metrics.add(returned, self._num_records(batch))
+        self._metrics.add(returned)
+        self._num_records += self._count_records(batch)
 
     def finish(self) -> None:
         """Combine and report the metrics of all processes; every process must call this."""
-        payloads, of_reducers = self._reducers.exchange(self._metrics.payload(), training=True)
-        num_records, seconds = sum(payload.num_records for payload in payloads), perf_counter() - self._began
-        averages, of_batches = self._metrics.reduce(payloads)
+        own = self._num_records, self._metrics.payload()
+        of_each, of_reducers = self._reducers.exchange(own, training=True)
+        num_records, seconds = sum(records for records, _ in of_each), perf_counter() - self._began
+        averages, of_batches = self._metrics.reduce([payload for _, payload in of_each])
         averages |= of_reducers
         add_counts(averages, self._progress)
         self._calls.call(PyTorchCallback.on_training_workload_end, averages, of_batches)
         self._reporter.training(averages, of_batches, self._progress, num_records=num_records, seconds=seconds)
 
-    def _num_records(self, batch: Any) -> int:
+    def _count_records(self, batch: Any) -> int:
         """Return the number of records of a batch; 0 if the stock ``get_batch_length`` cannot count them."""
         if not self._counts_records:
             return 0
