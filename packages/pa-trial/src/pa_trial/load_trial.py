@@ -132,11 +132,15 @@ def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchT
             module, _, name = spec.partition(":")
             # Not pkgutil.resolve_name, which knows no module with a hyphen, as scripts have.
             found: Any = attrgetter(name)(importlib.import_module(module))
+            candidate: object = found
+            if not (isinstance(candidate, type) and issubclass(candidate, PyTorchTrial)):
+                raise TypeError(f"{found!r} is not a subclass of PyTorchTrial")
     except Exception as error:  # what importing a module does is not limited to some kinds of errors
-        raise _no_class(folder, f"trial_cls_spec {spec!r}: {type(error).__name__}: {error}") from error
-    candidate: object = found
-    if not (isinstance(candidate, type) and issubclass(candidate, PyTorchTrial)):
-        raise _no_class(folder, f"trial_cls_spec {spec!r}, which is not a subclass of PyTorchTrial")
+        raise ConfigurationError(
+            "The class of the trial cannot be imported under the name that it had when the checkpoint was saved.",
+            given=f"{folder} with trial_cls_spec {spec!r}: {type(error).__name__}: {error}",
+            do="Pass the class: load_trial_from_checkpoint_path(path, trial_class=MyTrial).",
+        ) from error
     trial_class: type[PyTorchTrial[Any]] = found
     return trial_class
 
@@ -151,11 +155,3 @@ def _also_importing_from(code: Path) -> Generator[None]:
     finally:
         for path in added:
             sys.path.remove(path)
-
-
-def _no_class(folder: Path, found: str) -> ConfigurationError:
-    return ConfigurationError(
-        "The class of the trial cannot be imported under the name that it had when the checkpoint was saved.",
-        given=f"{folder} with {found}",
-        do="Pass the class: load_trial_from_checkpoint_path(path, trial_class=MyTrial).",
-    )

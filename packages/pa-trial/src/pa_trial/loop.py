@@ -80,9 +80,12 @@ class TrainingLoop:
         self._reporter.beginning(self._progress, is_complete=is_complete)
         if is_complete:
             return
+        stops = ends = False
         with self._profiler or nullcontext():
-            is_complete = self._train_to_end()
-        if not is_complete:
+            while not (stops or ends):
+                due = self._train_workload()
+                stops, ends = self._stops_at(due), due.max_length
+        if stops:
             self.save_unless_current()
             self._stop.tell()
             return
@@ -91,15 +94,6 @@ class TrainingLoop:
             self._validate_and_save_by_policy()
         self.save_unless_current()
         self._stop.agreed()  # a request that came with the last checkpoint is told alike on all processes
-
-    def _train_to_end(self) -> bool:
-        """Train up to ``max_length``; return False if a process requests a stop before."""
-        while True:
-            due = self._train_workload()
-            if self._stops_at(due):
-                return False
-            if due.max_length:
-                return True
 
     # A workload
 

@@ -156,16 +156,11 @@ def _store_of_chief(rank: int, address: str, port: int) -> Store:
                 return cast("Store", store)
         except RuntimeError as error:
             cause = error
+        if time.monotonic() > give_up and (rank == 0 or cause is None):
+            problem = f"The port of a DistributedContext is in use: port {port} on rank {rank}."
+            do = "Pass another port_offset on all ranks, or use torchrun, which needs none."
+            raise ConfigurationError(problem, do=do) from cause
         if time.monotonic() > give_up:
-            raise _port_in_use(rank, port) if rank == 0 or cause is None else _unreachable(address, port) from cause
+            problem = f"The chief of a DistributedContext cannot be reached: no answer from rank 0 at {address}:{port}."
+            raise InternalException(problem, do="Check chief_ip and pub_port, and that rank 0 reaches it.") from cause
         time.sleep(_LONGEST_PAUSE)
-
-
-def _unreachable(address: str, port: int) -> InternalException:
-    problem = f"The chief of a DistributedContext cannot be reached: no answer from rank 0 at {address}:{port}."
-    return InternalException(problem, do="Check chief_ip and pub_port, and that rank 0 reaches this call.")
-
-
-def _port_in_use(rank: int, port: int) -> ConfigurationError:
-    problem = f"The port of a DistributedContext is in use: port {port} on rank {rank}."
-    return ConfigurationError(problem, do="Pass another port_offset on all ranks, or use torchrun, which needs none.")

@@ -101,10 +101,10 @@ class ExperimentSettings:
         self.per_slot_batch_size: int | None = _per_slot_batch_size((hparams or {}).get("global_batch_size"), num_slots)
         self.num_slots: int = num_slots
         configured = exp_conf or {}
-        searcher = _section(configured, "searcher")
+        searcher: Mapping[str, Any] = _entry(configured, "searcher", Mapping) or {}
         self.metric: str | None = _entry(searcher, "metric", str, in_section="searcher")
         smaller_is_better = _entry(searcher, "smaller_is_better", bool, in_section="searcher")
-        self.smaller_is_better: bool = True if smaller_is_better is None else smaller_is_better
+        self.smaller_is_better: bool = smaller_is_better is not False
         self.scheduling_unit: int | None = _entry(configured, "scheduling_unit", int)
         self.min_checkpoint_period: TrainUnit | None = _period(configured, "min_checkpoint_period")
         self.min_validation_period: TrainUnit | None = _period(configured, "min_validation_period")
@@ -230,15 +230,6 @@ def _require_dict(name: str, value: object) -> None:
         raise ArgumentTypeError(f"{name} must be a dictionary or None, got {value!r}.")
 
 
-def _section(configured: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = configured.get(name)
-    if section is None:
-        return {}
-    if not isinstance(section, Mapping):
-        raise _unusable(name, section, "a dictionary")
-    return cast("Mapping[str, Any]", section)
-
-
 def _entry(configured: Mapping[str, Any], name: str, kind: type[Any], in_section: str = "") -> Any:
     value = configured.get(name)
     if value is None or (is_whole(value) if kind is int else isinstance(value, kind)):
@@ -248,7 +239,7 @@ def _entry(configured: Mapping[str, Any], name: str, kind: type[Any], in_section
 
 def _period(configured: Mapping[str, Any], name: str) -> TrainUnit | None:
     """Read what is written as ``{"batches": 100}`` or ``{"epochs": 1}``; a length of 0 stands for none."""
-    section = _section(configured, name)
+    section: Mapping[str, Any] | None = _entry(configured, name, Mapping)
     if not section:
         return None
     if len(section) != 1 or next(iter(section)) not in _UNITS:

@@ -202,7 +202,11 @@ def _build_data(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptio
         skip=progress.batches_trained,
     )
     progress.epoch_length = data.epoch_length
-    _warn_of_endless_training(options, data.epoch_length)
+    if isinstance(options.max_length, Epoch) and data.epoch_length == sys.maxsize:
+        warn_user(
+            f"max_length={options.max_length!r} is never reached: the training data loader has no length, so its "
+            "epochs never end. Pass max_length=Batch(...), or a loader with a length."
+        )
     return data
 
 
@@ -211,14 +215,6 @@ def _warn_of_other_seed(parts: ContextParts, saved: int | None) -> None:
         warn_user(
             f"init(seed={parts.trial_seed}) changes neither the order of the data nor random augmentation: the "
             f"resumed training keeps its seed, {saved}."
-        )
-
-
-def _warn_of_endless_training(options: FitOptions, epoch_length: int) -> None:
-    if isinstance(options.max_length, Epoch) and epoch_length == sys.maxsize:
-        warn_user(
-            f"max_length={options.max_length!r} is never reached: the training data loader has no length, so its "
-            "epochs never end. Pass max_length=Batch(...), or a loader with a length."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -23,14 +22,8 @@ from pa_trial.metric_values import (
 from pa_trial.reducer import Reducer
 from pa_trial.types import Array, Metrics
 
-
-@dataclass(frozen=True)
-class _Partial:
-    """One process's share of a metric: its sum, maximum or minimum, and its weight in a mean."""
-
-    value: Any
-    weight: float
-
+_Partial: TypeAlias = tuple[Any, float]
+"""One process's share of a metric: its sum, maximum or minimum, and its weight in a mean."""
 
 ValidationPayload: TypeAlias = dict[str, _Partial] | None
 """What one process contributes to each metric of a validation, by its name; None if it had no batch."""
@@ -118,13 +111,10 @@ class ValidationMetrics:
         with np.errstate(all="ignore"):  # NaN and infinities are results as any others
             if reducer is not Reducer.AVG:
                 reduce = _REDUCTIONS[reducer]
-                return _Partial(reduce([reduce(array) for array in arrays]), 1)
-            if not self._weigh_by_records:
-                total = sum(float(np.sum(array, dtype=np.float64)) for array in arrays)
-                return _Partial(total, sum(array.size for array in arrays))
+                return reduce([reduce(array) for array in arrays]), 1
+            weights = self._num_records if self._weigh_by_records else [array.size for array in arrays]
             means = [float(np.mean(array, dtype=np.float64)) for array in arrays]
-            weighted = sum(mean * records for mean, records in zip(means, self._num_records, strict=True))
-            return _Partial(weighted, sum(self._num_records))
+            return sum(mean * weight for mean, weight in zip(means, weights, strict=True)), sum(weights)
 
     def _reducer_of(self, name: str) -> Reducer:
         return self._reducer if isinstance(self._reducer, Reducer) else self._reducer.get(name, Reducer.AVG)
@@ -187,8 +177,7 @@ _REDUCTIONS: dict[Reducer, Callable[[Any], Any]] = {Reducer.SUM: _sum, Reducer.M
 def _combined(reducer: Reducer, partials: Sequence[_Partial]) -> Any:
     with np.errstate(all="ignore"):
         if reducer is not Reducer.AVG:
-            result = _REDUCTIONS[reducer]([partial.value for partial in partials])
+            result = _REDUCTIONS[reducer]([value for value, _ in partials])
             return np.float64(result) if result.dtype.kind == "f" else result
-        weight = sum(partial.weight for partial in partials)
-        total = sum(partial.value for partial in partials)
+        total, weight = (sum(parts) for parts in zip(*partials, strict=True))
         return np.float64(total / weight) if weight else np.float64(np.nan)
