@@ -63,7 +63,7 @@ class ChiefBuffers:
             self._pack(buffers, shapes).follow_chief([*buffers.values()])
 
     def _pack(self, buffers: dict[str, Tensor], shapes: _Shapes) -> Packet:
-        self._shapes, self._packet = shapes, Packet(buffers.values(), self._device)
+        self._shapes, self._packet = shapes, Packet([*buffers.values()], self._device)
         return self._packet
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,8 +45,7 @@ class Packet:
         device: The device of the training.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], device: torch.device) -> None:
-        tensors = list(tensors)
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
         sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
         self._bytes = torch.zeros(_ALIGNMENT + sum(sizes), dtype=torch.uint8, device=device)
         self._refusal, *pieces = torch.split(self._bytes, [_ALIGNMENT, *sizes])

@@ -36,9 +36,8 @@ def data_length(data: Any) -> int:
         items: list[Any] = list(data.values()) if isinstance(value, Mapping) else data
         if not items:
             problem = f"An empty batch has no number of records: {kind} without a value."
-            raise ConfigurationError(
-                problem, do="Check the collate_fn of the data loader, or override get_batch_length."
-            )
+            do = "Check the collate_fn of the data loader, or override get_batch_length."
+            raise ConfigurationError(problem, do=do)
         first = items[0]
     try:
         return len(first)

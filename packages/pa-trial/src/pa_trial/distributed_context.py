@@ -75,9 +75,7 @@ class DistributedContext:
         self.cross_rank: int = numbers["cross_rank"]
         self.cross_size: int = numbers["cross_size"]
         if self.local_size != self.size and chief_ip is None:
-            problem = (
-                f"The address of the chief is not known: size={size} and local_size={local_size} without chief_ip."
-            )
+            problem = f"The address of the chief is not known: size={size}, local_size={local_size}, and no chief_ip."
             raise UsageError(problem, do="Pass chief_ip, the address of the machine of rank 0, or set MASTER_ADDR.")
         self._chief_ip = _LOCALHOST if self.cross_size == 1 or chief_ip is None else chief_ip
         self._port = pub_port + port_offset
@@ -238,11 +236,10 @@ class DistributedContext:
 
 
 def _checked(given: dict[str, int | None]) -> dict[str, int]:
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given):
-        return {name: int(name.endswith("size")) for name in given}
     numbers = {name: value for name, value in given.items() if value is not None}
-    fits = not missing and all(
+    if not numbers:
+        return {name: int(name.endswith("size")) for name in given}
+    fits = len(numbers) == len(given) and all(
         0 <= numbers[f"{kind}rank"] < numbers[f"{kind}size"] for kind in ("", "local_", "cross_")
     )
     if not fits:

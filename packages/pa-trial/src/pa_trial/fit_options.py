@@ -89,13 +89,8 @@ class FitOptions:
             max_batches = progress.initial_batch + 1
         else:
             max_batches = batches_of(self.max_length, epoch_length)
-        return Boundaries(
-            max_batches,
-            validation=self.validation_period,
-            checkpoint=self.checkpoint_period,
-            report=self.reporting_period,
-            epoch_length=epoch_length,
-        )
+        periods = self.validation_period, self.checkpoint_period, self.reporting_period
+        return Boundaries(max_batches, *periods, epoch_length)
 
 
 def _check_period(name: str, period: object) -> None:

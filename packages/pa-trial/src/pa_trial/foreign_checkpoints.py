@@ -48,11 +48,8 @@ def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool 
             do=f"Let {PICKLED_TRIAL_STATE} tell it: pass trust_pickle=True if you trust whoever wrote it. Or "
             "start over with its weights: warm_start=.",
         )
-    last_validation: object = state.get("last_val")
-    progress = TrialProgress(
-        batches_trained=batches,
-        last_validation=last_validation if type(last_validation) is int else None,
-    )
+    last: object = state.get("last_val")
+    progress = TrialProgress(batches_trained=batches, last_validation=last if type(last) is int else None)
     names = [name for name in (STATE, LOAD_DATA, METADATA) if (folder / name).is_file()]
     digest = hashlib.sha256(" ".join(_sha256_of(folder / name) for name in names).encode()).hexdigest()
     return SavedTrial(uuid=folder.name, path=folder, progress=progress, digest=digest)

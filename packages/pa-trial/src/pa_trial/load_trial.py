@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from typing_extensions import TypeVar
@@ -141,8 +141,7 @@ def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchT
             given=f"{folder} with trial_cls_spec {spec!r}: {type(error).__name__}: {error}",
             do="Pass the class: load_trial_from_checkpoint_path(path, trial_class=MyTrial).",
         ) from error
-    trial_class: type[PyTorchTrial[Any]] = found
-    return trial_class
+    return cast("type[PyTorchTrial[Any]]", found)
 
 
 @contextmanager

@@ -175,8 +175,7 @@ class WrapsReducers(ABC):
         Returns:
             The same reducer; for a function, a reducer with the method ``update(value)``.
         """
-        wrapped: MetricReducer = self._reducers().wrap(reducer, name, for_training, for_validation)
-        return wrapped
+        return cast("MetricReducer", self._reducers().wrap(reducer, name, for_training, for_validation))
 
 
 def _as_reducer(reducer: Any) -> MetricReducer:

@@ -76,19 +76,22 @@ def require_initialized(model: nn.Module) -> None:
         )
 
 
-def foreign_parameters(optimizer: Optimizer, models: Iterable[nn.Module]) -> list[Tensor]:
-    """Return the parameters of an optimizer that no model has."""
+def check_parameters(optimizer: Optimizer, models: Iterable[nn.Module], num_processes: int) -> None:
+    """Warn about parameters of an optimizer that no model, and no checkpoint, has.
+
+    Raises:
+        InvalidExperimentException: There are such parameters, and several processes.
+    """
     known = {id(parameter) for model in models for parameter in model.parameters()}
-    return [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
-
-
-def warn_of_foreign_parameters(foreign: Sequence[Tensor]) -> None:
-    """Warn about parameters that no checkpoint would have."""
-    warn_user(
-        f"An optimizer updates parameters that no wrapped model has: {_describe_shapes(foreign)}. Checkpoints do not "
-        "contain them, so a resumed training starts them from scratch. Wrap the module that has them with "
-        "context.wrap_model()."
-    )
+    foreign = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
+    if foreign and num_processes > 1:
+        raise apart_from_others(foreign)
+    if foreign:
+        warn_user(
+            f"An optimizer updates parameters that no wrapped model has: {_describe_shapes(foreign)}. Checkpoints do "
+            "not contain them, so a resumed training starts them from scratch. Wrap the module that has them with "
+            "context.wrap_model()."
+        )
 
 
 def apart_from_others(foreign: Sequence[Tensor]) -> InvalidExperimentException:

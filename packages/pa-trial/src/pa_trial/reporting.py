@@ -126,8 +126,7 @@ class Reporter:
 
     def _add_points(self, metrics: Metrics, step: int) -> set[str]:
         """Add a point for each metric that is a number; return their names."""
-        numbers = {name: number_of(value) for name, value in metrics.items()}
-        points = {name: number for name, number in numbers.items() if number is not None}
+        points = {name: number for name, value in metrics.items() if (number := number_of(value)) is not None}
         if points:
             self._tensorboard.add_scalars({f"Determined/{name}": number for name, number in points.items()}, step)
         return set(points)

@@ -73,16 +73,15 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
         seed = int(torch.randint(2**63 - 1, ()).item())
 
     def settings() -> dict[str, object]:
-        asked = {name: _comparable(value) for name, value in vars(options).items() if name not in _PATHS}
-        context: dict[str, object] = {
+        return {
             "trial": type(trial),
             "seed": parts.trial_seed,
             "aggregation_frequency": parts.aggregation_frequency,
             "hparams": parts.settings.hparams,
             "metric": parts.run_settings.metric,
             "max_checkpoints": parts.run_settings.max_checkpoints,
+            **{name: _comparable(value) for name, value in vars(options).items() if name not in _PATHS},
         }
-        return {**context, **asked}
 
     with showing_errors_once():
         require_same(settings)

@@ -103,8 +103,7 @@ class ExperimentSettings:
         configured = exp_conf or {}
         searcher: Mapping[str, Any] = _entry(configured, "searcher", Mapping) or {}
         self.metric: str | None = _entry(searcher, "metric", str, in_section="searcher")
-        smaller_is_better = _entry(searcher, "smaller_is_better", bool, in_section="searcher")
-        self.smaller_is_better: bool = smaller_is_better is not False
+        self.smaller_is_better: bool = _entry(searcher, "smaller_is_better", bool, in_section="searcher") is not False
         self.scheduling_unit: int | None = _entry(configured, "scheduling_unit", int)
         self.min_checkpoint_period: TrainUnit | None = _period(configured, "min_checkpoint_period")
         self.min_validation_period: TrainUnit | None = _period(configured, "min_validation_period")

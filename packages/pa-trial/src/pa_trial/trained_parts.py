@@ -147,10 +147,8 @@ class TrainedParts:
         """
         part_checks.require_optimizer(optimizer)
         if backward_passes_per_step < 1:
-            raise InvalidExperimentException(
-                f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}. Leave it out: any "
-                "number of backward passes works."
-            )
+            problem = f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}."
+            raise InvalidExperimentException(problem, do="Leave it out: any number of backward passes works.")
         if fp16_compression and self._num_processes > 1:
             warn_user("fp16_compression=True has no effect: gradients are exchanged in their own dtype. Leave it out.")
         if id(optimizer) not in self._averages:
@@ -224,11 +222,7 @@ class TrainedParts:
             )
         part_checks.require_some(self.models, self.optimizers)
         for optimizer in self.optimizers:
-            foreign = part_checks.foreign_parameters(optimizer, self.models)
-            if foreign and self._num_processes > 1:
-                raise part_checks.apart_from_others(foreign)
-            if foreign:
-                part_checks.warn_of_foreign_parameters(foreign)
+            part_checks.check_parameters(optimizer, self.models, self._num_processes)
 
     def set_training(self, training: bool) -> None:
         """Put all models in training mode, or in evaluation mode with the buffers of the chief; on every process.

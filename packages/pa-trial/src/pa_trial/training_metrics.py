@@ -79,10 +79,9 @@ def add_counts(metrics: Metrics, progress: TrialProgress) -> None:
 def _mean_of_values(values: list[Any]) -> Any:
     """Return the mean of a metric of one batch over the processes."""
     there = [value for value in values if value is not None]
-    numbers = [numbers_of(value) for value in there]
-    if not there or any(array is None for array in numbers):
+    arrays = [array for value in there if (array := numbers_of(value)) is not None]
+    if not there or len(arrays) < len(there):
         return values[0]
-    arrays = [array for array in numbers if array is not None]
     if any(array.shape != arrays[0].shape for array in arrays):
         arrays = [np.asarray(_mean_of_elements([array])) for array in arrays]
     with np.errstate(all="ignore"):
@@ -91,9 +90,9 @@ def _mean_of_values(values: list[Any]) -> Any:
 
 
 def _average(values: list[Any]) -> float | None:
-    arrays = [numbers_of(value) for value in values if value is not None]
-    known = [array for array in arrays if array is not None]
-    return _mean_of_elements(known) if len(known) == len(arrays) else None
+    there = [value for value in values if value is not None]
+    arrays = [array for value in there if (array := numbers_of(value)) is not None]
+    return _mean_of_elements(arrays) if len(arrays) == len(there) else None
 
 
 def _mean_of_elements(arrays: Sequence[Array]) -> float:

@@ -120,7 +120,11 @@ class TrialGradients:
         reached = {self._owners[id(parameter)] for parameter in self._reached}
         numbers = [float(place), float(asks), *(float(index in reached) for index in range(len(self._models)))]
         travels_along = self._travels_along and expected != ()
-        sums = self._finish(expected, numbers) if travels_along else self._sum_on_host(numbers)
+        if travels_along:
+            sums = self._finish(expected, numbers)
+        else:
+            sums = torch.tensor(numbers)
+            _collectives.all_reduce(sums, group=self._host_group)
         sum_of_places, num_asking, *counts = cast("list[float]", sums.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
         if sum_of_places != place * dist.get_world_size():
             raise RanksDifferError(
@@ -164,11 +168,6 @@ class TrialGradients:
     def _models_expected(self) -> tuple[int, ...]:
         """What this place has reached in the batches before; for a new place, what the one before it has."""
         return self._expected[min(self._position, len(self._expected) - 1)] if self._expected else ()
-
-    def _sum_on_host(self, numbers: Sequence[float]) -> Tensor:
-        sums = torch.tensor(numbers)
-        _collectives.all_reduce(sums, group=self._host_group)
-        return sums
 
     def _exchange_of(self, models: tuple[int, ...]) -> GradientExchange:
         if models not in self._exchanges:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from types import FrameType
 
 _OURS = frozenset({"contextlib", "pa_checkpoint", "pa_data", "pa_distributed", "pa_trial"})
 
@@ -17,10 +16,6 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
         category: ``DeprecationWarning`` for what will not be there for ever.
     """
     level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented, and far cheaper than inspect
-    while frame.f_back is not None and _package(frame) in _OURS:
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _OURS:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -34,12 +34,7 @@ class Validation:
     """
 
     def __init__(
-        self,
-        trial: PyTorchTrial[Any],
-        parts: ContextParts,
-        data: TrialData,
-        calls: CallbackCalls,
-        options: FitOptions,
+        self, trial: PyTorchTrial[Any], parts: ContextParts, data: TrialData, calls: CallbackCalls, options: FitOptions
     ) -> None:
         self._trial = trial
         self._parts = parts
