@@ -1,4 +1,4 @@
-"""Buffers of models, such as the running statistics of BatchNorm: all processes follow the chief's."""
+"""Weights and buffers of models, such as the running statistics of BatchNorm: all processes follow the chief's."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pa_distributed import RanksDifferError, require_same
-from pa_trial._torch import BUFFERS
-from pa_trial.collectives import Packet
+from pa_trial._torch import BUFFERS, foreach
+
+_collectives: Any = dist  # torch annotates its collectives only in part
+_ALIGNMENT = 16
+"""In bytes: of the largest numbers that torch has."""
 
 _Shapes: TypeAlias = dict[str, tuple[torch.Size, torch.dtype]]
 """The shape and the dtype of each buffer, by its name."""
@@ -29,7 +33,7 @@ class ChiefBuffers:
         self._device = device
         self._places: dict[str, tuple[dict[str, Any], str]] = {}
         self._shapes: _Shapes = {}
-        self._packet: Packet | None = None
+        self._packet: _Packet | None = None
         self.find()
 
     def find(self) -> None:
@@ -62,8 +66,8 @@ class ChiefBuffers:
             require_same(_texts(shapes))
             self._pack(buffers, shapes).follow_chief([*buffers.values()])
 
-    def _pack(self, buffers: dict[str, Tensor], shapes: _Shapes) -> Packet:
-        self._shapes, self._packet = shapes, Packet([*buffers.values()], self._device)
+    def _pack(self, buffers: dict[str, Tensor], shapes: _Shapes) -> _Packet:
+        self._shapes, self._packet = shapes, _Packet([*buffers.values()], self._device)
         return self._packet
 
 
@@ -78,3 +82,54 @@ def _changed_here(before: dict[str, str], now: dict[str, str]) -> RanksDifferErr
         given=", ".join(f"{name}: {now.get(name)}, before {before.get(name)}" for name in changed),
         do="Let buffers grow in the same way on all processes, or keep values of one process in a plain attribute.",
     )
+
+
+def broadcast(tensors: Sequence[Tensor], device: torch.device) -> None:
+    """Give every process the values that rank zero has.
+
+    Args:
+        tensors: Tensors of the same shapes and dtypes on each process, in the same order.
+        device: The device of the training.
+    """
+    if dist.is_initialized():  # else, training tells that nothing connects the processes
+        _Packet(tensors, device).follow_chief(tensors)
+
+
+class _Packet:
+    """Room for tensors of any dtypes side by side in one tensor of bytes, in which they travel together.
+
+    Args:
+        tensors: What travels: on each process of the same shapes and dtypes, in the same order.
+        device: The device of the training.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
+        sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
+        self._bytes = torch.zeros(_ALIGNMENT + sum(sizes), dtype=torch.uint8, device=device)
+        self._refusal, *pieces = torch.split(self._bytes, [_ALIGNMENT, *sizes])
+        self._pieces = [
+            piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for piece, tensor in zip(pieces, tensors, strict=True)
+        ]
+
+    @torch.no_grad()
+    def follow_chief(self, tensors: Sequence[Tensor], *, fits: bool = True) -> bool:
+        """Give every process the values that rank zero has; every process must call this.
+
+        Args:
+            tensors: Such tensors as the packet was made for.
+            fits: False if the tensors of this process have other shapes or dtypes by now; they are left alone.
+
+        Returns:
+            Whether the tensors of rank zero fit; if not, nothing is copied. On a GPU, True: nobody waits for it.
+        """
+        is_chief = dist.get_rank() == 0
+        if is_chief:
+            self._refusal.fill_(not fits)
+        if is_chief and fits and self._pieces:
+            foreach("copy_", self._pieces, tensors)
+        _collectives.broadcast(self._bytes, src=0)
+        given = self._bytes.device.type != "cpu" or not self._refusal[0]
+        if given and fits and self._pieces and not is_chief:
+            foreach("copy_", tensors, self._pieces)
+        return given

@@ -16,8 +16,7 @@ from pa_checkpoint.torch_states import misfit
 from pa_distributed import require_same
 from pa_trial import part_checks
 from pa_trial._torch import foreach, is_unscaled
-from pa_trial.chief_buffers import ChiefBuffers
-from pa_trial.collectives import broadcast
+from pa_trial.chief_buffers import ChiefBuffers, broadcast
 from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.mixed_precision import AutocastHooks, create_scaler
