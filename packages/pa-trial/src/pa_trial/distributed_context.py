@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from pa_data.errors import ConfigurationError
@@ -10,9 +11,6 @@ from pa_trial.errors import InternalException, UsageError
 from pa_trial.rank_group import RankGroup, connect
 
 _T = TypeVar("_T")
-
-_LOCALHOST = "127.0.0.1"
-
 
 _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 
@@ -77,7 +75,7 @@ class DistributedContext:
         if self.local_size != self.size and chief_ip is None:
             problem = f"The address of the chief is not known: size={size}, local_size={local_size}, and no chief_ip."
             raise UsageError(problem, do="Pass chief_ip, the address of the machine of rank 0, or set MASTER_ADDR.")
-        self._chief_ip = _LOCALHOST if self.cross_size == 1 or chief_ip is None else chief_ip
+        self._chief_ip = "127.0.0.1" if self.cross_size == 1 or chief_ip is None else chief_ip
         self._port = pub_port + port_offset
         self._max_wait_seconds = max_wait_seconds
         self._groups: tuple[RankGroup, RankGroup] | None = None
@@ -211,7 +209,9 @@ class DistributedContext:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
     def _allgather(self, stuff: _T, size: int, *, of_machine: bool) -> list[_T]:

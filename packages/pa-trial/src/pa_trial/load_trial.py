@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from typing_extensions import TypeVar
@@ -131,9 +131,8 @@ def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchT
         with _also_importing_from(folder / _CODE):
             module, _, name = spec.partition(":")
             # Not pkgutil.resolve_name, which knows no module with a hyphen, as scripts have.
-            found: Any = attrgetter(name)(importlib.import_module(module))
-            candidate: object = found
-            if not (isinstance(candidate, type) and issubclass(candidate, PyTorchTrial)):
+            found: object = attrgetter(name)(importlib.import_module(module))
+            if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
                 raise TypeError(f"{found!r} is not a subclass of PyTorchTrial")
     except Exception as error:  # what importing a module does is not limited to some kinds of errors
         raise ConfigurationError(
@@ -141,7 +140,7 @@ def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchT
             given=f"{folder} with trial_cls_spec {spec!r}: {type(error).__name__}: {error}",
             do="Pass the class: load_trial_from_checkpoint_path(path, trial_class=MyTrial).",
         ) from error
-    return cast("type[PyTorchTrial[Any]]", found)
+    return found  # pyright: ignore[reportUnknownVariableType]  # the type of its batches is its own
 
 
 @contextmanager

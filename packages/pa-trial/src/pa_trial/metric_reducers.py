@@ -95,7 +95,13 @@ class MetricReducers:
     def __init__(self) -> None:
         self._wrapped: list[_Wrapped] = []
 
-    def wrap(self, reducer: object, name: object = None, for_training: bool = True, for_validation: bool = True) -> Any:
+    def wrap(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: object = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> Any:
         """Let a reducer take part; see ``WrapsReducers.wrap_reducer``."""
         wrapped = _as_reducer(reducer)
         if name is not None and not isinstance(name, str):

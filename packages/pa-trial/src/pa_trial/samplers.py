@@ -34,7 +34,8 @@ class _SamplerAdaptor(Sampler[_ItemT], Generic[_ItemT]):
     """Yields what another sampler yields, in another order or in part."""
 
     def __init__(self, sampler: Iterable[_ItemT]) -> None:
-        self._source = self.sampler = sampler
+        self.sampler: Iterable[_ItemT] = sampler
+        self._source: Iterable[_ItemT] = sampler
 
     def __len__(self) -> int:
         return len(cast("Sized", self._source))
@@ -45,7 +46,8 @@ class _BatchSamplerAdaptor(_SamplerAdaptor[Any], BatchSampler):
 
     @override
     def __init__(self, batch_sampler: Iterable[Sequence[Any]]) -> None:
-        self._source = self.batch_sampler = batch_sampler
+        self.batch_sampler: Iterable[Sequence[Any]] = batch_sampler
+        self._source: Iterable[Sequence[Any]] = batch_sampler
         for name in ("sampler", "batch_size", "drop_last"):
             if hasattr(batch_sampler, name):
                 setattr(self, name, getattr(batch_sampler, name))

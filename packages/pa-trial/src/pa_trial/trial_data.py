@@ -52,7 +52,6 @@ class TrialData:
         self._given: dict[str, Any] = {"training": training, "validation": validation}
         for name, loader in self._given.items():
             _check(loader, f"build_{name}_data_loader", checks, num_processes)
-        kind_of_training: type = training.__class__
         self._training, self._validation, whole = training, validation, validation
         if isinstance(training, DataLoader):
             self._training = training.get_data_loader(True, skip, num_processes, rank, seed=seed)
@@ -63,7 +62,7 @@ class TrialData:
         self.full_validation_loader: TorchDataLoader[Any] = whole
         self.epoch_length: int = gather_objects(_length(self._training))[0]
         if self.epoch_length == 0:
-            raise _no_batch(kind_of_training, "without a batch")
+            raise _no_batch(self._given["training"].__class__, "without a batch")
         self._skip = skip
         self._iterators: weakref.WeakSet[Generator[Any]] = weakref.WeakSet()
 
