@@ -94,16 +94,14 @@ class Accumulation:
         tensor(2.)
     """
 
-    def __init__(
-        self, num_processes: int, nominal: float | None = None, *, counted_by: str = "num_items_in_batch"
-    ) -> None:
+    def __init__(self, num_processes: int, *, counted_by: str = "num_items_in_batch") -> None:
         self._num_processes = num_processes
         self._counted_by = counted_by
         self._counts_items: bool | None = None
         self._items_of_step: int | None = None
         self._last_batch_size = 0
         self._counted: MicroBatch | None = None
-        self.nominal = nominal
+        self.nominal: float | None = None
         self.items: float = 0.0
         self.counts_samples: bool = False
 

@@ -141,8 +141,7 @@ class RankSync:
         except StopTrainingError as error:
             self.ask_to_stop(error)
         if self._num_processes > 1:
-            flags = to_device(self.local_flags(items=0.0), torch.float32, self._device)
-            self._apply(_to_list(self._sums(flags, describe or self._describe)))
+            self._apply(_to_list(self._sums(self._own_flags(), describe or self._describe)))
         self.stop_if_alone()
 
     def before_update(
@@ -181,7 +180,7 @@ class RankSync:
 
         Other requests of a process wait for the next update.
         """
-        asking = self.preempt.is_asked if self._num_processes == 1 else self._add_up_flags()[3].item()
+        asking = self.preempt.is_asked if self._num_processes == 1 else sum_over_processes(self._own_flags())[3].item()
         self.preempt.agree(asking)
 
     def add_up(self, losses: LossTracker, means: StepMeans, missing: float) -> float:
@@ -240,8 +239,8 @@ class RankSync:
         require_same(describe, exchange)
         return exchanged[0].sum(0)
 
-    def _add_up_flags(self, items: float = 0.0) -> Tensor:
-        return sum_over_processes(to_device(self.local_flags(items), torch.float32, self._device))
+    def _own_flags(self) -> Tensor:
+        return to_device(self.local_flags(items=0.0), torch.float32, self._device)
 
     def _apply(self, flags: list[float]) -> None:
         """Act on the flags of all processes."""
