@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pa_core.attributes import temporarily
 from pa_core.errors import NonFiniteLossError, UnsupportedConfigurationError
 from pa_core.model_tensors import compiled_from
 
@@ -325,16 +326,10 @@ def compilation(accelerator: AcceleratorLike) -> Compilation | None:
     return Compilation(plugin.to_kwargs(), bool(plugin.use_regional_compilation))
 
 
-@contextmanager
-def _without_compilation(accelerator: AcceleratorLike) -> Generator[None]:
+def _without_compilation(accelerator: AcceleratorLike) -> AbstractContextManager[None]:
     from accelerate.utils import DynamoBackend
 
-    plugin: Any = cast("Any", accelerator).state.dynamo_plugin
-    before, plugin.backend = plugin.backend, DynamoBackend.NO
-    try:
-        yield
-    finally:
-        plugin.backend = before
+    return temporarily(cast("Any", accelerator).state.dynamo_plugin, backend=DynamoBackend.NO)
 
 
 def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> tuple[nn.Module, Callable[[], None]]:
@@ -384,12 +379,8 @@ def split_loader(accelerator: AcceleratorLike, loader: _Loader) -> _Loader:
     Accelerate would make a plain loader of it, unless it was told to make all loaders stateful.
     """
     config: Any = cast("Any", accelerator).dataloader_config
-    before = config.use_stateful_dataloader
-    config.use_stateful_dataloader = before or is_of_torchdata(loader)
-    try:
+    with temporarily(config, use_stateful_dataloader=config.use_stateful_dataloader or is_of_torchdata(loader)):
         share: Any = accelerator.prepare_data_loader(loader)
-    finally:
-        config.use_stateful_dataloader = before
     if is_of_torchdata(share.base_dataloader):
         share.base_dataloader.snapshot_every_n_steps = getattr(loader, "snapshot_every_n_steps", 1)
         # It was asked for its state, and has begun an epoch for that, before the processes agreed on the order.

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any
 
 from pa_core.errors import ArgumentTypeError
+from pa_core.input_checks import required_arguments
 from pa_core.user_warnings import warn_user
 
 _SURELY_A_TYPO = 0.85
@@ -56,7 +57,7 @@ def require_callback(callback: object, base: type) -> None:
             expected="an instance or a subclass of TrainerCallback",
             do=f"Derive {kind.__name__} from TrainerCallback." if is_users_class else "Take it out of the list.",
         )
-    if isinstance(callback, type) and (missing := _required_arguments(callback)):
+    if isinstance(callback, type) and (missing := required_arguments(callback)):
         raise ArgumentTypeError(
             f"{callback.__name__} cannot be created without arguments.",
             given=f"the class {callback.__name__}",
@@ -66,12 +67,6 @@ def require_callback(callback: object, base: type) -> None:
 
 def _is_callback(value: object, base: type) -> bool:
     return isinstance(value, base) or (isinstance(value, type) and issubclass(value, base))
-
-
-def _required_arguments(kind: type) -> list[str]:
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(kind).parameters.values()
-    return [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
 
 
 def implements(callback: object, event: str, base: type) -> bool:

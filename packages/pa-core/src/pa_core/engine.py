@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
 
 import torch
 
 from pa_core import _accelerate
+from pa_core.attributes import temporarily
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Loaders
 from pa_core.distributed.comparison import Describe
@@ -154,15 +155,9 @@ class Engine:
             seed=self.resumption.seed,
         )
 
-    @contextmanager
-    def separate_means(self) -> Generator[None]:
-        """Within the context, losses and logged values belong to something else, such as an evaluation."""
-        losses, means = self.losses, self.means
-        self.losses, self.means = LossTracker(), StepMeans()
-        try:
-            yield
-        finally:
-            self.losses, self.means = losses, means
+    def separate_means(self) -> AbstractContextManager[None]:
+        """Return a context in which losses and logged values belong to something else, such as an evaluation."""
+        return temporarily(self, losses=LossTracker(), means=StepMeans())
 
     @contextmanager
     def kept(self, trainer: object) -> Generator[None]:

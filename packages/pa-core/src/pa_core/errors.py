@@ -14,7 +14,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
-import pa_checkpoint
 from pa_checkpoint import CheckpointError, FolderInUseError
 from pa_data.errors import (
     ArgumentTypeError,
@@ -177,18 +176,13 @@ class MetricNotFoundError(ExplainedError, KeyError, ValueError):
     """
 
 
-def is_explained(
-    error: BaseException,
-) -> TypeGuard[ExplainedError | CheckpointError | pa_checkpoint.CheckpointNotFoundError]:
+def is_explained(error: BaseException) -> TypeGuard[ExplainedError | CheckpointError]:
     """Whether an error is one of ours, which has the four parts of an ``ExplainedError``.
 
     Args:
         error: Any error.
     """
-    return isinstance(
-        error,
-        ExplainedError | CheckpointError | pa_checkpoint.CheckpointNotFoundError | OtherProcessError | RanksDifferError,
-    )
+    return isinstance(error, ExplainedError | CheckpointError | OtherProcessError | RanksDifferError)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TypeVar
 
 from torch import nn
@@ -134,9 +135,7 @@ def require_step_without_closure(optimizer: Optimizer) -> None:
         ConfigurationError: Its ``step`` needs an argument.
     """
     # A scheduler of torch replaces the method by a function that has the signature of the unbound one.
-    parameters = [one for name, one in inspect.signature(optimizer.step).parameters.items() if name != "self"]
-    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    if any(one.default is inspect.Parameter.empty and one.kind not in variable for one in parameters):
+    if any(name != "self" for name in required_arguments(optimizer.step)):
         name = type(optimizer).__name__
         raise ConfigurationError(
             "The optimizer computes losses by itself, which a step after the backward pass cannot do.",
@@ -302,6 +301,22 @@ def check_kind_of_optimizer(optimizer: object) -> None:
             do="Pass an optimizer of the model's parameters, for example "
             "optimizer=torch.optim.SGD(model.parameters(), lr=0.1).",
         )
+
+
+def required_arguments(function: Callable[..., object]) -> list[str]:
+    """Return the names of the arguments that have to be given.
+
+    Raises:
+        TypeError: Its signature cannot be told.
+        ValueError: As above.
+
+    Example:
+        >>> required_arguments(lambda metric, epoch=None, *others, **more: None)
+        ['metric']
+    """
+    parameters = inspect.signature(function).parameters.values()
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
 
 
 def _is_optimizer(value: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from pa_core import _accelerate, distributed, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.attributes import temporarily
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, count_steps, innermost, is_keyed
@@ -630,11 +631,8 @@ class Loop:
     def finish_update(self) -> None:
         """Call the event of an update, between two steps, where an evaluation may be interrupted."""
         engine = self.engine
-        engine.checkpointer.is_between_steps = True
-        try:
+        with temporarily(engine.checkpointer, is_between_steps=True):
             self.call(TrainerCallback.on_optimizer_step_end, update=engine.progress.updates)
-        finally:
-            engine.checkpointer.is_between_steps = False
         engine.means.end_step()
 
     # Evaluations
@@ -688,14 +686,9 @@ class Loop:
             with self.at_empty_batch():
                 yield last
 
-    @contextmanager
-    def at_empty_batch(self) -> Generator[None]:
-        """Within the context, what is computed has no weight."""
-        self.engine.is_at_empty_batch = True
-        try:
-            yield
-        finally:
-            self.engine.is_at_empty_batch = False
+    def at_empty_batch(self) -> AbstractContextManager[None]:
+        """Return a context in which what is computed has no weight."""
+        return temporarily(self.engine, is_at_empty_batch=True)
 
     @contextmanager
     def interruptible_evaluation(self, names: Sequence[str | None]) -> Generator[None]:
@@ -729,10 +722,8 @@ class Loop:
             report=lambda steps: self.call(TrainerCallback.on_train_steps_passed_over, steps=steps),
         )
         if phase is Phase.INTERMEDIATE_EVALUATION:
-            self.engine.checkpointer.is_between_steps = True
-            try:
-                trainer.run_evaluation_epoch(is_intermediate=True, eval_names=resumption.interrupted_sets(trainer))
-            except EvaluationInterrupted:
-                self.reach(Phase.STEP)
-            finally:
-                self.engine.checkpointer.is_between_steps = False
+            with temporarily(self.engine.checkpointer, is_between_steps=True):
+                try:
+                    trainer.run_evaluation_epoch(is_intermediate=True, eval_names=resumption.interrupted_sets(trainer))
+                except EvaluationInterrupted:
+                    self.reach(Phase.STEP)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from pa_core.attributes import temporarily
 from pa_core.distributed.comparison import RUN_END
 from pa_core.tracking import RunClock
 
@@ -121,18 +122,13 @@ class Progress:
         """Set the counters of an epoch to zero."""
         self.steps_in_epoch = self.samples_in_epoch = self.samples_in_group = 0
 
-    @contextmanager
-    def at(self, stage: Stage) -> Generator[None]:
-        """Within the context, the run is in another stage.
+    def at(self, stage: Stage) -> AbstractContextManager[None]:
+        """Return a context in which the run is in another stage.
 
         Args:
             stage: That stage.
         """
-        before, self.stage = self.stage, stage
-        try:
-            yield
-        finally:
-            self.stage = before
+        return temporarily(self, stage=stage)
 
     def finish_group(self, clock: RunClock, *, makes_update: bool) -> None:
         """Move the samples of the group to the epoch and the clock, and count its update.

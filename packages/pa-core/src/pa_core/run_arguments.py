@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pa_core.data.data_arguments import GivenData
 from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.errors import ConfigurationError
-from pa_core.rank_checks import describe_arguments, describe_data
+from pa_core.rank_checks import describe_data
 from pa_core.run_config import check_clip_threshold, check_count
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.training_state.run_settings import check_resume_overrides
@@ -77,19 +77,19 @@ class RunArguments:
         sizes = self.per_device_batch_size, self.num_epochs, self.gradient_accumulation_steps
         return *sizes, self.max_num_train_steps, self.gradient_clip_value
 
-    def describe(self) -> dict[str, str]:
-        """Return what must be the same on all ranks, as texts by name."""
+    def describe(self) -> dict[str, object]:
+        """Return what must be the same on all ranks, by name."""
         asked = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        texts: dict[str, str] = {"call": asked.pop("call")}
+        values: dict[str, object] = {"call": asked.pop("call")}
         for given in asked.pop("data"):
-            texts |= describe_data(given)
+            values |= describe_data(given)
         every = {name: one.every_n_epochs for name, one in asked.pop("evaluation_sets").items()}
         if every:
-            texts["evaluation sets"] = ", ".join(f"{name} every {n}" if n > 1 else name for name, n in every.items())
+            values["evaluation sets"] = ", ".join(f"{name} every {n}" if n > 1 else name for name, n in every.items())
         asked["scheduler is stepped"] = str(asked.pop("stepping"))
         asked["resume_from"] = _shared_place(self.resume_from)
         asked["resume_allow"] = sorted(self.resume_allow)
-        return texts | describe_arguments(asked)
+        return values | asked
 
 
 def _shared_place(resume_from: str | Path | None) -> str | None:

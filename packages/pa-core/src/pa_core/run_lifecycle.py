@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -198,52 +198,54 @@ class RunLifecycle:
         """
         require_same(self._describe_parts)
 
-    def _describe_setting(self) -> dict[str, str]:
+    def _describe_setting(self) -> dict[str, object]:
         """What a run works with besides its arguments."""
         trainer = self.trainer
         return {
             "mixed_precision": _accelerate.computed_precision(self.engine.accelerator),
             "callbacks": rank_checks.describe_callbacks(trainer.callback_handler.callbacks),
-            "loss_func": rank_checks.describe_value(trainer.loss_func),
-            "run_history": rank_checks.describe_value(trainer.run_history),
+            "loss_func": trainer.loss_func,
+            "run_history": type(trainer.run_history),
         }
 
-    def _describe_parts(self) -> dict[str, str]:
+    def _describe_parts(self) -> dict[str, object]:
         trainer = self.trainer
-        models = {**trainer.named_models(), **trainer.modules}
-        texts = self._describe_evaluation()
-        if self.engine.running == "train":
-            optimizers = trainer.named_optimizers()
-            texts |= rank_checks.describe_loader("training", trainer.train_dataloader)
-            texts |= rank_checks.describe_optimizers(optimizers, models)
-            texts |= rank_checks.describe_hyperparameters(optimizers)
-        return texts | rank_checks.describe_models(models)
+        return {**self._describe_used(), **trainer.named_models(), **trainer.modules}
 
-    def _describe_evaluation(self) -> dict[str, str]:
+    def _describe_used(self) -> dict[str, object]:
+        """The loaders of a run, and what it trains."""
+        trainer = self.trainer
+        values = self._describe_evaluation()
+        if self.engine.running == "train":
+            values |= rank_checks.describe_trained(trainer.named_models())
+            values |= rank_checks.describe_loader("training", trainer.train_dataloader)
+            values |= _titled("optimizer", trainer.named_optimizers())
+        return values
+
+    def _describe_evaluation(self) -> dict[str, object]:
         trainer = self.trainer
         loaders = trainer.eval_dataloaders
         if not loaders:
             return rank_checks.describe_loader("evaluation", trainer.eval_dataloader)
-        texts = {"evaluation set in progress": str(trainer.eval_name)}
+        values: dict[str, object] = {"evaluation set in progress": trainer.eval_name}
         for name, loader in loaders.items():
-            texts |= rank_checks.describe_loader(f"evaluation of {name}:", loader)
-        return texts
+            values |= rank_checks.describe_loader(f"evaluation of {name}:", loader)
+        return values
 
-    def describe_start(self) -> dict[str, str]:
+    def describe_start(self) -> dict[str, object]:
         """Return what all processes have when their first step is about to come; schedulers are made late."""
-        return {**self.describe_course(), **rank_checks.describe_schedulers(self.trainer.named_schedulers())}
+        schedulers = _titled("scheduler", self.trainer.named_schedulers())
+        return {**self.describe_course(), **rank_checks.describe_schedulers(schedulers)}
 
-    def describe_course(self) -> dict[str, str]:
+    def describe_course(self) -> dict[str, object]:
         """Return what stays the same on all processes in the course of a run, though callbacks may change it."""
-        trainer = self.trainer
-        stage, updates = self.engine.progress.stage, trainer.num_updates_completed
-        texts = {PLACE: f"{stage}, after {updates} update{'' if updates == 1 else 's'}"}
-        texts |= self._describe_evaluation()
-        if self.engine.running == "train":
-            texts |= rank_checks.describe_trained(trainer.named_models())
-            texts |= rank_checks.describe_loader("training", trainer.train_dataloader)
-            texts |= rank_checks.describe_hyperparameters(trainer.named_optimizers())
-        return texts
+        stage, updates = self.engine.progress.stage, self.trainer.num_updates_completed
+        return {PLACE: f"{stage}, after {updates} update{'' if updates == 1 else 's'}", **self._describe_used()}
+
+
+def _titled(kind: str, by_name: Mapping[str, object]) -> dict[str, object]:
+    """Name things by their kind too, as models have the same names."""
+    return {name if name == kind else f"{kind} {name}": one for name, one in by_name.items()}
 
 
 def _prepare_training(modules: ShardedModules, accelerator: _accelerate.AcceleratorLike) -> None:

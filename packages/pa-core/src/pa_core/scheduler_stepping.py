@@ -14,6 +14,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.best_metric import require_watchable, watched_value
 from pa_core.errors import ConfigurationError
+from pa_core.input_checks import required_arguments
 from pa_core.user_warnings import warn_user
 
 _EPOCH_NAMES = {"epoch", "epochs", "current_epoch", "num_epochs"}
@@ -143,12 +144,7 @@ class SchedulerStepping:
 
 def _required(step: Callable[..., object]) -> list[str]:
     """The arguments that have to be given; none where a signature cannot be had."""
-    return [
-        name
-        for name, parameter in _parameters(step).items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
+    return required_arguments(step) if _parameters(step) else []
 
 
 def _metric_of(step: Callable[..., object]) -> str | None:

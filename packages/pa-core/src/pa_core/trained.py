@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain, islice
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler
 
 from pa_core import _accelerate
 from pa_core._torch import foreach
+from pa_core.attributes import temporarily
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.split_sampler import split_sampler
@@ -93,16 +94,14 @@ class Accumulation:
         tensor(2.)
     """
 
-    def __init__(
-        self, num_processes: int, nominal: float | None = None, *, counted_by: str = "num_items_in_batch"
-    ) -> None:
+    def __init__(self, num_processes: int, *, counted_by: str = "num_items_in_batch") -> None:
         self._num_processes = num_processes
         self._counted_by = counted_by
         self._counts_items: bool | None = None
         self._items_of_step: int | None = None
         self._last_batch_size = 0
         self._counted: MicroBatch | None = None
-        self.nominal = nominal
+        self.nominal: float | None = None
         self.items: float = 0.0
         self.counts_samples: bool = False
 
@@ -193,15 +192,10 @@ def counting_samples(trained: Iterable[Trained]) -> Generator[None]:
     Args:
         trained: What the batches are trained on.
     """
-    accumulations = [one.accumulation for one in trained]
-    before = [accumulation.counts_samples for accumulation in accumulations]
-    for accumulation in accumulations:
-        accumulation.counts_samples = True
-    try:
+    with ExitStack() as contexts:
+        for one in trained:
+            contexts.enter_context(temporarily(one.accumulation, counts_samples=True))
         yield
-    finally:
-        for accumulation, counts_samples in zip(accumulations, before, strict=True):
-            accumulation.counts_samples = counts_samples
 
 
 def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core import default_step, input_checks, rank_checks, scheduler_stepping
+from pa_core import default_step, input_checks, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
@@ -426,9 +426,8 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         """Begin a run that predicts, and have the model ready within the context."""
         self._lifecycle.require_ready("predict")  # again, as another run may have begun since
 
-        def describe_arguments() -> dict[str, str]:
-            arguments = {**run.describe(), "collate_fn": run.collate_fn}
-            return {"call": f"{type(self).__qualname__}.predict()", **rank_checks.describe_arguments(arguments)}
+        def describe_arguments() -> dict[str, object]:
+            return {"call": f"{type(self).__qualname__}.predict()", **run.describe(), "collate_fn": run.collate_fn}
 
         with self._lifecycle.running("predict", {}, describe_arguments, seed=run.seed):
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)

@@ -6,8 +6,6 @@ import contextlib
 import json
 import math
 import os
-import subprocess
-import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -35,7 +33,6 @@ from pa_core import (
     world_process_zero_only,
 )
 from pa_core.data import remove_padding
-from pa_core.distributed.comparison import digest
 from pa_core.testing import make_classification
 from tests.launching import Launch, forked_python, run_command
 
@@ -510,22 +507,6 @@ def test_rows_of_any_shape() -> None:
     boxes = torch.arange(24.0).reshape(2, 3, 4)
     boxes[0, :, 1:] = -1
     assert torch.equal(remove_padding(torch.cat([boxes, torch.full((1, 3, 4), -1.0)]), -1), boxes)
-
-
-IN_NEW_PROCESS = "from pa_core.distributed.comparison import digest; print(digest({'one': 'text', 'other': '\\udcff'}))"
-
-
-def test_a_digest_is_the_same_in_each_process() -> None:
-    """It depends neither on the seed of Python's hashes nor on the order of the texts, and takes any text."""
-    new = subprocess.run([sys.executable, "-c", IN_NEW_PROCESS], capture_output=True, text=True, check=True)
-    assert new.stdout.strip() == str(digest({"other": "\udcff", "one": "text"}))
-
-
-def test_a_digest_is_exact_in_single_precision() -> None:
-    """It can travel with other numbers, whatever their dtype."""
-    for number in range(200):
-        numbers = digest({"number": str(number)})
-        assert torch.tensor(numbers, dtype=torch.float32).tolist() == numbers
 
 
 SCRIPT = Path(__file__).with_name("resumed_on_three_ranks.py")

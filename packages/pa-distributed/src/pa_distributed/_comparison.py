@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import hashlib
 import numbers
 import os
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 import torch
@@ -22,16 +26,21 @@ _LONGEST_TEXT = 120
 _DEEPEST = 4
 
 
-def require_same(values: Mapping[str, object] | Callable[[], Mapping[str, object]]) -> None:
+def require_same(
+    values: Mapping[str, object] | Callable[[], Mapping[str, object]],
+    exchange: Callable[[list[int]], Sequence[Sequence[float]]] | None = None,
+) -> None:
     """Raise the same error on all processes for anything that differs between them; every process must call this.
 
-    It takes one small exchange. What differs is exchanged, as short texts, only if anything does.
+    It takes one small exchange, of a digest. What differs is exchanged, as short texts, only if anything does.
 
     Args:
         values: What has to be the same, by name; or a function that returns it, which is not called on one process.
-            Texts and numbers are compared as they are, and so are dictionaries, lists and tuples of them; modules by
-            their layers, and the shapes of their parameters and buffers; optimizers by the parameters and settings of
-            their groups; of anything else, the class.
+            Texts and numbers are compared as they are, and so are dictionaries, lists and tuples of them, dataclasses
+            and partial functions; modules by their layers, and the shapes of their parameters and buffers; optimizers
+            by the parameters and settings of their groups; of anything else, the class.
+        exchange: Called with a few small whole numbers, sends them to all processes, together with what they exchange
+            anyway, and returns what each process has sent; None to send them alone.
 
     Raises:
         RanksDifferError: Something differs.
@@ -42,9 +51,8 @@ def require_same(values: Mapping[str, object] | Callable[[], Mapping[str, object
     if is_alone():
         return
     own = describe_values(values() if callable(values) else values)
-    # Not the built-in hash, which is another one in each process.
-    digest = hashlib.sha256(repr(sorted(own.items())).encode(errors="surrogatepass")).hexdigest()
-    if len(set(gather_objects(digest))) == 1:
+    of_each = (exchange or gather_objects)(digest(own))
+    if all(one == of_each[0] for one in of_each):
         return
     found = differences(gather_objects(own))
     more = f", and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
@@ -53,6 +61,21 @@ def require_same(values: Mapping[str, object] | Callable[[], Mapping[str, object
         given="; ".join(found[:_MOST_SHOWN]) + more,
         do="Find the line of your script where the rank, the host or the environment decides this.",
     )
+
+
+def digest(texts: Mapping[str, str]) -> list[int]:
+    """Return small whole numbers that are the same on two processes if, and in practice only if, their texts are.
+
+    Args:
+        texts: What is compared, by name.
+
+    Example:
+        >>> digest({"num_epochs": "3"}) == digest({"num_epochs": "3"}), digest({"num_epochs": "3"}) == digest({})
+        (True, False)
+    """
+    # Not the built-in hash, which is another one in each process.
+    whole = hashlib.sha256(repr(sorted(texts.items())).encode(errors="surrogatepass")).digest()
+    return [*struct.unpack_from(">4H", whole)]  # any dtype that is exchanged holds 16 bits exactly, float32 included
 
 
 def differences(texts_of_each: Sequence[Mapping[str, str]]) -> list[str]:
@@ -122,19 +145,36 @@ def describe_value(value: object, depth: int = 0) -> str:
 
     Example:
         >>> describe_value({"lr": 0.1, "betas": (0.9, 0.99)}), describe_value(nn.Linear), describe_value(nn.ReLU())
-        ('betas=(0.9, 0.99), lr=0.1', 'Linear', 'ReLU')
+        ('betas=(0.9, 0.99), lr=0.1', 'Linear', 'ReLU(inplace=False)')
+        >>> describe_value(functools.partial(nn.Linear, 2, bias=False))
+        'partial(Linear, 2, bias=False)'
     """
+    if isinstance(value, functools.partial):
+        made = cast("functools.partial[object]", value)
+        parts = [describe_value(one, depth + 1) for one in (made.func, *made.args, made.keywords)]
+        return f"partial({', '.join(filter(None, parts))})"
+    if is_dataclass(value) and not isinstance(value, type):
+        compared = {one.name: getattr(value, one.name, None) for one in fields(value) if one.compare}
+        return f"{type(value).__qualname__}({describe_value(compared, depth + 1)})"
     if depth < _DEEPEST and isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value).items()
         return ", ".join(sorted(f"{key}={describe_value(one, depth + 1)}" for key, one in entries))
     if depth < _DEEPEST and isinstance(value, (list, tuple)):
         return f"({', '.join(describe_value(one, depth + 1) for one in cast('Sequence[object]', value))})"
-    if value is None or isinstance(value, (bool, str, torch.dtype)):
+    return _describe_single(value)
+
+
+def _describe_single(value: object) -> str:
+    if value is None or isinstance(value, (bool, str)):
         return repr(value)
     if isinstance(value, numbers.Integral):
         return str(int(value))
     if isinstance(value, numbers.Real):
         return f"{float(value):.9g}"
+    if isinstance(value, (enum.Enum, torch.dtype)):
+        return str(value)
+    if isinstance(value, nn.Module):
+        return _describe_layer(value)
     name: object = getattr(value, "__qualname__", None)
     return name if isinstance(name, str) else type(value).__qualname__
 
@@ -159,15 +199,24 @@ def _describe_optimizer(name: str, optimizer: Optimizer, owned: Mapping[int, str
 
 
 def _describe_layer(layer: nn.Module) -> str:
-    kind = type(layer).__qualname__
-    return f"{kind}({layer.extra_repr()})" if type(layer).__module__.startswith("torch.nn.modules.") else kind
+    """The class of a module, and the settings of one of torch's."""
+    kind = type(layer)
+    if not kind.__module__.startswith("torch.nn.modules."):
+        return kind.__qualname__
+    settings = {name: value for name, value in vars(layer).items() if isinstance(value, (bool, float, int, str))}
+    del settings["training"]
+    return f"{kind.__qualname__}({layer.extra_repr() or describe_value(settings)})"
 
 
 def _describe_tensor(tensor: Tensor) -> str:
     if is_lazy(tensor):
         return "not initialized"
     frozen = ", frozen" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{frozen}"
+    sharded = cast("Any", tensor)  # a DTensor, which few processes have imported
+    pieces = (
+        f", in pieces by {sharded.placements} of {sharded.device_mesh.shape}" if hasattr(tensor, "placements") else ""
+    )
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{frozen}{pieces}"
 
 
 def _plain(value: object) -> object:

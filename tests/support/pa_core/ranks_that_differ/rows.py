@@ -343,7 +343,7 @@ ARGUMENTS = [
     Row(
         "`watch_metric`",
         argument("watch_metric", "accuracy"),
-        "scheduler is stepped: 'after each update' on rank 0, 'after each epoch, with accuracy' on rank 1",
+        "scheduler is stepped: after each update on rank 0, after each epoch, with accuracy on rank 1",
     ),
     Row("precision", given(precision="bf16"), "mixed_precision: no on rank 0, bf16 on rank 1"),
     Row("evaluation or none", given(eval_data=None), "eval_dataset: a dataset on rank 0, None on rank 1", doors=TRAIN),
@@ -375,7 +375,7 @@ ARGUMENTS = [
     Row(
         "a run that is resumed, or begun",
         lambda case: case.arguments.update(resume_from="states", resume_missing="start"),
-        "resume_from: None on rank 0, 'states' on rank 1",
+        "resume_from: None on rank 0, states on rank 1",
     ),
     Row("`resume_allow`", argument("resume_allow", ("shuffle",)), "resume_allow: () on rank 0, ('shuffle') on rank 1"),
     Row(

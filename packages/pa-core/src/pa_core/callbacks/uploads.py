@@ -237,7 +237,7 @@ def warn_that_it_continues(error: CheckpointError) -> None:
 
 def _explained(problem: str, place: object, error: Exception) -> CheckpointError:
     reason, do = f"{type(error).__name__}: {error}", "See whether the state is still there."
-    if isinstance(error, CheckpointError | CheckpointNotFoundError):
+    if isinstance(error, CheckpointError):
         reason, do = f"{error.problem} {error.given}", error.do
     explained = CheckpointError(problem, given=f"{place}: {reason}", do=do)
     explained.__cause__ = error

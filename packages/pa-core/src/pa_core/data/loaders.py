@@ -101,10 +101,11 @@ class Loaders:
             dataset: The samples.
             batch_size: Samples in a batch of one process.
         """
+        local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", collectives.num_processes()))
         return {
             "batch_size": batch_size,
             "pin_memory": _accelerate.device_of(self._accelerator).type == "cuda",
-            "num_workers": default_num_workers(dataset, collectives.num_local_processes()),
+            "num_workers": default_num_workers(dataset, local_processes),
         }
 
     def take(

@@ -97,11 +97,6 @@ def values_of_all(values: Tensor) -> Tensor:
     return torch.stack(of_each)
 
 
-def num_local_processes() -> int:
-    """Return the number of processes of the run on this machine, as the launcher tells it."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", num_processes()))
-
-
 def broadcast_buffers(module: nn.Module) -> None:
     """Give every process the buffers of rank zero, for example the running statistics of BatchNorm.
 

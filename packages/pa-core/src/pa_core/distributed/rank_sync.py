@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pa_core.device_reads import LateReader, to_device
 from pa_core.distributed.collectives import gather_objects, sum_over_processes, values_of_all
-from pa_core.distributed.comparison import DIGEST_SIZE, Describe, digest, require_same_digests
+from pa_core.distributed.comparison import Describe, require_same
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.tracking import LossTracker, StepMeans
 
@@ -141,11 +141,7 @@ class RankSync:
         except StopTrainingError as error:
             self.ask_to_stop(error)
         if self._num_processes > 1:
-            texts = (describe or self._describe)()
-            values = [*self.local_flags(items=0.0), *digest(texts)]
-            of_each = values_of_all(to_device(values, torch.float32, self._device)).cpu()
-            require_same_digests(of_each[:, -DIGEST_SIZE:], texts)
-            self._apply(_to_list(of_each.sum(0)))
+            self._apply(_to_list(self._sums(self._own_flags(), describe or self._describe)))
         self.stop_if_alone()
 
     def before_update(
@@ -184,7 +180,7 @@ class RankSync:
 
         Other requests of a process wait for the next update.
         """
-        asking = self.preempt.is_asked if self._num_processes == 1 else self._add_up_flags()[3].item()
+        asking = self.preempt.is_asked if self._num_processes == 1 else sum_over_processes(self._own_flags())[3].item()
         self.preempt.agree(asking)
 
     def add_up(self, losses: LossTracker, means: StepMeans, missing: float) -> float:
@@ -206,14 +202,10 @@ class RankSync:
         """
         if self._num_processes == 1:
             return missing
-        texts, totals = self._describe(), losses.totals().to(self._device)
-        numbers = [*digest(texts), *self.local_flags(items=0.0), len(means), missing]
-        values = to_device(numbers, totals.dtype, self._device)
-        of_each = values_of_all(torch.cat((totals, values))).cpu()
-        first_flag = 2 + DIGEST_SIZE
-        require_same_digests(of_each[:, 2:first_flag], texts)
-        sums = of_each.sum(0)
-        self._apply(_to_list(sums[first_flag:]))
+        totals = losses.totals().to(self._device)
+        numbers = to_device([*self.local_flags(items=0.0), len(means), missing], totals.dtype, self._device)
+        sums = self._sums(torch.cat((totals, numbers)), self._describe)
+        self._apply(_to_list(sums[2:]))
         losses.load_totals(sums[:2])
         num_logged, all_missing = _to_list(sums[-2:])
         if num_logged > 0:
@@ -235,8 +227,20 @@ class RankSync:
         finally:
             del stop  # the traceback has this frame, too
 
-    def _add_up_flags(self, items: float = 0.0) -> Tensor:
-        return sum_over_processes(to_device(self.local_flags(items), torch.float32, self._device))
+    def _sums(self, values: Tensor, describe: Describe) -> Tensor:
+        """Add up values over all processes, and compare what must be the same by a digest that travels with them."""
+        exchanged: list[Tensor] = []
+
+        def exchange(digest: list[int]) -> list[list[float]]:
+            of_each = values_of_all(torch.cat((values, to_device(digest, values.dtype, self._device)))).cpu()
+            exchanged.append(of_each[:, : len(values)])
+            return [_to_list(one) for one in of_each[:, len(values) :]]
+
+        require_same(describe, exchange)
+        return exchanged[0].sum(0)
+
+    def _own_flags(self) -> Tensor:
+        return to_device(self.local_flags(items=0.0), torch.float32, self._device)
 
     def _apply(self, flags: list[float]) -> None:
         """Act on the flags of all processes."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any, cast
@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 from pa_checkpoint.torch_states import does_not_fit, refusals_explained
 from pa_core import _accelerate
 from pa_core._torch import has_ended, has_iterator
+from pa_core.attributes import temporarily
 from pa_core.data import move_to_device
 from pa_core.data.custom_loader import (
     describe_loader,
@@ -348,15 +349,9 @@ def _start_sampler(batches: Any) -> None:
         batches._sampler_iter = indices
 
 
-@contextmanager
-def _preserving_worker_seeds(loader: object) -> Generator[None]:
+def _preserving_worker_seeds(loader: object) -> AbstractContextManager[None]:
     """For a loader that starts its workers when it loads a state: draw their seed from another generator."""
-    fetching = _accelerate.fetching_loader(loader)
-    before, fetching.generator = fetching.generator, torch.Generator()
-    try:
-        yield
-    finally:
-        fetching.generator = before
+    return temporarily(_accelerate.fetching_loader(loader), generator=torch.Generator())
 
 
 def _with_state(loader: object) -> SupportsStateDict | None:

@@ -368,16 +368,14 @@ class SavedRun:
                 differences += _compare_groups(name, before[name], hyperparameters[name])
         return differences
 
-    def restore_training(
-        self, run: ResumableRun, scaler: SupportsStateDict | None, allowed: Collection[str] = ()
-    ) -> None:
+    def restore_training(self, run: ResumableRun, scaler: SupportsStateDict | None) -> None:
         """Restore models, optimizers, schedulers and scaler.
 
         Raises:
             CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
         """
         with AllOrNothing() as loading:
-            self._restore_training(run, scaler, allowed, loading)
+            self._restore_training(run, scaler, (), loading)
 
     def _restore_training(
         self, run: ResumableRun, scaler: SupportsStateDict | None, allowed: Collection[str], loading: AllOrNothing

@@ -1,0 +1,33 @@
+"""Attributes that have another value for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+
+@contextmanager
+def temporarily(owner: object, **values: object) -> Generator[None]:
+    """Within the context, attributes of an object have other values; afterwards they have those from before.
+
+    Args:
+        owner: The object.
+        **values: The values by the names of attributes that it has.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> owner = SimpleNamespace(is_open=False)
+        >>> with temporarily(owner, is_open=True):
+        ...     owner
+        namespace(is_open=True)
+        >>> owner
+        namespace(is_open=False)
+    """
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
