@@ -85,7 +85,6 @@ nox.options.sessions = [
     "tests",
     "examples",
     "docs",
-    "floors",
 ]
 
 PACKAGES = ROOT / "packages"
@@ -181,43 +180,6 @@ DISTRIBUTIONS = (
     Distribution("pa-trial", "pa_trial", extras=("tensorboard",), test_requirements=("accelerate",)),
     Distribution("pa-compat", "pytorch_accelerated", extras=("examples",), test_requirements=("pandas",)),
 )
-BESIDE_OTHERS = (
-    "pa-checkpoint/tests/test_checkpoint.py",
-    "pa-checkpoint/tests/test_encoding.py",
-    "pa-checkpoint/tests/test_folder_lock.py",
-    "pa-data/tests/test_file_index.py",
-    "pa-data/tests/test_parquet.py",
-    "pa-data/tests/test_stores.py",
-    "pa-data/tests/test_tar_samples.py",
-    "pa-predictions/tests/test_written_predictions.py",
-    "pa-callbacks-extra/tests",
-    "pa-compat/tests/test_samples.py",
-    "pa-core/tests/data/test_loaders.py",
-    "pa-core/tests/data/test_split_sampler.py",
-    "pa-core/tests/distributed/test_gradient_exchange.py",
-    "pa-core/tests/custom_loops/test_full_precision.py",
-    "pa-core/tests/custom_loops/test_run.py",
-    "pa-core/tests/sharding/test_shard_model.py",
-    "pa-core/tests/test_compatibility.py",
-    "pa-core/tests/test_split_properties.py",
-    "pa-core/tests/test_trainer_checkpoints.py",
-    "pa-core/tests/test_precision_per_run.py",
-    "pa-core/tests/test_run_config.py",
-    "pa-core/tests/test_safetensors.py",
-    "pa-core/tests/test_extra_models.py",
-    "pa-core/tests/test_tracking.py",
-    "pa-core/tests/tracking",
-    "pa-core/tests/training_states/test_accelerate_states.py",
-    "pa-core/tests/training_states/test_object_stores.py",
-    "pa-finetuning/tests/in_trainer",
-    "pa-schedulers/tests/test_in_trainer.py",
-    "pa-schedulers/tests/test_rate_finder.py",
-    "pa-schedulers/tests/test_schedule_plot.py",
-    "pa-trial/tests/test_foreign_checkpoints.py",
-    "pa-trial/tests/test_metric_reducers.py",
-    "pa-trial/tests/test_tensorboard.py",
-)
-"""Tests, in the folder `packages`, of what our code asks of packages of others, torch excepted."""
 ONE_PROCESS = Cell("one_process")
 TWO_RANKS = Cell("two_ranks", ranks=2)
 CELLS = (
@@ -386,18 +348,20 @@ def site(session: nox.Session) -> None:
 
 @nox.session
 def floors(session: nox.Session) -> None:
-    """Test what meets packages of others, with the oldest versions of them that the distributions declare.
+    """Test everything on one process with the oldest versions that the distributions declare of all but torch.
 
     torch stays at the version of tests/constraints.txt, because builds of its floor are not at hand everywhere; where
     one is, write its version there and run this session.
     """
-    run_with_oldest(session, [f"packages/{name}" for name in BESIDE_OTHERS])
-
-
-@nox.session
-def full_floors(session: nox.Session) -> None:
-    """Test everything with those versions, and more cases; some minutes, so that it runs each night."""
-    run_with_oldest(session, [*(one.tests() for one in DISTRIBUTIONS), "--more-cases"])
+    required = map(split_requirement, {line for one in DISTRIBUTIONS for line in one.requirements()})
+    fixed = {"torch", *(one.name for one in DISTRIBUTIONS)}
+    oldest = sorted(f"{name}=={floor}" for name, floor in required if name not in fixed)
+    environment = Environment(session, "floors")
+    build_wheels(session)
+    environment.install_for_tests(DISTRIBUTIONS, *oldest)
+    options = [f"--cell={ONE_PROCESS.name}", f"--versions={','.join(oldest)}", "--more-cases", *AT_A_TIME]
+    tests = [one.tests() for one in DISTRIBUTIONS]
+    run_in_cell(environment, ONE_PROCESS, ["pytest", *tests, *options, *session.posargs])
 
 
 @nox.session
@@ -626,20 +590,6 @@ def run_tests(
     pytest = ["coverage", "run", "-m", "pytest"] if cell.ranks > 1 and measured else ["pytest"]
     shares = halves(folders) if cell.ranks > 1 else [folders]
     run_in_cell(environment, cell, *([*pytest, *share, *options] for share in shares))
-
-
-def run_with_oldest(session: nox.Session, tests: list[str]) -> None:
-    """Run tests on one process, all wheels together, with the oldest versions that they declare of all but torch."""
-    required = map(split_requirement, {line for one in DISTRIBUTIONS for line in one.requirements()})
-    fixed = {"torch", *(one.name for one in DISTRIBUTIONS)}
-    oldest = sorted(f"{name}=={floor}" for name, floor in required if name not in fixed)
-    environment = Environment(session, "floors")
-    if "floors" not in READY:
-        build_wheels(session)
-        environment.install_for_tests(DISTRIBUTIONS, *oldest)
-        READY.add("floors")
-    options = [f"--cell={ONE_PROCESS.name}", f"--versions={','.join(oldest)}", *AT_A_TIME, *session.posargs]
-    run_in_cell(environment, ONE_PROCESS, ["pytest", *tests, *options])
 
 
 def halves(folders: list[str]) -> list[list[str]]:

@@ -84,9 +84,9 @@ WHOLE = [
 @pytest.mark.parametrize(
     ("configuration", "number"),
     [
-        *((one, 4) for one in SAMPLE),
+        *((one, 2) for one in SAMPLE),
         *((one, 1) for one in SHARDED_SAMPLE),
-        *((one, 2) for one in OWN_LOOPS_SAMPLE),
+        *((one, 1) for one in OWN_LOOPS_SAMPLE),
     ],
     ids=str,
 )

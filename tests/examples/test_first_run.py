@@ -19,6 +19,7 @@ def outputs_of(cell: Any) -> str:
     return "".join(one.text for one in cell.outputs if one.output_type == "stream")
 
 
+@pytest.mark.whole_proof
 def test_the_notebook_trains_and_shows_what_it_found(tmp_path: Path) -> None:
     """Two runs of one trainer share ten epochs and a picture, and each digit is predicted."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)

@@ -24,7 +24,9 @@ def checksum(output: str) -> str:
     return ": ".join(found)
 
 
-@pytest.mark.parametrize(("ranks", "updates"), [(1, "33"), (2, "33"), (1, "50 SIGTERM")])
+@pytest.mark.parametrize(
+    ("ranks", "updates"), [(1, "33"), pytest.param(2, "33", marks=pytest.mark.whole_proof), (1, "50 SIGTERM")]
+)
 def test_a_run_that_was_stopped_ends_with_the_same_checksum(
     launch: Launch, shared_launch: SharedLaunches, ranks: int, updates: str
 ) -> None:
@@ -45,7 +47,7 @@ def read_lines(path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.whole_proof)])
 def test_a_killed_run_has_each_line_of_its_log_once(launch: Launch, shared_launch: SharedLaunches, ranks: int) -> None:
     """Killed in an epoch and started again, the file is that of a run that was not interrupted."""
     updates = -(-1200 // (32 * ranks))

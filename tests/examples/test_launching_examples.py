@@ -13,7 +13,7 @@ from tests.examples.index import PAGE, with_list
 from tests.examples.shared_launches import LAUNCHES, SharedLaunches
 from tests.examples.ways import EXAMPLES, WAYS
 
-IN_BF16_EACH_TIME = {"character_transformer", "distillation", "finetune_transformers", "gan", "train_digits"}
+IN_BF16_EACH_TIME = {"character_transformer", "train_digits"}
 """Examples that are launched in bf16 each time, too: other ways are less than these, or what tests of their own do."""
 
 

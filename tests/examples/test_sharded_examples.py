@@ -56,7 +56,7 @@ def test_it_is_launched_by_torchrun_and_goes_on_under_accelerate(launch: Launch,
     assert float(loss) == pytest.approx(last_loss(second), abs=1e-3)
 
 
-@pytest.mark.parametrize(("precision", "off"), [("no", 0.01), ("bf16", 0.1)])
+@pytest.mark.parametrize(("precision", "off"), [("no", 0.01), pytest.param("bf16", 0.1, marks=pytest.mark.whole_proof)])
 def test_activations_are_computed_again_under_accelerate(tmp_path: Path, precision: str, off: float) -> None:
     """Each process computes its blocks twice an update; plain torch gets the same loss."""
     script = str(EXAMPLES / "shard_with_checkpointing.py")

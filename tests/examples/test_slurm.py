@@ -39,6 +39,7 @@ def test_page_and_folder_have_the_same_files(name: str, before: str) -> None:
     assert f"{before}{(FOLDER / name).read_text()}```\n" in page
 
 
+@pytest.mark.whole_proof
 @pytest.mark.timeout(300)
 def test_a_preempted_job_is_requeued_and_resumes(tmp_path: Path) -> None:
     """SIGTERM saves a state, the status is not 0, and the job is requeued once; started again, it runs to the end."""

@@ -26,6 +26,7 @@ from benchmarks.resuming_loaders import RESUMABLE, position_at, state_after, ten
 from benchmarks.tasks import TASKS, AdversarialTask, Sentences, Task
 from tests.launching import run_command
 
+at_night = pytest.mark.more_cases
 LOOPS = ("by_hand", "by_accelerate", "ours_bare", "ours")
 
 
@@ -51,7 +52,9 @@ def work_of(loop: str, task: Task) -> tuple[list[int], int]:
     return sizes, len(updates)
 
 
-@pytest.mark.parametrize("name", ["digits", "images", "images_in_workers", "text"])
+@pytest.mark.parametrize(
+    "name", ["digits", "text", *(pytest.param(one, marks=at_night) for one in ("images", "images_in_workers"))]
+)
 def test_all_loops_do_the_same_work(name: str) -> None:
     """Each calls the network on as many batches of the same sizes and makes as many updates, in every task."""
     work: list[tuple[list[int], int]] = []
@@ -112,7 +115,13 @@ def test_one_command_prints_the_table() -> None:
     assert row.endswith(("kept", "MISSED"))
 
 
-@pytest.mark.parametrize(("figure", "ranks"), [("durable", 1), ("unchanged", 1), ("load", 1), ("load_sharded", 2)])
+@pytest.mark.parametrize(
+    ("figure", "ranks"),
+    [
+        ("load", 1),
+        *(pytest.param(*one, marks=at_night) for one in [("durable", 1), ("unchanged", 1), ("load_sharded", 2)]),
+    ],
+)
 def test_checkpoints_are_compared_with_those_of_torch(figure: str, ranks: int) -> None:
     """Both save, and load what they have saved, on one process and sharded over two."""
     comparison = Comparison("a checkpoint", f"checkpoints {figure} 1 1", ("dcp", "ours"), ranks=ranks)
@@ -125,9 +134,9 @@ def test_checkpoints_are_compared_with_those_of_torch(figure: str, ranks: int) -
     ("figure", "variants", "in_one_process"),
     [
         ("clock tensors 320 0", ("torchdata", "torch", "ours", "ours_unkeyed"), True),
-        ("processor rows 320 2", ("torchdata", "torch", "ours", "ours_unkeyed"), True),
-        ("resume end 320 2", ("torchdata", "ours"), True),
-        ("state 320 2", ("torchdata", "ours"), True),
+        pytest.param("processor rows 320 2", ("torchdata", "torch", "ours", "ours_unkeyed"), True, marks=at_night),
+        pytest.param("resume end 320 2", ("torchdata", "ours"), True, marks=at_night),
+        pytest.param("state 320 2", ("torchdata", "ours"), True, marks=at_night),
         ("memory 320 2", ("ours",), False),
     ],
 )

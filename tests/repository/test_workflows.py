@@ -85,11 +85,3 @@ def test_each_cell_has_a_row() -> None:
 def test_each_session_is_named() -> None:
     """Whoever adds a session says on the page when it runs and what it shows."""
     assert sessions() - set(re.findall(r"`(\w+)`", PAGE)) == set()
-
-
-def test_each_test_that_floors_runs_exists() -> None:
-    """A test file that was renamed is not left out of the run with the oldest versions."""
-    (listed,) = re.findall(r"^BESIDE_OTHERS = \((.*?)^\)", (ROOT / "noxfile.py").read_text(), re.DOTALL | re.MULTILINE)
-    paths: list[str] = re.findall(r'"([^"]+)"', listed)
-    assert paths
-    assert [path for path in paths if not (ROOT / "packages" / path).exists()] == []

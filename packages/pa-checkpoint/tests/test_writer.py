@@ -86,15 +86,16 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
     assert saved["head"].eq(3).all()
 
 
-def test_the_example_of_the_readme_ends_the_same_however_often_it_is_killed(tmp_path: Path) -> None:
-    """Killed at 20 random moments and started again, it ends with the weights of a run that nobody killed."""
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.more_cases)])
+def test_the_example_of_the_readme_ends_the_same_however_often_it_is_killed(tmp_path: Path, kills: int) -> None:
+    """Killed at random moments and started again, it ends with the weights of a run that nobody killed."""
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     slow = code.replace("    step += 1\n", "    step += 1\n    __import__('time').sleep(0.01)\n")
     slow = slow.replace("import torch\n", "import torch\n\ntorch.manual_seed(0)\n", 1)
     choice = random.Random(0)
-    for folder, kills in (("calm", 0), ("killed", 20)):
+    for folder, number in (("calm", 0), ("killed", kills)):
         (tmp_path / folder).mkdir()
-        for _ in range(kills):
+        for _ in range(number):
             process = subprocess.Popen([sys.executable, "-c", slow], cwd=tmp_path / folder)
             time.sleep(choice.uniform(1.0, 4.0))
             process.send_signal(signal.SIGKILL)

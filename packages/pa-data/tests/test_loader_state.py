@@ -115,8 +115,9 @@ def test_something_else_than_a_state_is_an_error(wrong: dict[str, Any]) -> None:
         loader.load_state_dict({**loader.state_dict(), **wrong} if wrong else {})
 
 
-def test_the_example_of_the_readme_ends_the_same_however_often_it_is_killed(tmp_path: Path) -> None:
-    """Killed at 20 random moments and started again, it ends with the weights of a run that nobody killed."""
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.more_cases)])
+def test_the_example_of_the_readme_ends_the_same_however_often_it_is_killed(tmp_path: Path, kills: int) -> None:
+    """Killed at random moments and started again, it ends with the weights of a run that nobody killed."""
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     slow = code.replace(
         "        optimizer.step()\n", "        optimizer.step()\n        __import__('time').sleep(0.05)\n"
@@ -124,10 +125,10 @@ def test_the_example_of_the_readme_ends_the_same_however_often_it_is_killed(tmp_
     assert slow != code
     choice = random.Random(0)
     ends: list[dict[str, Any]] = []
-    for name, kills in (("calm", 0), ("killed", 20)):
+    for name, number in (("calm", 0), ("killed", kills)):
         folder = tmp_path / name
         folder.mkdir()
-        for _ in range(kills):
+        for _ in range(number):
             process = subprocess.Popen([sys.executable, "-c", slow], cwd=folder)
             time.sleep(choice.uniform(1.0, 3.0))
             process.send_signal(signal.SIGKILL)
