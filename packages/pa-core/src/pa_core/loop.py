@@ -631,8 +631,11 @@ class Loop:
     def finish_update(self) -> None:
         """Call the event of an update, between two steps, where an evaluation may be interrupted."""
         engine = self.engine
-        with temporarily(engine.checkpointer, is_between_steps=True):
+        engine.checkpointer.is_between_steps = True
+        try:
             self.call(TrainerCallback.on_optimizer_step_end, update=engine.progress.updates)
+        finally:
+            engine.checkpointer.is_between_steps = False
         engine.means.end_step()
 
     # Evaluations

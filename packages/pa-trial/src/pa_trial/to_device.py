@@ -45,7 +45,13 @@ class DeviceMover:
         Args:
             data: A batch, or a part of one.
         """
-        return cast("_DataT", self._move(data))
+        batch: Any = data
+        kind = batch.__class__
+        values = batch.values() if kind is dict else batch if kind in (list, tuple) else [batch]
+        # As most batches are: tensors on the device, and nothing else.
+        if [one for one in values if one.__class__ is not Tensor or one.device != self.device]:
+            batch = self._move(batch)
+        return cast("_DataT", batch)
 
     def _move(self, value: Any) -> Any:
         kind: type[Any] = value.__class__

@@ -95,6 +95,7 @@ class TrainedParts:
         self._exchanges_now = False
         self._buffers: ChiefBuffers | None = None
         self._step_handles: list[RemovableHandle] = []
+        self._num_checked: dict[int, int] = {}  # parameters of an optimizer, by its id
 
     def wrap_model(self, model: ModelT) -> ModelT:
         """Move a model to the device, give it the weights of the chief, and return it.
@@ -428,8 +429,11 @@ class TrainedParts:
 
     def _finish_exchange(self, exchange: TrialGradients, optimizer: Optimizer, scaler: GradScaler | None) -> None:
         """Exchange what ``backward`` has not."""
-        if foreign := exchange.unknown(parameters_of(optimizer)):
-            raise part_checks.apart_from_others(foreign)
+        number = sum(len(group["params"]) for group in optimizer.param_groups)
+        if number != self._num_checked.get(id(optimizer)):  # those of groups that were added in training are new
+            if foreign := exchange.unknown(parameters_of(optimizer)):
+                raise part_checks.apart_from_others(foreign)
+            self._num_checked[id(optimizer)] = number
         if self._exchanges_now and exchange.is_due:
             if scaler is not None and is_unscaled(scaler, optimizer) and exchange.is_pending(parameters_of(optimizer)):
                 raise InvalidExperimentException(
