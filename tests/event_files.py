@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Curve = list[tuple[int, float]]
 """The points of a curve: step and value."""

@@ -9,12 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
 
 _HERE = Path(__file__).parent
 _SERVER = "TESTS_FORK_SERVER"

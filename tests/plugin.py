@@ -7,15 +7,12 @@ import importlib.metadata
 import importlib.util
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import cells, launching
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DISTRIBUTIONS = {
     "pa-checkpoint": "pa_checkpoint",

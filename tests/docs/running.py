@@ -6,16 +6,14 @@ import json
 import shlex
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.docs.comparison import differs
 from tests.docs.pages import Block, Page, Script, is_excused, is_run
 from tests.launching import as_a_reader, forked_python, run_command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HERE = Path(__file__).parent
 BESIDE_TORCHVISION = HERE.parent / "support" / "beside_torchvision.py"

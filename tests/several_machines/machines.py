@@ -8,12 +8,9 @@ import secrets
 import signal
 import subprocess
 import sys
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,8 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -16,9 +16,6 @@ import torch
 from tests.launching import free_port
 from tests.several_machines import train
 from tests.several_machines.machines import ROOT, Machine, has_namespaces, two_machines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.whole_proof, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -26,11 +26,9 @@ from typing_extensions import override
 from pa_checkpoint import CheckpointError, load
 from pa_checkpoint._checkpoint import is_checkpoint, write_checkpoint
 from pa_checkpoint._folder import Folder
+from tests.launching import Launch
 from tests.support.disks import full_disk
 from tests.support.states import names_in, save, summary
-
-if TYPE_CHECKING:
-    from tests.launching import Launch
 
 NOBODY = 65534
 

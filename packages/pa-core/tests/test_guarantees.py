@@ -36,17 +36,17 @@ TESTED_IN = {
     "sets": "data/test_evaluation_sets.py::test_each_set_is_evaluated_in_turn_and_recorded_under_its_name",
     "predictions": "predictions/test_predicting.py::"
     "test_each_sample_comes_once_in_order_whatever_the_number_of_samples",
-    "tails": "sharding/test_processes_without_samples.py::test_last_step_with_a_sample_on_one_process_only",
+    "tails": "sharding/test_sharded_loops.py::test_last_step_with_a_sample_on_one_process_only",
     "accumulated": "sharding/test_sharded_training.py::test_five_updates_are_those_of_one_process",
     "by_norm": "sharding/test_sharded_training.py::test_five_updates_are_those_of_one_process",
     "by_value": "sharding/test_sharded_training.py::test_five_updates_are_those_of_one_process",
     "weights": "sharding/test_sharded_training.py::test_updates_are_means_over_items",
-    "own_loop": "sharding/test_sharded_custom_loop.py::test_updates_are_those_of_one_process",
+    "own_loop": "sharding/test_sharded_loops.py::test_updates_are_those_of_one_process",
     "guard": "sharding/test_sharded_training.py::test_a_step_that_goes_round_the_model_is_told_what_to_do",
     "stop": "sharding/test_sharded_training.py::test_a_request_of_one_process_stops_all_at_the_same_update",
     "not_finite": "sharding/test_sharded_training.py::"
     "test_a_loss_that_is_not_finite_on_one_process_ends_the_run_on_all",
-    "evaluated": "sharding/test_sharded_evaluation.py::test_every_sample_counts_once",
+    "evaluated": "sharding/test_sharded_loops.py::test_every_sample_counts_once",
     "averages": "../../pa-callbacks-extra/tests/test_sharded_average.py::"
     "test_an_average_of_pieces_is_that_of_the_whole",
     "best": "sharding/test_sharded_checkpoints.py::test_the_best_model_is_loaded_at_the_end",

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +14,6 @@ from torch.utils.data import TensorDataset
 
 from pa_data import KeyedDataLoader
 from tests.launching import run_command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCRIPT = """
 import os, sys

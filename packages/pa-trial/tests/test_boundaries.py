@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, cast
+from collections.abc import Container
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,9 +13,6 @@ from hypothesis import strategies as st
 
 from pa_trial.boundaries import Boundaries, Due, batches_of, is_due
 from pa_trial.units import Batch, Epoch, TrainUnit
-
-if TYPE_CHECKING:
-    from collections.abc import Container
 
 PERIODS: list[tuple[TrainUnit | None, list[int]]] = [
     (None, []),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -13,9 +14,6 @@ from pa_trial import Batch, Epoch, InvalidExperimentException, PyTorchTrialConte
 from pa_trial.trainer import Trainer
 from pa_trial.units import TrainUnit
 from tests.support.trials import TinyTrial, fit, fit_and_fail, raising, variant
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({}, ValueError, "max_length=None"),

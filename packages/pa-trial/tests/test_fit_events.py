@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from torch.utils.data import BatchSampler
 from typing_extensions import override
 
 from pa_trial import Batch, DataLoader, Epoch
 from tests.support.trials import TinyTrial, fit, fit_and_fail, returning, samples, variant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from torch.utils.data import BatchSampler
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,6 @@ from pa_distributed import RanksDifferError, gather_objects
 from pa_trial import Batch, DataLoader, Epoch, PyTorchCallback, PyTorchTrialContext
 from pa_trial.collectives import rank
 from tests.support.trials import TinyTrial, fit, fit_and_fail, samples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 

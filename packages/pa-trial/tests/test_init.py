@@ -7,7 +7,6 @@ import random
 import socket
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,11 +15,8 @@ import torch.distributed as dist
 
 import pa_trial
 from pa_trial.collectives import num_processes
-from tests.launching import free_port
+from tests.launching import Launch, free_port
 from tests.support.pa_trial.loaded import seed_all
-
-if TYPE_CHECKING:
-    from tests.launching import Launch
 
 
 def draws() -> tuple[float, float, float]:

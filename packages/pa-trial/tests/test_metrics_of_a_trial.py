@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
@@ -16,11 +18,6 @@ from pa_distributed import gather_objects
 from pa_trial import Batch, CheckFailedError, DataLoader, MetricReducer, Reducer
 from pa_trial.collectives import num_processes
 from tests.support.trials import Heard, TinyTrial, fit, fit_and_fail, returning, variant
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch.utils.data import DataLoader as TorchDataLoader
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 

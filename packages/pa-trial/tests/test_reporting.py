@@ -1,4 +1,4 @@
-"""What a trial reports: lines of its logger, and curves for TensorBoard."""
+"""What a trial reports: lines of its logger, curves for TensorBoard, and the writer that a trial gets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import logging
 import math
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,6 @@ from pa_trial.reporting import Reporter
 from pa_trial.tensorboard import TensorBoard
 from tests.event_files import read_curves, wait_for_the_next_file
 from tests.support.trials import TinyTrial, fit, samples, variant
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROGRESS = TrialProgress(batches_trained=6, epoch_length=3)
 
@@ -196,3 +194,31 @@ def test_batches_that_cannot_be_counted(tmp_path: Path, caplog: pytest.LogCaptur
     assert not any("records per second" in message for message in caplog.messages)
     with pytest.raises(TypeError, match="cannot be counted"):
         run(tmp_path, 4, variant(Uncountable, get_batch_length=counted_wrongly))
+
+
+def draw(board: TensorBoard, steps: range, name: str = "mine") -> None:
+    """Add a point at each step: the step itself."""
+    writer: Any = board.writer
+    for step in steps:
+        writer.add_scalar(name, step, step)
+
+
+def test_the_curves_of_other_processes_do_not_mix_with_those_of_the_chief(tmp_path: Path) -> None:
+    """Each process but the chief writes to a folder of its own."""
+    for rank in (0, 1):
+        board = TensorBoard(tmp_path, rank)
+        draw(board, range(rank, rank + 1))
+        board.close()
+    assert read_curves(tmp_path) == {"mine": [(0, 0.0)]}
+    assert read_curves(tmp_path / "rank_1") == {"mine": [(1, 1.0)]}
+
+
+def test_a_trial_may_close_the_writer(tmp_path: Path) -> None:
+    """What comes later is written to another file, and TensorBoard shows both."""
+    board = TensorBoard(tmp_path)
+    board.add_scalars({"a": 0.5, "b": float("inf")}, 0)
+    board.writer.close()
+    wait_for_the_next_file()
+    board.add_scalars({"a": 1.5}, 1)
+    board.close()
+    assert read_curves(tmp_path) == {"a": [(0, 0.5), (1, 1.5)], "b": [(0, float("inf"))]}

@@ -5,16 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from typing_extensions import override
 
-from pa_trial import Batch, Epoch, PyTorchCallback, PyTorchTrialContext
+from pa_trial import Batch, DataLoader, Epoch, PyTorchCallback, PyTorchTrialContext
 from tests.support.trials import TinyTrial, callback, fit, fit_and_fail, raising, returning, variant
-
-if TYPE_CHECKING:
-    from pa_trial import DataLoader
 
 NOTED = {
     "state_dict": "state_dict",

@@ -9,7 +9,7 @@ import select
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +21,8 @@ from pa_trial import DataLoader
 from pa_trial.collectives import num_processes, rank
 from pa_trial.errors import EmptyLoaderError
 from pa_trial.trial_data import TrialData
+from tests.launching import Launch
 from tests.support.pa_trial.loaded import Drawing, MiddleOut, Quiet, as_lists, numbers, rng_states
-
-if TYPE_CHECKING:
-    from tests.launching import Launch
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 

@@ -10,17 +10,15 @@ import os
 import signal
 from functools import partialmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from typing_extensions import override
 
 from pa_trial import Batch, DataLoader, InvalidHP, PyTorchTrialContext
 from pa_trial.collectives import num_processes, rank
+from tests.launching import Launch
 from tests.support.trials import TinyTrial, callback, fit, fit_and_fail, raising, samples, variant
-
-if TYPE_CHECKING:
-    from tests.launching import Launch
 
 on_both = pytest.mark.runs_on("one_process", "two_ranks")
 

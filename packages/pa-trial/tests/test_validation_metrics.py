@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,6 @@ from hypothesis import strategies as st
 from pa_trial.errors import InvalidExperimentException
 from pa_trial.reducer import Reducer
 from pa_trial.validation_metrics import ValidationMetrics, metrics_of_full_dataset
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FINITE = st.floats(-1e6, 1e6)
 FUNCTIONS: dict[Reducer, Any] = {Reducer.AVG: np.mean, Reducer.SUM: np.sum, Reducer.MAX: np.max, Reducer.MIN: np.min}

@@ -1,4 +1,4 @@
-"""The types of schedulers: factories, placeholders that stand for numbers, schedulers of one's own."""
+"""The types of schedulers, of placeholders that stand for numbers, and of freezing and unfreezing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from functools import partial
 from typing import Any, Literal, assert_type
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
-from pa_core import BatchOutput, Trainer, TrainerPlaceholderValues, TrainerWithTimmScheduler
+from pa_core import BatchOutput, Trainer, TrainerCallback, TrainerPlaceholderValues, TrainerWithTimmScheduler
 from pa_core.placeholders import PlaceholderExpression, resolve_placeholders
 from pa_core.timm_trainer import TimmSchedulerLike
 from pa_core.types import SchedulerLike, StatefulScheduler
+from pa_finetuning import GradualUnfreezing, ModelFreezer, TrainerLike
 from pa_schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase, WSDLrScheduler, plot_schedule
 from tests.typing.vocabulary import Net, make_data, make_optimizer
 
@@ -163,3 +164,24 @@ def test_protocols_take_schedulers_of_any_origin() -> None:
     assert_type(needs_step(CosineAnnealingLR(optimizer, 5)), SchedulerLike)
     assert_type(needs_state(Timm(optimizer)), StatefulScheduler)
     assert_type(needs_base(Halving(optimizer, 1)), SchedulerBase)
+
+
+class Unfreeze(GradualUnfreezing, TrainerCallback):
+    """Gradual unfreezing, as a callback."""
+
+
+def test_unfreezing_is_a_callback_of_every_trainer() -> None:
+    """What it reads of a trainer is a protocol, which every trainer of ours meets."""
+
+    def read(trainer: TrainerLike) -> int:
+        return trainer.run_history.current_epoch
+
+    net = Net()
+    freezer = ModelFreezer(net)
+    freezer.freeze()
+    optimizer = AdamW(freezer.get_parameter_groups(0.1, include_frozen=True))
+    trainer = Trainer(net, nn.CrossEntropyLoss(), optimizer, callbacks=[Unfreeze(freezer)])
+    trainer.train(make_data(), num_epochs=2)
+
+    assert_type(trainer, Trainer[Net])
+    assert read(trainer) == 3

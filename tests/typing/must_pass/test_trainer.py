@@ -1,8 +1,8 @@
-"""The type of a trainer: inferred from its model where nothing is written, checked where something is."""
+"""The types of a trainer, inferred from its model or checked, of what it records, and of the settings of its run."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, KeysView
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -12,8 +12,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, Trainer
+from pa_core import AnyTrainer, BatchOutput, InMemoryRunHistory, RunHistory, Trainer
 from pa_core.callbacks import CallbackHandler
+from pa_core.tracking import MetricRecord
 from pa_core.types import SchedulerLike, SizedIterable
 from tests.typing.vocabulary import (
     Batch,
@@ -235,3 +236,21 @@ def test_what_a_prediction_returns_follows_from_what_it_writes(tmp_path: Path) -
 
     assert_type(trainer.predict(make_data(), collate_fn=collate, write=str(tmp_path / "p.csv")), Path)
     assert_type(trainer.predict(make_data(), collate_fn=collate, write=write), None)
+
+
+def test_metrics_are_what_was_recorded() -> None:
+    """Any plain value is recorded and given back; the history in memory is more exact about its containers."""
+
+    def read(history: RunHistory) -> None:
+        assert_type(history.get_metric_names(), Iterable[str])
+        assert_type(history.get_metric_values("loss"), Iterable[Any])
+        assert_type(history.get_latest_metric("loss"), Any)
+
+    history = InMemoryRunHistory()
+    history.update_metric("loss", torch.tensor(0.5))
+    history.update_metric("test", {"f1": 0.5, "worst": "cat"})
+    read(history)
+    assert_type(history.get_metric_names(), KeysView[str])
+    assert_type(history.get_metric_values("loss"), list[Any])
+    assert_type(history.records("loss"), list[MetricRecord])
+    assert history.records("loss")[0].value == 0.5

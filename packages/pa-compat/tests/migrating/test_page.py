@@ -14,7 +14,7 @@ PAGE = DOCS / "migrating.md"
 OTHER_DIFFERENCES = DOCS / "maintainers" / "differences-from-pytorch-accelerated.md"
 
 ELSEWHERE = {
-    "direction": "pa-callbacks-extra/tests/test_metric_direction.py::"
+    "direction": "pa-callbacks-extra/tests/test_early_stopping.py::"
     "test_a_default_that_contradicts_the_name_is_warned_of",
     "ema_moves": "pa-callbacks-extra/tests/test_model_ema_callback.py::test_the_average_follows_the_updates_of_a_run",
     "ema_end": "pa-callbacks-extra/tests/test_model_ema_callback.py::test_the_training_is_the_same_as_without",
@@ -31,8 +31,8 @@ ELSEWHERE = {
     "test_what_would_drift_apart_is_named_before_anything_is_trained",
     "unknown_metric": "pa-callbacks-extra/tests/test_early_stopping.py::"
     "test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were",
-    "best_entries": "pa-core/tests/callbacks/test_best_model.py::test_the_best_model_is_saved_and_loaded",
-    "replaced": "pa-core/tests/callbacks/test_best_model.py::test_a_file_that_another_run_replaced_is_not_loaded",
+    "best_entries": "pa-core/tests/callbacks/test_model_callbacks.py::test_the_best_model_is_saved_and_loaded",
+    "replaced": "pa-core/tests/callbacks/test_model_callbacks.py::test_a_file_that_another_run_replaced_is_not_loaded",
     "intermediate": "pa-core/tests/callbacks/test_limit_batches.py::"
     "test_metrics_have_one_value_an_epoch_also_with_evaluations_within_it",
     "limit_within": "pa-core/tests/callbacks/test_limit_batches.py::"

@@ -1,4 +1,4 @@
-"""What docs/migrating.md says that a script may have to change; each test has the name of a row."""
+"""What docs/migrating.md says that a script may have to change, and of saving and data: a test for each row."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
-from pa_core import ConfigurationError
+from pa_core import CheckpointError, ConfigurationError
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.small_runs import make_trainer, samples
 
 
@@ -86,3 +88,47 @@ def test_accelerate_state(tmp_path: Path) -> None:
     saved = {path.stem for path in tmp_path.iterdir()}
     assert "model" in saved
     assert "optimizer" not in saved
+
+
+def test_foreign_scheduler(tmp_path: Path) -> None:
+    """A checkpoint with the state of a scheduler of pytorch-accelerated loads without it, as the error says."""
+    trainer = make_trainer()
+    factory = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=0, lr_min=0.0)
+    trainer.train(samples(4), 1, create_scheduler_fn=factory)
+    states = {"model_state_dict": trainer.model.state_dict(), "optimizer_state_dict": trainer.optimizer.state_dict()}
+    attributes = {"param_group_field": "lr", "total_num_epochs": 1, "num_updates": 1}  # and others, in the original
+    torch.save({**states, "scheduler_state_dict": attributes}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=r"of pytorch-accelerated\.(.|\n)*load_scheduler=False"):
+        trainer.load_checkpoint(tmp_path / "model.pt")
+    assert trainer.load_checkpoint(tmp_path / "model.pt", load_scheduler=False)["scheduler_state_dict"] == attributes
+
+
+everywhere = pytest.mark.runs_on("one_process", "two_ranks", "bf16")
+
+
+def test_seed() -> None:
+    """Each run draws once from the global generator of torch, and none of the others is touched."""
+    torch.default_generator.manual_seed(0)
+    trainer = make_trainer()
+    torch.default_generator.manual_seed(0)
+    trainer.train(samples(4), 1)
+    after = torch.rand(3)
+    torch.default_generator.manual_seed(0)
+    expected_seed = int(torch.randint(2**63 - 1, ()).item())
+    assert trainer.run_config.seed == expected_seed
+    assert torch.equal(after, torch.rand(3))
+
+
+@everywhere
+def test_gather() -> None:
+    """Different numbers of rows are gathered as they are; with a padding value, rows of nothing else are left out."""
+    trainer = make_trainer()
+    rank = trainer.process_index
+    world = trainer.num_processes
+    rows = torch.full((1 + rank,), rank)
+    expected = [0] if world == 1 else [0, 1, 1]
+    assert trainer.gather(rows).tolist() == expected
+    assert trainer.gather(rows, padding_value=-1).tolist() == expected
+    assert trainer.gather(rows, padding_value=1).tolist() == [0]
+    placeholder = torch.tensor([-1, -1]) if rank == 0 else torch.ones(1, 2, dtype=torch.int64)
+    assert trainer.gather(placeholder, padding_value=-1).tolist() == ([] if world == 1 else [[1, 1]])

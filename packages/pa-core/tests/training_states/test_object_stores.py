@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -29,12 +29,10 @@ from pa_core import (
 from pa_core.callbacks.uploads import Uploads
 from pa_core.storage import StateFolder
 from pa_core.training_state import fetched_states
+from tests.launching import Launch
 from tests.support.callbacks import CallAt
 from tests.support.faulty_store import Faults, FaultyFileSystem, Refused, store_url, use_faults
 from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
-
-if TYPE_CHECKING:
-    from tests.launching import Launch
 
 SUPPORT = Path(__file__).parents[4] / "tests" / "support" / "pa_core" / "training_states"
 

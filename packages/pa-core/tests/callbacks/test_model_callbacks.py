@@ -1,4 +1,4 @@
-"""Keeping the best model of a run, and which of the recorded values is the best."""
+"""Keeping the best model of a run, by the best of the recorded values, and moving other modules to its device."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
+from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
 from pa_core import (
@@ -22,6 +23,7 @@ from pa_core import (
     CheckpointError,
     ConfigurationError,
     MetricNotFoundError,
+    MoveModulesToDeviceCallback,
     SaveBestModelCallback,
     StepBasedEvaluationCallback,
     StopTrainingError,
@@ -29,7 +31,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.callbacks import BestMetric
-from pa_core.testing import make_regression
+from pa_core.testing import TinyClassifier, make_regression
 from tests.support.callbacks import CallAt, FailAt
 from tests.support.pa_core.scripted_scores import Script
 from tests.support.trainers import linear_trainer
@@ -304,3 +306,41 @@ def test_ranks_save_the_best_of_the_evaluations_within_an_epoch_together(shared_
     assert save_best.best.value == 0.0
     saved = torch.load(shared_tmp_path / "best.pt", weights_only=True)
     assert torch.equal(trainer.model.weight.detach(), saved["model_state_dict"]["weight"])
+
+
+META = torch.device("meta")
+
+
+class TrainerElsewhere(Trainer[TinyClassifier]):
+    """A trainer whose device is another one than that of fresh modules, wherever the tests run."""
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return META
+
+    @property
+    def costly(self) -> nn.Module:
+        """A property that must not be evaluated by somebody who looks for modules."""
+        raise AssertionError
+
+    def __init__(self) -> None:
+        model = TinyClassifier()
+        loss_func = nn.CrossEntropyLoss(weight=torch.ones(3))
+        super().__init__(model, loss_func, SGD(model.parameters(), lr=0.1), callbacks=[])
+        self.accuracy = MulticlassAccuracy(num_classes=3)
+        self.in_list: list[object] = [nn.Linear(1, 1), "no module"]
+        self.in_tuple = (nn.Linear(1, 1),)
+        self.in_dict = {"teacher": nn.Linear(1, 1)}
+
+
+@pytest.mark.parametrize("event", ["on_training_run_start", "on_evaluation_run_start"])
+def test_every_module_but_the_model_is_moved(event: str) -> None:
+    """Class weights, metrics and modules in containers are on the device; the model is left alone."""
+    trainer: Any = TrainerElsewhere()
+    accuracy, contained = trainer.accuracy, [trainer.in_list[0], trainer.in_tuple[0], trainer.in_dict["teacher"]]
+    getattr(MoveModulesToDeviceCallback(), event)(trainer)
+    assert next(trainer.model.parameters()).device == torch.device("cpu")
+    assert {one.weight.device for one in (trainer.loss_func, *contained)} == {accuracy.tp.device} == {META}
+    assert trainer.accuracy is accuracy
+    assert trainer.in_dict["teacher"] is contained[2]

@@ -1,4 +1,4 @@
-"""The page about trials: each trial that it shows can be trained."""
+"""The pages about trials: each trial can be trained, and each difference from Determined has a test beside this."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import pa_trial
 import pa_trial as pytorch
 
 PAGE = Path(__file__).parents[3] / "docs" / "trials.md"
@@ -42,3 +43,24 @@ def test_all_code_of_the_page_runs(page: dict[str, Any], tmp_path: Path) -> None
             trainer = pytorch.Trainer(trial_class(context), context)
             trainer.fit(max_length=pytorch.Epoch(1), checkpoint_policy="none", test_mode=True)
         assert len(list((tmp_path / name).rglob("metadata.json"))) == 1
+
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[2] / "docs"
+OF_DETERMINED = DOCS / "migrating-from-determined.md"
+ALL_DIFFERENCES = DOCS / "maintainers" / "differences-from-determined.md"
+
+
+def test_each_row_names_a_test() -> None:
+    """A difference cannot be written down without a test, nor a test be removed from under it."""
+    rows = [line for line in ALL_DIFFERENCES.read_text().splitlines() if re.match(r"\| (?!what|---)", line)]
+    named = {name for row in rows for name in re.findall(r"^\| <!-- (\w+) -->", row)}
+    tests = {name for path in HERE.glob("test_*.py") for name in re.findall(r"def test_(\w+)", path.read_text())}
+    assert all(row.startswith("| <!-- ") for row in rows)
+    assert named - tests == set()
+
+
+def test_each_import_that_the_page_names_works() -> None:
+    """What takes the place of a name of Determined's is there."""
+    named = set(re.findall(r"`pa_trial\.(\w+)", OF_DETERMINED.read_text()))
+    assert {"DistributedContext", "InvalidHP", "get_cluster_info"} <= named <= {*pa_trial.__all__, "errors"}
