@@ -39,6 +39,12 @@ def names_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
+def with_attribute(value: Any, attribute: object) -> Any:
+    """A value with something of its own."""
+    value.attribute = attribute
+    return value
+
+
 def flip(file: Path, position: int = -1) -> None:
     """Change one bit of a file."""
     content = bytearray(file.read_bytes())

@@ -20,7 +20,7 @@ from pa_checkpoint import CheckpointError, load
 from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import decode, encode
 from tests.support.sharded_states import write_sharded_state
-from tests.support.states import summary
+from tests.support.states import summary, with_attribute
 
 _DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
@@ -67,11 +67,6 @@ def _attributes(value: object) -> list[tuple[str, object]]:
     return list(getattr(value, "__dict__", {}).items())
 
 
-def _with_attribute(value: Any, attribute: object) -> Any:
-    value.attribute = attribute
-    return value
-
-
 def _tensor_of(dtype: torch.dtype, shape: list[int], content: bytes) -> Tensor:
     """A tensor of any bits, NaNs of every kind included; booleans of 0 and 1 only."""
     count = int(torch.Size(shape).numel()) * dtype.itemsize
@@ -115,7 +110,7 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         | st.dictionaries(st.text(st.characters(codec=None)) | st.just("$tensor"), inner, max_size=4)
         | keyed.map(collections.OrderedDict)
         | keyed.map(collections.Counter)
-        | st.tuples(keyed, inner).map(lambda pair: _with_attribute(collections.OrderedDict(pair[0]), pair[1]))
+        | st.tuples(keyed, inner).map(lambda pair: with_attribute(collections.OrderedDict(pair[0]), pair[1]))
     )
 
 
@@ -289,7 +284,7 @@ def _freed() -> Tensor:
 _REFUSED: list[tuple[object, str, str]] = [
     ({"metrics": [1, 2, _function]}, "state['metrics'][2]: function", "its state_dict()"),
     ({"a": {1: (torch.ones(1), nn.Linear)}}, "state['a'][1][1]: type", "its state_dict()"),
-    (_with_attribute(collections.OrderedDict({"a": 1}), _function), "state.attribute: function", "arguments or name"),
+    (with_attribute(collections.OrderedDict({"a": 1}), _function), "state.attribute: function", "arguments or name"),
     ([_Text("x")], "state[0]: _Text 'x'", "Convert the _Text"),
     ([frozenset({1})], "state[0]: frozenset", "Convert the frozenset"),
     ([collections.defaultdict[str, int](int)], "state[0]: defaultdict", "Convert the defaultdict"),

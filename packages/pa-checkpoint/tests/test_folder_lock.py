@@ -1,4 +1,4 @@
-"""Who may use a folder: one live process, whatever became of those before it."""
+"""Files that are whole or untouched, and who may use a folder: one live process."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from pa_checkpoint import CheckpointError, FolderInUseError
+from pa_checkpoint import CheckpointError, FolderInUseError, atomic_write
 from pa_checkpoint import _folder as folder_lock
 from pa_checkpoint._folder import LOCK, OWNER, FolderLock
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
+from tests.support.states import names_in
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +61,7 @@ def user_of(folder: Path, *, with_worker: bool = False) -> Generator[int]:
             os.kill(worker, signal.SIGKILL)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 def test_a_folder_that_a_live_process_uses_is_refused_with_its_name(tmp_path: Path) -> None:
     """The error says which process on which machine, and since when."""
     with user_of(tmp_path) as process, pytest.raises(FolderInUseError) as raised:
@@ -67,12 +71,14 @@ def test_a_folder_that_a_live_process_uses_is_refused_with_its_name(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 def test_workers_that_outlive_a_killed_process_do_not_hold_its_folder(tmp_path: Path) -> None:
     """The run can be started again at once."""
     with user_of(tmp_path, with_worker=True):
         pass  # the folder is taken before the worker is killed
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 def test_one_process_uses_a_folder_once(tmp_path: Path) -> None:
     """Also within a process there is one lock for a folder, which no forked process gives up."""
     lock = FolderLock(tmp_path)
@@ -87,6 +93,7 @@ def test_one_process_uses_a_folder_once(tmp_path: Path) -> None:
     again.release()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 @pytest.mark.parametrize("content", ["", "{}", "[1]", "\x00" * 10_000, "null"])
 def test_a_lock_file_that_says_nothing_holds_nobody_up(tmp_path: Path, content: str) -> None:
     """Its process was killed while it wrote, or something else has written it."""
@@ -95,6 +102,7 @@ def test_a_lock_file_that_says_nothing_holds_nobody_up(tmp_path: Path, content: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 @pytest.mark.parametrize("fate", ["moved", "replaced", "removed", "by a file"])
 def test_a_folder_that_is_not_the_same_any_more_is_an_error(tmp_path: Path, fate: str) -> None:
     """What would be saved from now on would not be beside what was saved before."""
@@ -114,6 +122,7 @@ def test_a_folder_that_is_not_the_same_any_more_is_an_error(tmp_path: Path, fate
     assert not (folder / LOCK).exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 def test_a_file_of_the_owner_that_somebody_deletes_is_written_again(tmp_path: Path) -> None:
     """The run continues, and others are refused as before."""
     lock = FolderLock(tmp_path)
@@ -126,6 +135,7 @@ def test_a_file_of_the_owner_that_somebody_deletes_is_written_again(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 def test_a_run_that_another_one_has_replaced_notices(tmp_path: Path) -> None:
     """It was silent for too long, such as a machine that was suspended; the other one goes on undisturbed."""
     lock = FolderLock(tmp_path)
@@ -138,6 +148,7 @@ def test_a_run_that_another_one_has_replaced_notices(tmp_path: Path) -> None:
     other.release()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["FIFO", "folder", "link"])
 def test_something_else_with_the_name_of_the_lock_is_an_error(tmp_path: Path, kind: str) -> None:
@@ -155,3 +166,129 @@ def test_something_else_with_the_name_of_the_lock_is_an_error(tmp_path: Path, ki
     with pytest.raises(CheckpointError, match=r"not a regular file[\s\S]*Remove it"):
         FolderLock(folder)
     assert outside.read_bytes() == b""
+
+
+def _write(content: bytes) -> Callable[[BinaryIO], object]:
+    return lambda file: file.write(content)
+
+
+def test_content_replaces_what_was_there(tmp_path: Path) -> None:
+    """The file holds what was written last, and nothing else is left in the folder."""
+    path = tmp_path / "a" / "b" / "model.pt"
+
+    atomic_write(path, _write(b"first, and longer"))
+    atomic_write(str(path), _write(b"second"))
+
+    assert path.read_bytes() == b"second"
+    assert names_in(path.parent) == ["model.pt"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("full"), KeyboardInterrupt(), SystemExit(1)])
+def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path, error: BaseException) -> None:
+    """Whatever ends the writing, the old file is whole and the half-written one is gone."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"old")
+
+    def fail_halfway(file: BinaryIO) -> None:
+        file.write(b"new" * 100_000)
+        raise error
+
+    with pytest.raises(type(error)):
+        atomic_write(path, fail_halfway)
+
+    assert path.read_bytes() == b"old"
+    assert names_in(tmp_path) == ["model.pt"]
+
+
+def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
+    """Who reads while the file is replaced again and again sees one of the versions."""
+    path = tmp_path / "model.pt"
+    size = 200_000
+    atomic_write(path, _write(b"0" * size))
+    script = (
+        "import sys\n"
+        "from pa_checkpoint import atomic_write\n"
+        "for round in range(1, 40):\n"
+        f"    atomic_write(sys.argv[1], lambda file: file.write(str(round % 10).encode() * {size}))\n"
+    )
+    seen: set[bytes] = set()
+    with subprocess.Popen([sys.executable, "-c", script, str(path)]) as process:
+        while process.poll() is None:
+            content = path.read_bytes()
+            assert len(content) == size
+            seen.update(content[i : i + 1] for i in (0, size // 2, size - 1))
+            assert content == content[:1] * size
+            time.sleep(0.001)
+
+    assert process.returncode == 0
+    assert path.read_bytes() == b"9" * size
+    assert seen
+
+
+def test_content_reaches_the_disk_before_it_takes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order that survives a power cut: content, then the name, then the folder."""
+    calls: list[str] = []
+    real_fsync, real_replace = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        content = b"" if is_folder else next(tmp_path.glob(".*.tmp")).read_bytes()
+        calls.append("folder" if is_folder else f"file with {content!r}")
+        real_fsync(descriptor)
+
+    def replace(self: Path, target: Path) -> Path:
+        calls.append(f"replace {target.name}")
+        return real_replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    atomic_write(tmp_path / "model.pt", _write(b"new"))
+
+    assert calls == ["file with b'new'", "replace model.pt", "folder"]
+
+
+def test_a_name_that_cannot_be_taken_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure after the writing cleans up as well."""
+
+    def replace(self: Path, target: Path) -> Path:
+        raise PermissionError(f"{self} may not become {target}")
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(PermissionError):
+        atomic_write(tmp_path / "model.pt", _write(b"new"))
+
+    assert names_in(tmp_path) == []
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    """A link from the project to a large disk keeps its meaning."""
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "model.pt"
+    link.symlink_to(tmp_path / "disk" / "weights.pt")
+
+    atomic_write(link, _write(b"new"))
+
+    assert link.is_symlink()
+    assert (tmp_path / "disk" / "weights.pt").read_bytes() == b"new"
+    assert names_in(tmp_path / "disk") == ["weights.pt"]
+
+
+def test_only_files_are_replaced(tmp_path: Path) -> None:
+    """A folder or a device under the name is refused before anything is written, and stays."""
+    (tmp_path / "model.pt").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(CheckpointError, match=r"model\.pt, a folder"):
+        atomic_write(tmp_path / "model.pt", _write(b"new"))
+    with pytest.raises(CheckpointError, match="pipe, a device or pipe"):
+        atomic_write(tmp_path / "pipe", _write(b"new"))
+
+    assert names_in(tmp_path) == ["model.pt", "pipe"]
+
+
+def test_files_are_as_readable_as_any_other(tmp_path: Path) -> None:
+    """The permissions are those of an ordinary new file, so that colleagues can read a checkpoint."""
+    (tmp_path / "ordinary").write_bytes(b"")
+    atomic_write(tmp_path / "model.pt", _write(b"new"))
+
+    assert (tmp_path / "model.pt").stat().st_mode == (tmp_path / "ordinary").stat().st_mode

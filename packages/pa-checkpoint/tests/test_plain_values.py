@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pa_checkpoint import CheckpointError
 from pa_checkpoint._encoding import encode
 from pa_checkpoint.torch_states import ensure_plain, find_damage
+from tests.support.states import with_attribute
 
 
 def _saved_and_loaded(obj: object) -> Any:
@@ -49,11 +50,6 @@ class _TensorSubclass(Tensor):
 
 def _function() -> None:
     """Something that a checkpoint cannot hold."""
-
-
-def _with_attribute(value: Any, attribute: object) -> Any:
-    value.attribute = attribute
-    return value
 
 
 _scalars = (
@@ -91,8 +87,8 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         | st.dictionaries(st.text(), inner, max_size=4).map(collections.OrderedDict)
         | st.sets(_hashable, max_size=4)
         | st.dictionaries(_hashable, st.integers(), max_size=4).map(collections.Counter)
-        | inner.map(lambda attribute: _with_attribute(collections.OrderedDict[str, int](), attribute))
-        | inner.map(lambda attribute: _with_attribute(torch.ones(2), attribute))
+        | inner.map(lambda attribute: with_attribute(collections.OrderedDict[str, int](), attribute))
+        | inner.map(lambda attribute: with_attribute(torch.ones(2), attribute))
     )
 
 
@@ -140,7 +136,7 @@ _REFUSED: list[tuple[object, str]] = [
     ([collections.defaultdict[str, int](int)], "checkpoint_kwargs[0]: defaultdict"),
     ([_Point((1, 2))], "checkpoint_kwargs[0]: _Point"),
     ([torch.ones(2).as_subclass(_TensorSubclass)], "checkpoint_kwargs[0]: _TensorSubclass"),
-    ([_with_attribute(torch.ones(2), _function)], "checkpoint_kwargs[0].attribute: function"),
+    ([with_attribute(torch.ones(2), _function)], "checkpoint_kwargs[0].attribute: function"),
     ([torch.Generator()], "checkpoint_kwargs[0]: Generator"),
     ([torch.__version__], "checkpoint_kwargs[0]: TorchVersion"),
     ([b""], "checkpoint_kwargs[0]: bytes b''"),

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import (
@@ -30,6 +29,8 @@ from pa_core import (
 )
 from pa_core.testing import make_classification
 from pa_core.types import SchedulerLike
+from tests import small_runs
+from tests.small_runs import samples
 from tests.support.callbacks import FailAt, KillAt, KilledError, RatesUsed
 from tests.support.models import weights_of
 from tests.support.pa_core.own_schedulers import Bare, OfEpochs, OfTwoMetrics, Timm
@@ -49,22 +50,14 @@ class RecordsMetric(TrainerCallback):
         trainer.run_history.update_metric("quality", next(self.values))
 
 
-def samples(number: int = 8) -> TensorDataset:
-    """Points on a line."""
-    inputs = torch.linspace(-1, 1, number)[:, None]
-    return TensorDataset(inputs, inputs * 2)
-
-
 def make_trainer(*callbacks: TrainerCallback, trainer_class: Any = Trainer, lr: float = 1e-3) -> Any:
-    """A trainer of one weight, with a rate that changes little."""
-    torch.manual_seed(0)
-    model = nn.Linear(1, 1)
-    return trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=lr), callbacks=callbacks)
+    """A trainer of a line, with a rate that changes little."""
+    return small_runs.make_trainer(trainer_class, *callbacks, lr=lr)
 
 
 def train(trainer: Any, num_epochs: int = 4, **options: Any) -> None:
     """Train with two updates in each epoch, and evaluate."""
-    trainer.train(samples(), num_epochs, **{"eval_dataset": samples(), "per_device_batch_size": 4, **options})
+    trainer.train(samples(8), num_epochs, **{"eval_dataset": samples(8), "per_device_batch_size": 4, **options})
 
 
 def test_a_schedule_of_epochs() -> None:
@@ -86,7 +79,7 @@ def test_a_scheduler_that_follows_a_metric() -> None:
 
 def test_a_metric_of_the_trainer_itself() -> None:
     """The losses of an epoch are there when the scheduler is stepped; without an evaluation that of training."""
-    for metric, dataset in (("eval_loss_epoch", samples()), ("train_loss_epoch", None)):
+    for metric, dataset in (("eval_loss_epoch", samples(8)), ("train_loss_epoch", None)):
         trainer = make_trainer()
         train(trainer, eval_dataset=dataset, create_scheduler_fn=PLATEAU, watch_metric=metric)
         assert trainer.scheduler.best == trainer.run_history.get_latest_metric(metric)

@@ -1,4 +1,4 @@
-"""The data of a trial in training: which loaders it may have, how epochs are counted, and what each process gets."""
+"""The data of a trial in training: its loaders, epochs and records, and what each process gets."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import multiprocessing
 import os
 import select
 import sys
+from collections import UserDict
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler, IterableDataset
 from typing_extensions import override
 
+from pa_data.errors import ArgumentTypeError, ConfigurationError
 from pa_trial import DataLoader
 from pa_trial.collectives import num_processes, rank
+from pa_trial.data_length import data_length
 from pa_trial.errors import EmptyLoaderError
 from pa_trial.trial_data import TrialData
 from tests.launching import Launch
@@ -232,3 +236,37 @@ def test_workers_end_with_the_process_that_started_them(launch: Launch) -> None:
     for worker in workers:
         with contextlib.suppress(ProcessLookupError):
             assert select.select([os.pidfd_open(worker)], [], [], 10)[0], f"worker {worker} is alive"
+
+
+LENGTHS: list[tuple[Any, int]] = [
+    (torch.zeros(3, 2), 3),
+    (np.zeros((4, 2)), 4),
+    ({"image": torch.zeros(5, 2), "label": torch.zeros(7)}, 5),
+    (UserDict(image=torch.zeros(5)), 5),
+    ([torch.zeros(6), torch.zeros(1)], 6),
+    ((np.zeros(2), torch.zeros(1)), 2),
+    ([["a", "b", "c"], torch.zeros(8)], 3),
+    ([[torch.zeros(3), torch.zeros(3)], torch.zeros(3)], 2),  # the first value's own length: nothing is searched
+]
+
+
+@pytest.mark.parametrize(("batch", "length"), LENGTHS)
+def test_the_length_of_a_batch_is_that_of_its_first_value(batch: Any, length: int) -> None:
+    """An array counts itself; a dict, a list or a tuple counts its first value."""
+    assert data_length(batch) == length
+
+
+@pytest.mark.parametrize("batch", [{}, [], ()])
+def test_an_empty_batch_is_a_value_error(batch: Any) -> None:
+    """A batch without a value has no length to take."""
+    with pytest.raises(ConfigurationError, match=type(batch).__name__) as caught:
+        data_length(batch)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("batch", [3, "text", None, {1, 2}, object(), [3], {"a": 1.5}, torch.tensor(1.0)])
+def test_anything_else_is_a_type_error_that_says_what_to_override(batch: Any) -> None:
+    """A batch of another kind is counted by the trial's own ``get_batch_length``."""
+    with pytest.raises(ArgumentTypeError, match="get_batch_length") as caught:
+        data_length(batch)
+    assert isinstance(caught.value, TypeError)

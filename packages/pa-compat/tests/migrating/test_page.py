@@ -79,7 +79,7 @@ ELSEWHERE = {
     "limit": "pa-core/tests/test_events_of_endings.py::test_a_run_ends_through_the_events_of_the_table",
     "other_optimizer": "pa-core/tests/test_input_checks.py::test_a_run_that_cannot_start_says_why_and_costs_nothing",
     "few_samples": "pa-core/tests/test_two_ranks.py::test_fewer_samples_than_ranks_cannot_be_evaluated",
-    "foreign_states": "pa-core/tests/training_states/test_accelerate_states.py::"
+    "foreign_states": "pa-core/tests/training_states/test_run_state.py::"
     "test_the_code_in_the_message_loads_the_weights_and_the_optimizer",
     "left_out_of_groups": "pa-finetuning/tests/test_layer_groups.py::"
     "test_an_override_that_leaves_parameters_out_is_an_error",

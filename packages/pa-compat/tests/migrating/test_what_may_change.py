@@ -1,20 +1,25 @@
-"""What docs/migrating.md says that a script may have to change, and of saving and data: a test for each row."""
+"""What docs/migrating.md says that a script may have to change, and of loop, callbacks and data: a test for each."""
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import CheckpointError, ConfigurationError
+from pa_core import AnyTrainer, BatchMismatchError, CheckpointError, ConfigurationError
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.small_runs import make_trainer, samples
+from tests.support.pa_compat.documented_events import EVENTS
 
 
 @pytest.mark.parametrize("name", ["num_processes", "process_index", "is_main_process", "mixed_precision"])
@@ -132,3 +137,59 @@ def test_gather() -> None:
     assert trainer.gather(rows, padding_value=1).tolist() == [0]
     placeholder = torch.tensor([-1, -1]) if rank == 0 else torch.ones(1, 2, dtype=torch.int64)
     assert trainer.gather(placeholder, padding_value=-1).tolist() == ([] if world == 1 else [[1, 1]])
+
+
+PACKAGES = Path(__file__).parents[4] / "packages"
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_own_optimizer() -> None:
+    """While a run goes on, the optimizer is the one that was given."""
+    seen: list[torch.optim.Optimizer] = []
+
+    class NoteOptimizer(TrainerCallback):
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            seen.append(trainer.optimizer)
+
+    trainer = make_trainer(Trainer, NoteOptimizer)
+    optimizer = trainer.optimizer
+    trainer.train(samples(4), 1)
+    assert seen == [optimizer]
+
+
+def mean_square(outputs: Tensor, wanted: Tensor) -> Tensor:
+    """A loss that has its targets without the dimension of the outputs."""
+    return (outputs - wanted[:, None]).square().mean()
+
+
+def test_broadcast() -> None:
+    """Outputs are not compared with the targets of other samples; a loss function of one's own decides for itself."""
+    inputs, targets = samples(4).tensors
+    flat = TensorDataset(inputs, targets[:, 0])
+    with pytest.raises(BatchMismatchError, match=r"shape \(4, 1\), targets of shape \(4,\)"):
+        make_trainer().train(flat, 1)
+    trainer = make_trainer()
+    trainer.loss_func = mean_square
+    trainer.train(flat, 1)
+    assert trainer.num_updates_completed == 1
+
+
+def test_versions() -> None:
+    """The floors on the page are those that are declared."""
+    declared = (PACKAGES / "pa-core" / "pyproject.toml").read_text()
+    floors = ['requires-python = ">=3.11"', '"torch>=2.11"', '"accelerate>=1.13.0"']
+    assert [floor for floor in floors if floor not in declared] == []
+    assert sys.version_info >= (3, 11)
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "maintainers" / "differences-from-pytorch-accelerated.md"
+
+
+def test_new_events() -> None:
+    """The events that the page lists are those that are not documented."""
+    (row,) = [line for line in PAGE.read_text().splitlines() if line.startswith("| <!-- new_events -->")]
+    documented = {*EVENTS, "new_events"}
+    listed = {name for name in re.findall(r"`(\w+)`", row) if name not in documented}
+    ours = {name for name in vars(TrainerCallback) if name.startswith("on_")}
+    assert listed == ours - documented

@@ -119,11 +119,8 @@ def test_a_parameter_that_two_models_share_counts_once(capsys: pytest.CaptureFix
 def test_updates_out_of_a_batch_are_counted_as_the_most_that_there_can_be(capsys: pytest.CaptureFixture[str]) -> None:
     """How many the loop makes of each batch, and of how many samples, only the loop knows."""
     model = nn.Linear(4, 1)
-    show, batch_size = [PrintProgressCallback], 8
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with Run(
-        model, optimizer, DATA, num_epochs=1, per_device_batch_size=batch_size, max_updates_per_batch=3, callbacks=show
-    ) as run:
+    show, optimizer = [PrintProgressCallback], SGD(model.parameters(), lr=0.1)
+    with Run(model, optimizer, DATA, num_epochs=1, max_updates_per_batch=3, callbacks=show) as run:
         for batch in run.batches():
             for inputs, targets in run.batches([batch]):
                 run.backward(nn.functional.mse_loss(model(inputs), targets))

@@ -31,6 +31,7 @@ from pa_core import (
 )
 from pa_core.distributed import num_processes, rank
 from pa_core.testing import RecordingCallback
+from tests.small_runs import linear
 from tests.support.callbacks import KilledError
 from tests.support.histories import moments
 from tests.support.loops import updates_of
@@ -155,12 +156,6 @@ def train_on_pairs(run: Run[Any, list[Tensor]]) -> None:
                     update.backward((outputs - chunk).square().mean(), retain_graph=True)
                 update.step()
                 state = None if state is None else state.detach()
-
-
-def linear() -> nn.Linear:
-    """The same small model each time."""
-    torch.default_generator.manual_seed(0)
-    return nn.Linear(2, 1).double()
 
 
 POINTS = TensorDataset(torch.linspace(-1, 1, 16).double().reshape(8, 2))
