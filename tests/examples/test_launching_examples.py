@@ -15,10 +15,18 @@ from tests.examples.ways import EXAMPLES, WAYS
 
 IN_BF16_EACH_TIME = {"character_transformer", "train_digits"}
 """Examples that are launched in bf16 each time, too: other ways are less than these, or what tests of their own do."""
+ON_TWO_RANKS_AT_NIGHT = {
+    *("classify_texts", "detect_digits", "finetune_timm", "finetune_transformers", "image_folder", "lora"),
+    *("match_captions", "ppo", "progressive_resizing", "replay_buffer", "truncated_bptt", "tune_with_optuna"),
+}
+"""Examples that are launched on two ranks each night; each time, tests of their own launch them."""
 
 
 def _is_for_the_night(name: str, way: str) -> bool:
-    return "two ranks" not in way and not ("bf16" in way and name in IN_BF16_EACH_TIME)
+    is_each_time = (
+        name not in ON_TWO_RANKS_AT_NIGHT if "two ranks" in way else "bf16" in way and name in IN_BF16_EACH_TIME
+    )
+    return not is_each_time
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,8 @@ class FailsAfter(TrainerCallback):
 
 @on_any_number_of_processes
 def test_an_interrupted_file_of_any_size_is_completed_to_the_last_byte(folder: Path) -> None:
-    """Of 36 numbers of samples, after a failure in the middle; without pieces that remain."""
-    for count in range(1, 37):
+    """Of 36 numbers of samples, of some of them on two processes, after a failure in the middle; no piece remains."""
+    for count in range(1, 37) if trainer_with().num_processes == 1 else (1, 2, 3, 7, 12, 36):
         path = folder / f"{count}.jsonl"
         batches = -(-count // BATCH_SIZE)
         fails = FailsAfter(1 + batches // 2 // trainer_with().num_processes)
