@@ -29,6 +29,7 @@ print(timm.create_model(MODEL, num_classes=2).fc.out_features)
 """
 
 
+@pytest.mark.whole_proof
 @pytest.mark.timeout(2 * TIME_LIMIT)
 def test_scripts_that_need_packages_of_others_do_what_their_pages_show(tmp_path: Path) -> None:
     """They are run here and nowhere else; a page of ours shows that they are."""

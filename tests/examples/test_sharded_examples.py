@@ -39,6 +39,7 @@ def last_loss(launched: Launched) -> float:
     return numbers_in(launched.output, r"eval_loss_epoch +([\d.]+)")[-1]
 
 
+@pytest.mark.whole_proof
 def test_it_is_launched_by_torchrun_and_goes_on_under_accelerate(launch: Launch, tmp_path: Path) -> None:
     """The loss falls from start to start; the weights are those of a whole model, and have the loss that is told."""
     script = EXAMPLES / "character_transformer.py"
