@@ -351,7 +351,7 @@ class RemoteFolder:
         return sorted((state for state in found if state is not None), key=lambda state: (state.age, state.name))
 
     def has_run(self, run: str) -> bool:
-        """Whether checkpoints of a run were sent here, or begun to be.
+        """Whether a run is known here: it was registered, or has begun to send checkpoints.
 
         Raises:
             ObjectStoreError: The store cannot be asked.
@@ -401,6 +401,15 @@ class RemoteFolder:
         self._store.sizes(_STATES)
         self._store.read(name, bytes)
         self._store.remove(name)
+
+    def register(self, run: str) -> None:
+        """Have the store know a run before its first checkpoint, which counts on the disk until it is sent.
+
+        Raises:
+            ObjectStoreError: The store cannot be queried, or not written to.
+        """
+        if not self.has_run(run):
+            self._require_to_be_writer(key_of(run))
 
     def upload(self, directory: str | Path) -> RemoteCheckpoint:
         """Send a checkpoint, without the files that are there already, and its manifest last.

@@ -105,12 +105,21 @@ def test_a_state_that_was_not_sent_before_the_kill_is_not_lost(tmp_path: Path, f
     assert train(make_trainer(saving(states, url)), resume_from=url) == expected
 
 
-def test_a_run_that_was_killed_before_its_first_state_was_sent_is_not_lost(tmp_path: Path) -> None:
-    """The store knows the run once it has begun to send."""
+@pytest.mark.parametrize("is_reached", [True, False], ids=["half sent", "nothing sent"])
+def test_a_run_that_was_killed_before_its_first_state_was_sent_is_not_lost(
+    tmp_path: Path, faults: Faults, *, is_reached: bool
+) -> None:
+    """The store knows the run from its start."""
     url, states = store_url(tmp_path / "store"), tmp_path / "states"
+
+    def lose_store(_: AnyTrainer) -> None:
+        faults.broken = not is_reached
+
+    callbacks = [saving(states, url), CallAt("on_train_step_start", lose_store, 0)]
     with pytest.raises(Interrupted):
-        train(make_trainer(saving(states, url), InterruptAt("on_optimizer_step_end", 4)))
-    shutil.rmtree(tmp_path / "store" / "states")
+        train(make_trainer(*callbacks, InterruptAt("on_optimizer_step_end", 4)))
+    faults.broken = False
+    shutil.rmtree(tmp_path / "store" / "states", ignore_errors=True)
     resumed = make_trainer(saving(states, url), InterruptAt("on_train_step_start", 0))
     with pytest.raises(Interrupted):
         train(resumed, resume_from=url, resume_missing="start")

@@ -282,6 +282,8 @@ class Checkpointer:
         with raising_on_all():
             self._writer.reserve(folder, say, upload_to)
             resumption.choose_name(self._writer.folders, self._writer.stores)
+            for store in self._writer.stores:
+                store.register(resumption.name)
         state, newest = resumption.continued_state, newest_state(folder, resumption.name)
         is_continued = state is not None and newest is not None and os.path.realpath(state) == os.path.realpath(newest)
         return newest if is_continued else None
