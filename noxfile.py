@@ -194,11 +194,12 @@ SHORT_MATRIX = [
     *(nox.param((one,), ONE_PROCESS, id=f"{one.name}, {ONE_PROCESS.name}") for one in DISTRIBUTIONS),
     *(nox.param(DISTRIBUTIONS, cell, id=f"together, {cell.name}") for cell in CELLS[:3]),
 ]
-LIBRARIES = tuple((one,) for one in DISTRIBUTIONS[:3])
+CELLS_OF_LIBRARIES = {"pa-checkpoint": CELLS[:2], "pa-distributed": CELLS[:2], "pa-data": CELLS[:1]}
+"""Precision means nothing to them, and pa-data does not communicate."""
 FULL_MATRIX = [
     nox.param(tested, cell, id=f"{tested[0].name if len(tested) == 1 else 'together'}, {cell.name}")
     for tested in (*((one,) for one in DISTRIBUTIONS), DISTRIBUTIONS)
-    for cell in (CELLS[:2] if tested in LIBRARIES else CELLS)  # precision means nothing to them
+    for cell in (CELLS if len(tested) > 1 else CELLS_OF_LIBRARIES.get(tested[0].name, CELLS))
 ]
 
 
