@@ -90,14 +90,12 @@ def test_each_sample_comes_once_in_order_whatever_the_number_of_samples() -> Non
 
 @pytest.mark.runs_on("two_ranks")
 def test_processes_with_different_weights_are_refused() -> None:
-    """Predictions of two models would alternate, whether they are yielded or given to a function."""
+    """Predictions of two models would alternate."""
     trainer = trainer_of(nn.Linear(1, 1))
     with torch.no_grad():
         trainer.model.get_parameter("weight").fill_(trainer.process_index)
     with pytest.raises(RanksDifferError, match="weights: "):
         list(trainer.predict(numbers(5), 2))
-    with pytest.raises(RanksDifferError, match="weights: "):
-        trainer.predict(numbers(5), 2, write=lambda predictions, positions: None)
 
 
 @on_any_number_of_processes
