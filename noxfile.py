@@ -194,12 +194,13 @@ SHORT_MATRIX = [
     *(nox.param((one,), ONE_PROCESS, id=f"{one.name}, {ONE_PROCESS.name}") for one in DISTRIBUTIONS),
     *(nox.param(DISTRIBUTIONS, cell, id=f"together, {cell.name}") for cell in CELLS[:3]),
 ]
-CELLS_OF_LIBRARIES = {"pa-checkpoint": CELLS[:2], "pa-distributed": CELLS[:2], "pa-data": CELLS[:1]}
-"""Precision means nothing to them, and pa-data does not communicate."""
+CELLS_ALONE = dict.fromkeys(("pa-checkpoint", "pa-distributed"), CELLS[:2])
+CELLS_ALONE |= dict.fromkeys(("pa-data", "pa-finetuning"), CELLS[:1])
+"""Precision means nothing to them without pa-core, and the last two do not communicate."""
 FULL_MATRIX = [
     nox.param(tested, cell, id=f"{tested[0].name if len(tested) == 1 else 'together'}, {cell.name}")
     for tested in (*((one,) for one in DISTRIBUTIONS), DISTRIBUTIONS)
-    for cell in (CELLS if len(tested) > 1 else CELLS_OF_LIBRARIES.get(tested[0].name, CELLS))
+    for cell in (CELLS if len(tested) > 1 else CELLS_ALONE.get(tested[0].name, CELLS))
 ]
 
 
