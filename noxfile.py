@@ -194,8 +194,12 @@ SHORT_MATRIX = [
     *(nox.param((one,), ONE_PROCESS, id=f"{one.name}, {ONE_PROCESS.name}") for one in DISTRIBUTIONS),
     *(nox.param(DISTRIBUTIONS, cell, id=f"together, {cell.name}") for cell in CELLS[:3]),
 ]
-CELLS_ALONE = dict.fromkeys(("pa-checkpoint", "pa-distributed"), CELLS[:2])
-CELLS_ALONE |= dict.fromkeys(("pa-data", "pa-finetuning"), CELLS[:1])
+CELLS_ALONE: dict[str, tuple[Cell, ...]] = {
+    "pa-checkpoint": (ONE_PROCESS, TWO_RANKS),
+    "pa-distributed": (ONE_PROCESS, TWO_RANKS),
+    "pa-data": (ONE_PROCESS,),
+    "pa-finetuning": (ONE_PROCESS,),
+}
 """Precision means nothing to them without pa-core, and the last two do not communicate."""
 FULL_MATRIX = [
     nox.param(tested, cell, id=f"{tested[0].name if len(tested) == 1 else 'together'}, {cell.name}")
