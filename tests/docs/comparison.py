@@ -6,6 +6,8 @@ import functools
 import math
 import re
 
+_OF_TORCH = re.compile(r"W\d{4} [\d:.]+ \d+ torch/")
+"""What torch logs of the machine, such as a missing triton."""
 _VARYING = re.compile(
     r"0x[0-9a-f]+"  # an address
     r"|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"  # a UUID
@@ -41,7 +43,8 @@ def differs(printed: str, shown: str, *, same_results: bool = False) -> bool:
 
 
 def _lines(text: str, same_results: bool) -> list[str]:
-    lines = [" ".join(_without_numbers(line, same_results).split()) for line in text.rstrip().splitlines()]
+    printed = (line for line in text.rstrip().splitlines() if not _OF_TORCH.match(line))
+    lines = [" ".join(_without_numbers(line, same_results).split()) for line in printed]
     while lines and not lines[0]:
         del lines[0]
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -38,7 +39,7 @@ def test_what_needs_cuda_is_reported_as_not_measured(tmp_path: Path) -> None:
     assert [(part["name"], part["outcome"]) for part in parts] == [("machine", "complete"), ("copies", "complete")]
     assert parts[1]["figures"][0]["value"] is None
     assert "| copies | a batch of 2 MiB and four matrix products | - |  | not measured: needs CUDA |" in table
-    assert f"torch {__import__('torch').__version__}" in table
+    assert f"torch {importlib.metadata.version('torch')}" in table
     assert status == 0
 
 

@@ -55,7 +55,7 @@ def test_they_are_those_of_torch(make: Callable[[], nn.Module]) -> None:
     assert list(map(id, buffers_of_module(model))) == list(map(id, model.buffers()))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_a_scripted_module_has_them_too() -> None:
     """Torch keeps those of its scripts elsewhere, and makes new objects for them."""
     model = _scripted()
@@ -152,7 +152,7 @@ def test_weights_that_are_not_there_yet() -> None:
     assert rows(describe_model(lazy))["model"][2:] == ["10", "10", "40", "B", "float32"]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_wrapped_models_are_described_inside() -> None:
     """A compiled, a scripted and a recursive module have the table of what they are."""
     model = nn.Sequential(nn.Linear(2, 2))
