@@ -114,6 +114,7 @@ def test_a_page_that_says_what_is_not_so_is_red(tmp_path: Path, changed: str, in
         ("    2   41,203  0.10 s\n", "    2   *3,203  1:12.10 s"),
         ("best *0.1\n", "best 0.2"),
         ("a warning\nof two lines\nend", "...\nend"),
+        ("W1127 10:06:40.872000 15493 torch/utils/flop_counter.py:113] triton not found\nend", "end"),
         ("saved to /tmp/1/x.pt, 3 MB", "saved to .../x.pt, 4 MB"),
         ("lr 1e-05, id 0x7f1a", "lr 2.0, id 0x7"),
     ],
