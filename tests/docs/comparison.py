@@ -6,8 +6,8 @@ import functools
 import math
 import re
 
-_OF_TORCH = re.compile(r"W\d{4} [\d:.]+ \d+ torch/")
-"""What torch logs of the machine, such as a missing triton."""
+_OF_TORCH = re.compile(r"W\d{4} [\d:.]+ \d+ torch/\S+ triton not found")
+"""What torch for CUDA logs where triton is missing."""
 _VARYING = re.compile(
     r"0x[0-9a-f]+"  # an address
     r"|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"  # a UUID

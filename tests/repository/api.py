@@ -99,7 +99,7 @@ def _unnamed_bases(cls: type) -> list[type]:
 
 
 def _signature(value: object) -> str:
-    # of what is called by nobody, versions of Python say different things
+    # Python 3.13 describes the constructors of enums and type aliases differently than 3.11.
     if isinstance(value, GenericAlias) or (inspect.isclass(value) and issubclass(value, Enum)):
         return ""
     try:

@@ -154,6 +154,7 @@ def send_signals_until_the_end():
             os.kill(parent, signal.SIGTERM)
             time.sleep(0.0005)
         os._exit(0)
+    signal.raise_signal(signal.SIGTERM)  # here, even if the other process has not begun yet
     time.sleep(0.01)
 
 
@@ -196,7 +197,7 @@ def test_a_process_that_was_asked_to_leave_ends_by_its_own_status(launch: Launch
     """However many more signals come, up to the last moment of the interpreter: 75, and a state to resume from."""
     ended = launch(SCRIPT, "update", way)
     assert (ended.status, ended.output) == (75, "")
-    assert [record.update for record in StateFolder(launch.folder / "states").records()] in ([3], [4])
+    assert [record.update for record in StateFolder(launch.folder / "states").records()] == [3]
 
 
 @pytest.mark.parametrize("way", ["at once", "asynchronous"])
