@@ -57,12 +57,14 @@ def _of_loops(name: str, command: str, limit: float, variants: tuple[str, ...] =
     return Comparison(name, f"measures {command}", variants, limit=limit, with_peers=True)
 
 
-def _of_trials(name: str, task: str, variants: tuple[str, ...], ranks: int = 1) -> Comparison:
+def _of_trials(
+    name: str, task: str, variants: tuple[str, ...], ranks: int = 1, *, clock: str = "clock", limit: float = 1.10
+) -> Comparison:
     return Comparison(
         name,
-        f"in_turn clock {task} {' '.join(variants)}",
+        f"in_turn {clock} {task} {' '.join(variants)}",
         variants,
-        limit=1.10,
+        limit=limit,
         ranks=ranks,
         in_one_process=True,
         rounds=None if ranks == 1 else 3,
@@ -229,6 +231,14 @@ COMPARISONS = (
     ),
     _of_trials("a step of a trial", "digits", TRIAL),
     _of_trials("a step of a trial, two processes", "digits", TRIAL_ON_TWO_PROCESSES, ranks=2),
+    _of_trials(
+        "an update of a trial, augmented images, two processes",
+        "images",
+        TRIAL_ON_TWO_PROCESSES,
+        ranks=2,
+        clock="updates",
+        limit=1.05,
+    ),
     _of_trials("a step of a trial with two optimizers", "gan", GAN_TRIAL),
     _of_trials("a step of a trial with two optimizers, two processes", "gan", GAN_TRIAL, ranks=2),
     _of_loops("the edge of an epoch", "edge digits", 1.5),

@@ -14,19 +14,24 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.measures import loop_named, time_of_step
+from benchmarks.measures import loop_named, time_of_step, time_of_update
 from benchmarks.processes import publish
-from benchmarks.tasks import TASKS
+from benchmarks.tasks import TASKS, Task
 
 __all__ = ["is_first_process", "side_by_side", "turns"]
 
 ROUNDS = 9
-CLOCKS: dict[str, Callable[[], float]] = {"clock": time.perf_counter, "processor": time.process_time}
-"""The time that passes, and the processor time of all threads of this process."""
+CLOCKS: dict[str, Callable[[Task, Callable[[Task, int], None]], float]] = {
+    "clock": time_of_step,
+    "processor": partial(time_of_step, clock=time.process_time),
+    "updates": time_of_update,
+}
+"""The time that passes, the processor time of all threads of this process, and the time from one update to the next."""
 
 
 @contextlib.contextmanager
@@ -61,7 +66,7 @@ def main(clock: str, task: str, *loops: str) -> None:
     times: dict[str, list[float]] = {loop: [] for loop in loops}
     with side_by_side():
         for _, loop in turns(loops, ROUNDS):
-            times[loop].append(time_of_step(TASKS[task](), loop_named(loop).train, CLOCKS[clock]))
+            times[loop].append(CLOCKS[clock](TASKS[task](), loop_named(loop).train))
     if is_first_process():
         publish(**{loop: statistics.median(taken[1:]) for loop, taken in times.items()})
 

@@ -22,7 +22,7 @@ import torch
 from benchmarks.processes import publish
 from benchmarks.tasks import TASKS, Task
 
-__all__ = ["MEASURES", "loop_named", "memory", "steps_of_epoch", "time_of_step"]
+__all__ = ["MEASURES", "loop_named", "memory", "steps_of_epoch", "time_of_step", "time_of_update"]
 
 REPEATS = 3
 
@@ -62,6 +62,14 @@ def time_of_step(task: Task, run: Callable[[Task, int], None], clock: Callable[[
     start = clock()
     run(task, task.num_epochs)
     return (clock() - start) / (task.num_epochs * steps_of_epoch(task)) * 1e6
+
+
+def time_of_update(task: Task, run: Callable[[Task, int], None]) -> float:
+    """Microseconds from one update to the next of a run over the epochs of the task, without its start and its end."""
+    updated: list[float] = []
+    task.optimizer.register_step_post_hook(lambda *_: updated.append(time.perf_counter()))
+    run(task, task.num_epochs)
+    return (updated[-1] - updated[0]) / (len(updated) - 1) * 1e6
 
 
 def steps_of_epoch(task: Task) -> int:
