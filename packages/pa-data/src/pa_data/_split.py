@@ -35,7 +35,7 @@ class Split(Protocol):
     """How the positions of an epoch are dealt to the processes, one global batch a step.
 
     In each step each rank takes a contiguous piece, and every position is taken exactly once. Steps take consecutive
-    positions, rank after rank; those of a `MicroBatchSplit` do so update by update.
+    positions, rank after rank; in a `MicroBatchSplit` only whole updates do.
     """
 
     @property
@@ -399,7 +399,11 @@ class MicroBatchSplit:
         Raises:
             IndexError: If there is no such step.
         """
-        return sum(len(self.piece(step, rank)) for rank in range(self.num_processes))
+        count, number = self.num_micro_batches(step), step % self.steps_per_update
+        smallest_block, larger_blocks = divmod(count, self.num_processes)
+        taken = self.num_processes if number < smallest_block else larger_blocks
+        has_last = number == max(smallest_block - 1, 0)
+        return taken * self.batch_size - has_last * (count * self.batch_size - len(self.update(step)))
 
     def piece(self, step: int, rank: int) -> range:
         """Return the positions of the micro-batch that one process takes in a step; empty where its block is over.
@@ -679,36 +683,34 @@ class EpochPlan:
         """The key of the epoch's random draws, to be extended by the index of a sample, or by its position."""
         return extend_key(self.epoch_key, _POSITIONS) if self.order.repeats else self.epoch_key
 
-    @cached_property
+    @property
     def num_batches(self) -> int:
         """The number of steps in which this process takes a sample."""
-        return self._last_update * self._batches_in(0) + self._batches_in(self._last_update)
+        split, num_steps = self.split, len(self.split)
+        if isinstance(split, UpdateSplit | MicroBatchSplit):
+            last = max(0, num_steps - 1) // split.steps_per_update
+            return last * self._batches_in(0, split) + self._batches_in(last, split)
+        return num_steps - (num_steps > 0 and not split.piece(num_steps - 1, self.rank))
 
     def step_after(self, batches: int) -> int:
         """Return the step that comes after some batches of this process.
 
         An update is over with the last batch that this process has of it.
         """
-        of_update = max(1, self._batches_in(0))
-        update = min(batches // of_update, self._last_update)
+        split, num_steps = self.split, len(self.split)
+        if not isinstance(split, UpdateSplit | MicroBatchSplit):
+            return batches
+        of_update, steps = self._batches_in(0, split), split.steps_per_update
+        update = min(batches // max(1, of_update), max(0, num_steps - 1) // steps)
         more = batches - update * of_update
-        if 0 < more == self._batches_in(update):
-            return min((update + 1) * self._steps_per_update, len(self.split))
-        return update * self._steps_per_update + more
+        is_over = 0 < more == self._batches_in(update, split)
+        return min((update + 1) * steps, num_steps) if is_over else update * steps + more
 
-    @property
-    def _steps_per_update(self) -> int:
-        return self.split.steps_per_update if isinstance(self.split, UpdateSplit | MicroBatchSplit) else 1
-
-    @property
-    def _last_update(self) -> int:
-        return max(0, len(self.split) - 1) // self._steps_per_update
-
-    def _batches_in(self, update: int) -> int:
+    def _batches_in(self, update: int, split: UpdateSplit | MicroBatchSplit) -> int:
         """The number of batches of this process in an update; all updates but the last one have as many."""
-        first = update * self._steps_per_update
-        steps = range(first, min(first + self._steps_per_update, len(self.split)))
-        return sum(len(self.split.piece(step, self.rank)) > 0 for step in steps)
+        first = update * split.steps_per_update
+        steps = range(first, min(first + split.steps_per_update, len(split)))
+        return sum(1 for step in steps if split.piece(step, self.rank))
 
     def indices(self) -> Iterator[Tensor]:
         """Yield the dataset indices of each batch; a step in which this process takes nothing is left out."""
