@@ -647,8 +647,8 @@ def _outside(start: int, num_samples: int) -> ConfigurationError:
 
 
 def _check_sizes(split: Split) -> None:
-    check_count("batch_size", split.batch_size)
     check_count("num_processes", split.num_processes)
+    check_count("batch_size", split.batch_size)
     check_count("num_samples", split.num_samples, minimum=0)
 
 
