@@ -511,8 +511,8 @@ def expected(batches: Sequence[tuple[float, int]]) -> tuple[str, str]:
     products = [loss * count for loss, count in batches if count]
     samples = sum(count for _, count in batches)
     if not all(map(math.isfinite, products)):
-        total = repr(sum(one for one in products if not math.isfinite(one)))
-        return total, total
+        not_finite = repr(sum(one for one in products if not math.isfinite(one)))
+        return not_finite, not_finite
     exact = sum(map(Fraction, products), Fraction())
     largest = Fraction(2**1024 - 2**970)  # from here on a number is rounded to infinity
     total = float(exact) if abs(exact) < largest else math.copysign(math.inf, exact)

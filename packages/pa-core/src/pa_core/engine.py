@@ -35,7 +35,7 @@ class Engine:
         accelerator: The accelerator of the trainer.
         watch: Ends all processes if one waits for another one for too long.
         sharding: How models are split over the processes, None where they are not.
-        reproducible: Whether a run has the same bits on any number of processes.
+        reproducible: Whether runs are bit-for-bit identical on any number of processes.
 
     Attributes:
         accelerator: As passed.
@@ -106,7 +106,7 @@ class Engine:
         self.trained = trained
         self.progress: Progress = Progress()
         self.rank_sync: RankSync = RankSync(self.device, self.num_processes, describe_course)
-        self.resumption: Resumption = Resumption(self.progress, self.device)
+        self.resumption: Resumption = Resumption(self.progress, self.device, reproducible=self.reproducible)
         self.loaders.start_run()
         self.checked_steps: set[str] = set()
         self.last_batch: Any = None

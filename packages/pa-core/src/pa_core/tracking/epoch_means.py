@@ -121,7 +121,7 @@ class LossTracker:
 
 
 class ExactLossTracker(LossTracker):
-    """The mean loss over samples, the same to the last bit in whatever order and on however many processes they come.
+    """The mean loss over samples, bit-for-bit identical in any order of the batches and on any number of processes.
 
     Each mean of a batch times its number of samples is rounded to a double, their sum is not, and the mean is rounded
     once. Losses on an accelerator are read when they have arrived, and nothing waits for them before a sum is read.
@@ -219,7 +219,7 @@ class StepMeans(dict[str, LossTracker]):
     is at that moment: a tensor is copied on its device, without its graph, and nothing waits for it.
 
     Args:
-        exact: Whether the means are the same to the last bit in any order of the steps.
+        exact: Whether the means are bit-for-bit identical in any order of the steps.
 
     Example:
         >>> means = StepMeans()
