@@ -61,8 +61,8 @@ def test_training_has_the_same_batches_and_draws_on_any_number_of_processes(
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_another_number_of_processes_goes_on_at_the_next_update(num_workers: int) -> None:
     """Between updates each process saves the same place; within one, that at which the update began."""
-    expected = by_update_and_number(ranks_of(Drawing(40), 1, **OPTIONS))
-    for loader in ranks_of(Drawing(40), 2, num_workers=num_workers, **OPTIONS):
+    expected = by_update_and_number(ranks_of(Drawing(36), 1, **OPTIONS))
+    for loader in ranks_of(Drawing(36), 2, num_workers=num_workers, **OPTIONS):
         split, batches = loader.split, iter(loader)
         assert isinstance(split, MicroBatchSplit)
         for step in range(len(split)):
@@ -70,11 +70,11 @@ def test_another_number_of_processes_goes_on_at_the_next_update(num_workers: int
                 next(batches)
             state, update = loader.state_dict(), split.update(step)
             if split.ends_update(step):
-                assert (state["epoch"], state["samples"]) == ((0, update.stop) if update.stop < 40 else (1, 0))
+                assert (state["epoch"], state["samples"]) == ((0, update.stop) if update.stop < 36 else (1, 0))
             elif loader.rank == 0:
                 assert (state["epoch"], state["samples"]) == (0, update.start)
             if state["epoch"] == 0:
-                resumed = ranks_of(Drawing(40), 3, **OPTIONS)
+                resumed = ranks_of(Drawing(36), 3, **OPTIONS)
                 for other in resumed:
                     other.load_state_dict(state)
                 left = {place: batch for place, batch in expected.items() if place[0] >= resumed[0].position}

@@ -412,7 +412,7 @@ class MicroBatchSplit:
             IndexError: If there is no such step or rank.
         """
         update, block, number = self.update(step), self._block(step, rank), step % self.steps_per_update
-        first = update.start + min(block.start + number, block.stop) * self.batch_size
+        first = update.start + (block.start + number) * self.batch_size
         return range(min(first, update.stop), min(first + self.batch_size * (number < len(block)), update.stop))
 
     def _block(self, step: int, rank: int) -> range:
