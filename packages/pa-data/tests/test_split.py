@@ -94,11 +94,15 @@ def test_micro_batches_are_the_same_on_any_number_of_processes(
     """An update is cut by the positions of its samples alone, so each sample is in one micro-batch, the same one."""
     end = num_samples - num_samples % samples * drop_last
     updates = [range(begin, min(begin + samples, end)) for begin in range(0, end, samples)]
-    expected = [(update, [update[i : i + batch_size] for i in range(0, len(update), batch_size)]) for update in updates]
+    of_one = micro_batches(MicroBatchSplit(num_samples, samples, batch_size, 1, drop_last=drop_last))
+    assert [update for update, _ in of_one] == updates
+    for update, pieces in of_one:
+        assert [position for piece in pieces for position in piece] == list(update)
+        assert len(pieces) == -(-len(update) // batch_size)
+        assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
     for num_processes in range(1, 8):
-        assert micro_batches(MicroBatchSplit(num_samples, samples, batch_size, num_processes, drop_last=drop_last)) == (
-            expected
-        )
+        split = MicroBatchSplit(num_samples, samples, batch_size, num_processes, drop_last=drop_last)
+        assert micro_batches(split) == of_one
 
 
 @epochs_of_updates

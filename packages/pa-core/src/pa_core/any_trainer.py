@@ -154,6 +154,7 @@ class AnyTrainer(ABC):
         mixed_precision: str | None,
         cpu: bool | None,
         max_wait_seconds: float | None,
+        reproducible: str | None,
     ) -> None:
         self.model = model
         self.loss_func = cast("LossFunction", loss_func)
@@ -167,11 +168,12 @@ class AnyTrainer(ABC):
         processes.prepare_process(accelerator)
         with showing_errors_once():  # from here on the processes are connected
             input_checks.check_trainer_arguments(model, loss_func, optimizer)
+            input_checks.check_reproducible(reproducible)
             with as_configuration_error():
                 watch = HangDetector(max_wait_seconds, advise=advice_for_parted)
             self.callback_handler = self._create_callback_handler(callbacks)
         compatibility.require_usable(accelerator, arguments, model)
-        self._engine = Engine(accelerator, watch, read_settings(accelerator, arguments))
+        self._engine = Engine(accelerator, watch, read_settings(accelerator, arguments), reproducible is not None)
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -614,6 +616,7 @@ class AnyTrainer(ABC):
             TypeError: Something in it is neither a tensor nor a container of tensors.
             ConfigurationError: The tensors of the processes do not fit together.
         """
+        self._engine.require_between_steps("gather(...)")
         return distributed.gather(tensor, padding_value, with_gradient=with_gradient)
 
     def describe_run(self) -> str:
@@ -640,6 +643,11 @@ class AnyTrainer(ABC):
             model   Linear         650        650  2.54 KiB  float32
         """
         return describe_model({**self.named_models(), **self.modules}, depth)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether runs give the same bits on any number of processes."""
+        return self._engine.reproducible
 
     def fingerprint(self) -> str:
         """Return 16 digits that follow from all bits of the results of a run; every process must call this.

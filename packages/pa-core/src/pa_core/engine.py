@@ -14,6 +14,7 @@ from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Loaders
 from pa_core.distributed.comparison import Describe
 from pa_core.distributed.rank_sync import RankSync
+from pa_core.errors import ConfigurationError
 from pa_core.extra_models import AddedModules
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
@@ -78,7 +79,7 @@ class Engine:
         self.watch = watch
         self.sharding = sharding
         self.reproducible = reproducible
-        self.loaders: Loaders = Loaders(accelerator)
+        self.loaders: Loaders = Loaders(accelerator, fixed_batches=reproducible)
         self.added: AddedModules = AddedModules()
         self.eval_sets: EvaluationSets = EvaluationSets()
         self.losses: LossTracker = self._new_losses()
@@ -115,6 +116,22 @@ class Engine:
     def _parts_of_run(self) -> RunParts:
         accumulations = {name: one.accumulation for name, one in self.trained.items()}
         return RunParts(self.progress, self.resumption, accumulations, self.rank_sync, scaler=self.accelerator.scaler)
+
+    def require_between_steps(self, what: str) -> None:
+        """Raise an error within a step of a reproducible run, as not all processes have as many steps.
+
+        Args:
+            what: What was called.
+
+        Raises:
+            ConfigurationError: A step is in progress.
+        """
+        if self.reproducible and self.means.is_in_step and not self.checkpointer.is_between_steps:
+            raise ConfigurationError(
+                f"{what} within a step of a reproducible run, where not all processes have as many steps, and which "
+                "samples it would see follows their number.",
+                do="Call it between two updates, or log the mean of each batch with log(name, value).",
+            )
 
     def make_run_config(
         self, run: ResumableRun, numbers: tuple[int, int, int, int | None, float | None]

@@ -48,6 +48,19 @@ def check_trainer_arguments(model: object, loss_func: object, optimizer: object)
         check_kind_of_optimizer(optimizer)
 
 
+def check_reproducible(reproducible: object) -> None:
+    """Raise an error for an unknown way to be reproducible.
+
+    Args:
+        reproducible: What was passed.
+
+    Raises:
+        ConfigurationError: There is no such way.
+    """
+    if reproducible not in (None, "any_processes"):
+        raise ConfigurationError(f'reproducible must be "any_processes" or None, got {reproducible!r}.')
+
+
 def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
     """Raise an error for an unknown mixed precision, and a ``cpu`` that is not a bool.
 

@@ -27,6 +27,7 @@ from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingE
 from pa_core.model_tensors import unwrap_model
 from pa_core.placeholders import placeholder_values
 from pa_core.progress import Phase, Stage
+from pa_core.reproducible_steps import ReproducibleSteps
 from pa_core.run_arguments import RunArguments
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.trained import MicroBatch, Trained, micro_batches
@@ -78,6 +79,7 @@ class Loop:
             overflowed; None for what the optimizers do by themselves.
         clear_gradients: Clears the gradients after an update; None as above.
         stands_in: Whether a process without a sample is given the batch of another one, even if no model is sharded.
+        overlaps: Whether each batch has one backward pass, during which a reproducible run may send gradients.
 
     Attributes:
         trainer: As passed.
@@ -86,6 +88,7 @@ class Loop:
         count: What counts the batches of a custom loader in the training of an epoch.
         num_sets_to_come: How many sets are evaluated after this one, within the same training epoch.
         updates_of_batch: How many updates were made of the current batch of the training loader.
+        reproducible: What makes the steps of a reproducible run; None in others.
         gathered_without_rows: What a process without a sample has gathered of the others, which go backward through it.
     """
 
@@ -97,6 +100,7 @@ class Loop:
         update_weights: Callable[[Trained, bool], None] | None = None,
         clear_gradients: Callable[[Trained], None] | None = None,
         stands_in: bool = False,
+        overlaps: bool = False,
     ) -> None:
         self.trainer = trainer
         self.engine = engine
@@ -106,6 +110,9 @@ class Loop:
         self._clear_gradients = clear_gradients or Trained.zero_grad
         self._stands_in = stands_in
         self._has_stand_ins = self._keeps_batch = False
+        self.reproducible: ReproducibleSteps | None = None
+        if engine.reproducible:
+            self.reproducible = ReproducibleSteps(engine, overlaps=overlaps)
         self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
         self.gathered_without_rows: list[Tensor] = []
@@ -293,6 +300,8 @@ class Loop:
             hook: The method of the trainer that is called before the event.
         """
         engine = self.engine
+        if self.reproducible is not None:
+            self.reproducible.drop_update()
         if hook is not None:
             hook()
         self.trainer.callback_handler.call_event(TrainerCallback.on_training_run_end, self.trainer)
@@ -434,6 +443,8 @@ class Loop:
         """
         engine = self.engine
         engine.checkpointer.leave()
+        if self.reproducible is not None:
+            self.reproducible.drop_update()
         engine.last_batch = None
         engine.means.end_step()
         if hook is not None:
@@ -477,7 +488,9 @@ class Loop:
     def start_update(self) -> None:
         """Begin an update: give all processes the buffers of rank zero, such as statistics of batch norm."""
         self.engine.checkpointer.leave()
-        if self.engine.num_processes > 1 and _accelerate.broadcasts_buffers(self.engine.accelerator):
+        if self.reproducible is not None:
+            self.reproducible.start_update()
+        elif self.engine.num_processes > 1 and _accelerate.broadcasts_buffers(self.engine.accelerator):
             for model in self.trainer.named_models().values():
                 distributed.broadcast_buffers(model)
 
@@ -506,6 +519,8 @@ class Loop:
         """
         self.engine.progress.step = part.step
         self.engine.means.start_step()
+        if self.reproducible is not None:
+            self.reproducible.start_step(part)
         if part.is_empty:
             return self._stand_in(part) if self._has_stand_ins else None
         if self._keeps_batch:
@@ -550,7 +565,9 @@ class Loop:
         # agree: every process stops, saves or is preempted at the same update
         own_items = trained.accumulation.items
         items: float | Tensor = own_items
-        if engine.num_processes > 1:
+        if self.reproducible is not None:
+            items = self._add_up_in_tree(trained, self.reproducible, at_once=at_once, may_stop=is_first)
+        elif engine.num_processes > 1:
             items = engine.rank_sync.before_update(
                 trained.finish_exchange, own_items, at_once=at_once, may_stop=is_first
             )
@@ -573,6 +590,21 @@ class Loop:
             for name in checkpointer.unchecked_optimizers & trained.optimizers.keys():
                 checkpointer.check_optimizer(name, self.trainer)
         return not overflowed
+
+    def _add_up_in_tree(
+        self, trained: Trained, steps: ReproducibleSteps, *, at_once: bool, may_stop: bool
+    ) -> float | Tensor:
+        """Take the gradients of the last step, and agree as before other updates; buffers are put back at a stop."""
+        steps.end_step()
+        own_items, rank_sync = trained.accumulation.items, self.engine.rank_sync
+        if self.engine.num_processes == 1:
+            trained.finish_exchange(rank_sync.local_flags(own_items))
+            return own_items
+        try:
+            return rank_sync.before_update(trained.finish_exchange, own_items, at_once=at_once, may_stop=may_stop)
+        except StopTrainingError:
+            steps.drop_update()
+            raise
 
     def _update_by_optimizers(self, trained: Trained, overflowed: bool) -> None:
         self.clip(trained.parameters)
@@ -631,6 +663,8 @@ class Loop:
     def finish_update(self) -> None:
         """Call the event of an update, between two steps, where an evaluation may be interrupted."""
         engine = self.engine
+        if self.reproducible is not None:
+            self.reproducible.end_update()
         engine.checkpointer.is_between_steps = True
         try:
             self.call(TrainerCallback.on_optimizer_step_end, update=engine.progress.updates)
@@ -648,6 +682,7 @@ class Loop:
             stage: What the run is in meanwhile.
         """
         trainer, engine = self.trainer, self.engine
+        engine.require_between_steps("An evaluation")
         wrapped = trainer.model
         models = {**trainer.named_models(), "model": wrapped, **trainer.modules}
         modes = [(module, module.training) for model in models.values() for module in model.modules()]
@@ -670,9 +705,25 @@ class Loop:
             count: What counts them, if they are to be counted.
         """
         batches = batches_on_device(loader, self.trainer.device, count)
+        if self.reproducible is not None:
+            is_limited = loader is not self.trainer.eval_dataloader
+            batches = self.reproducible.batches_to_evaluate(loader, batches, is_limited=is_limited)
         if count is not None and count.may_differ and self.trainer.is_sharded:
             batches = self._until_all_end(batches)
         return enumerate(batches, start=1)
+
+    def has_fewer_batches(self, loader: SizedIterable) -> bool:
+        """Return whether a reproducible evaluation gives this process no batch in its last step.
+
+        Args:
+            loader: The loader.
+        """
+        keyed = innermost(loader)
+        return (
+            self.reproducible is not None
+            and is_keyed(keyed)
+            and not keyed.split.piece(-1 % len(keyed.split), keyed.rank)
+        )
 
     def _until_all_end(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Repeat the last batch, without weight, for as long as other processes have batches of a sharded model."""

@@ -27,7 +27,8 @@ from pa_core.errors import BatchOutputError, StopTrainingError, UnsupportedConfi
 from pa_core.model_tensors import is_sharded_module, local_pieces, parameters_of, unwrap_model
 from pa_core.sharding.sharded_modules import ShardedModules
 from pa_core.types import SizedIterable, StatefulScheduler
-from pa_data import Split
+from pa_data import MicroBatchSplit, Split
+from pa_distributed.gradient_tree import GradientTree
 from pa_distributed.gradients import GradientExchange
 
 
@@ -44,6 +45,9 @@ class MicroBatch(NamedTuple):
         samples: The number of samples of this process; None as above.
         is_empty: Whether this process has no sample in this step, while others do.
         some_are_empty: Whether any process may have none, as all of them know.
+        micro_batch: The number of the micro-batch in an update that is cut by position; None where it is empty, or the
+            update is not cut so.
+        num_micro_batches: The number of micro-batches of such an update.
 
     Example:
         >>> MicroBatch(step=3, weight=0.25, ends_group=True, global_samples=8).is_empty
@@ -57,6 +61,8 @@ class MicroBatch(NamedTuple):
     is_empty: bool = False
     samples: int | None = None
     some_are_empty: bool = False
+    micro_batch: int | None = None
+    num_micro_batches: int = 0
 
 
 class Accumulation:
@@ -256,6 +262,8 @@ def _of_keyed_loader(
     """Where the split tells the sizes: read only for steps that are not full, as it takes as long as fetching."""
     arriving = iter(batches)
     steps = len(split) if limit is None else min(len(split), limit)
+    cut = split if isinstance(split, MicroBatchSplit) else None
+    share = split.num_processes if cut is None else 1  # gradients are averaged, or added up
     full, size_of_full = split.num_full_steps, split.batch_size * split.num_processes
     for first in range(0, steps, accumulation_steps):
         group = range(first, min(first + accumulation_steps, steps))
@@ -265,12 +273,14 @@ def _of_keyed_loader(
             mine = split.batch_size if step < full else len(split.piece(step, rank))
             part = MicroBatch(
                 steps_done + step + 1,
-                weight=mine * split.num_processes / total,
+                weight=mine * share / total,
                 ends_group=step == group[-1],
                 global_samples=size,
                 is_empty=mine == 0,
                 samples=mine,
                 some_are_empty=step >= full and not split.piece(step, split.num_processes - 1),
+                micro_batch=None if cut is None else cut.index(step, rank),
+                num_micro_batches=0 if cut is None else cut.num_micro_batches(step),
             )
             yield part, None if mine == 0 else next(arriving)
 
@@ -388,6 +398,7 @@ class Trained:
     Args:
         accelerator: The accelerator of the run.
         counted_by: What the script gives the number of items as, for messages.
+        reproducible: Whether gradients are added up in an order that does not follow the processes.
 
     Attributes:
         optimizers: The optimizers that are stepped together, by name.
@@ -395,32 +406,46 @@ class Trained:
         accumulation: What the batches weigh in the updates.
         is_sharded: Whether some of the weights are split over the processes, so that all of them call the modules
             equally often.
+        is_reproducible: As passed.
     """
 
-    def __init__(self, accelerator: _accelerate.AcceleratorLike, *, counted_by: str = "num_items_in_batch") -> None:
+    def __init__(
+        self,
+        accelerator: _accelerate.AcceleratorLike,
+        *,
+        counted_by: str = "num_items_in_batch",
+        reproducible: bool = False,
+    ) -> None:
         self.optimizers: dict[str, Optimizer] = {}
         self.schedulers: dict[str, StatefulScheduler] = {}
-        self.accumulation: Accumulation = Accumulation(accelerator.num_processes, counted_by=counted_by)
+        num_averaged = 1 if reproducible else accelerator.num_processes
+        self.accumulation: Accumulation = Accumulation(num_averaged, counted_by=counted_by)
+        self.is_reproducible: bool = reproducible
         self.is_sharded: bool = False
         self._accelerator = accelerator
         self._modules: dict[str, nn.Module] = {}
         self._sharded: ShardedModules | None = None
         self._plain: set[int] = set()
         self._exchange: GradientExchange | None = None
+        self._tree: GradientTree | None = None
         self._was_compared = False
 
-    def start(self, modules: Mapping[str, nn.Module]) -> None:
+    def start(self, modules: Mapping[str, nn.Module], called: Mapping[str, nn.Module] | None = None) -> None:
         """Begin to train; the modules are placed already.
 
         Args:
             modules: What is trained, by name.
+            called: In a reproducible run, those whose buffers this looks after; None for the same ones.
         """
         self._modules = {name: unwrap_model(one, keep_torch_compile=False) for name, one in modules.items()}
         if any(map(is_sharded_module, self._modules.values())):
             self._sharded = ShardedModules(nn.ModuleList(self._modules.values()))
             self._plain = {id(parameter) for parameter in self._sharded.plain_parameters()}
         self.is_sharded = self._sharded is not None and self._accelerator.num_processes > 1
-        if self._accelerator.num_processes > 1:
+        if self.is_reproducible:
+            own = self._modules if called is None else called
+            self._tree = GradientTree(self._modules.values(), NUM_FLAGS, called=own)
+        elif self._accelerator.num_processes > 1:
             bucket_bytes, dtype = _accelerate.settings_of_exchange(self._accelerator)
             self._exchange = GradientExchange(
                 self._modules.values(),
@@ -431,15 +456,24 @@ class Trained:
                 dtype=dtype,
             )
 
+    @property
+    def tree(self) -> GradientTree:
+        """What adds up the gradients of a reproducible run, while it trains."""
+        assert self._tree is not None
+        return self._tree
+
     def close(self) -> None:
         """End the training."""
-        if self._exchange is not None:
-            self._exchange.close()
-        self._exchange, self._modules, self._sharded = None, {}, None
+        for exchange in (self._exchange, self._tree):
+            if exchange is not None:
+                exchange.close()
+        self._exchange, self._tree, self._modules, self._sharded = None, None, {}, None
 
     def start_epoch(self) -> None:
         """Forget an update that was not finished."""
         self.accumulation.start_epoch()
+        if self._tree is not None:
+            self._tree.find_buffers()
         self.end_update()
 
     def in_batch(self, part: MicroBatch) -> AbstractContextManager[None]:
@@ -484,6 +518,8 @@ class Trained:
         Returns:
             The sums of the flags of all processes, on the device.
         """
+        if self._tree is not None:
+            return self._tree.finish(flags)
         if self._exchange is None:
             return torch.tensor(flags)
         if not self._was_compared:
@@ -495,6 +531,8 @@ class Trained:
         """End an update: from here on, gradients stay on their process."""
         if self._exchange is not None:
             self._exchange.end_update()
+        if self._tree is not None:
+            self._tree.end_update()
 
     def graph_tensors(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return what stands for parameters in the graph of a loss: while sharded ones are gathered, other tensors.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Self, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
@@ -85,6 +85,9 @@ class Trainer(
         create_optimizer_fn: A function that is called with the model and returns its optimizer; pass it in place of
             ``optimizer``. It is called once, when the first training run begins, after the model was sharded, if it is.
             You only need it for optimizers that read the shapes of their parameters when they are made.
+        reproducible: "any_processes" makes runs give the same bits on any number of processes: the same weights,
+            history and predictions. ``train()`` then needs ``samples_per_update``, and ``per_device_batch_size`` is the
+            size of the micro-batches that updates are cut into. None, the default, promises the same up to rounding.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -135,6 +138,7 @@ class Trainer(
         cpu: bool | None = None,
         max_wait_seconds: float | None = 600.0,
         create_optimizer_fn: Callable[[ModelT_co], Optimizer] | None = None,
+        reproducible: Literal["any_processes"] | None = None,
     ) -> None:
         input_checks.check_optimizer_factory(create_optimizer_fn, optimizer)
         super().__init__(
@@ -146,6 +150,7 @@ class Trainer(
             mixed_precision=mixed_precision,
             cpu=cpu,
             max_wait_seconds=max_wait_seconds,
+            reproducible=reproducible,
         )
         if self.is_local_main_process and (optimizer is not None or create_optimizer_fn is not None):
             warn_of_none_by_default(self.callback_handler.callbacks)
@@ -155,7 +160,11 @@ class Trainer(
         self._engine.steps_scheduler_itself = type(self).scheduler_step is not Trainer.scheduler_step
         self._lifecycle = RunLifecycle(self, self._engine)
         self._loop = Loop(
-            self, self._engine, update_weights=self._update_weights, clear_gradients=self._clear_gradients
+            self,
+            self._engine,
+            update_weights=self._update_weights,
+            clear_gradients=self._clear_gradients,
+            overlaps=type(self).backward_step is Trainer.backward_step,
         )
         self._loop.finish_init()
 
@@ -292,7 +301,7 @@ class Trainer(
         self._engine.gradient_clip_norm = gradient_clip_norm
         self._loop.asked = asked
 
-        self._trained = Trained(self._engine.accelerator)
+        self._trained = Trained(self._engine.accelerator, reproducible=self.reproducible)
         with self._lifecycle.running("train", {"optimizer": self._trained}, asked.describe):
             self._loop.find_state(asked)
             create, loaders = self.create_train_dataloader, self._engine.loaders
@@ -302,6 +311,9 @@ class Trainer(
             self._loop.announce()
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
+            if self._loop.reproducible is not None:
+                called: dict[str, nn.Module] = {"model": self.get_model(), **self.modules}
+                self._loop.reproducible.require_usable(asked, self.train_dataloader, called)
             self._start_training_together()
             steps = loaders.steps_per_update(self.train_dataloader, per_device_batch_size, gradient_accumulation_steps)
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
@@ -555,6 +567,8 @@ class Trainer(
                     with engine.means.step():
                         self._run_eval_step(batch, step)
                     engine.checkpointer.leave_evaluation_if_asked(self)
+                if loop.has_fewer_batches(loader):
+                    engine.checkpointer.leave_evaluation_if_asked(self)
             loop.call_hook(self.eval_epoch_end)
             loop.record_means(engine.eval_sets.loss_name(is_training=is_training), count, requires_loss=True)
             loop.call_together(TrainerCallback.on_eval_epoch_end, **within)
@@ -582,7 +596,8 @@ class Trainer(
         """Let one exchange have the gradients of the model and of what is trained with it."""
         self.model = self.get_model()  # a script that prepares the model itself may have wrapped it
         self._trained.optimizers = self.named_optimizers()
-        self._trained.start({"model": self.model, **self._engine.added.trained(self.optimizer)})
+        trained: dict[str, nn.Module] = {"model": self.model, **self._engine.added.trained(self.optimizer)}
+        self._trained.start(trained, {**self.modules, **trained})
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
             self._trained.exchange_each_pass()
 

@@ -174,9 +174,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         drop_last: Leaves out the samples that do not fill a global batch, or an update.
         samples_per_update: Divides the epoch into updates of so many samples, on any number of processes, see
             `UpdateSplit`; ``batch_size`` is then what this process takes in a step at the most.
-        fixed_batches: Makes the same batches on any number of processes, which have ``batch_size`` samples but for the
-            last one of an update, or of an evaluation. Training deals the batches of an update as `MicroBatchSplit`
-            does, an evaluation deals its batches in turn.
+        fixed_batches: Makes the same batches, of at most ``batch_size`` samples, on any number of processes. Training
+            cuts updates as `MicroBatchSplit` does, and an evaluation deals its batches in turn.
         collate_fn: Makes a batch of a list of samples; by default torch's own collation.
         num_workers: The number of processes that load ahead; 0 loads in this process.
         keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 10 microseconds a

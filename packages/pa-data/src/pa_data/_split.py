@@ -278,14 +278,14 @@ class UpdateSplit:
 class MicroBatchSplit:
     """The split of a training epoch into updates of the same micro-batches on any number of processes.
 
-    The samples of an update are cut by position into micro-batches of ``batch_size``, the last of which may be smaller.
-    Each process takes a contiguous block of them, one a step; the blocks are as equal as possible, the larger ones
+    The samples of an update are cut by position into as few micro-batches of at most ``batch_size`` as possible, of as
+    equal size as possible, the larger ones first. Each process takes a contiguous block of them, one a step; the blocks are as equal as possible, the larger ones
     first. So in the last step of an update some processes may have an empty piece.
 
     Attributes:
         num_samples: The number of samples of the whole epoch.
         samples_per_update: The number of samples of an update; the last one of an epoch may have fewer.
-        batch_size: The number of samples of a micro-batch.
+        batch_size: The number of samples of a micro-batch at the most.
         num_processes: The number of processes that share each update.
         drop_last: Leaves out the samples that do not fill an update.
         start: The number of samples of this epoch that are trained on already: a multiple of ``samples_per_update``,
@@ -399,11 +399,7 @@ class MicroBatchSplit:
         Raises:
             IndexError: If there is no such step.
         """
-        count, number = self.num_micro_batches(step), step % self.steps_per_update
-        smallest_block, larger_blocks = divmod(count, self.num_processes)
-        taken = self.num_processes if number < smallest_block else larger_blocks
-        has_last = number == max(smallest_block - 1, 0)
-        return taken * self.batch_size - has_last * (count * self.batch_size - len(self.update(step)))
+        return sum(len(self.piece(step, rank)) for rank in range(self.num_processes))
 
     def piece(self, step: int, rank: int) -> range:
         """Return the positions of the micro-batch that one process takes in a step; empty where its block is over.
@@ -411,9 +407,10 @@ class MicroBatchSplit:
         Raises:
             IndexError: If there is no such step or rank.
         """
-        update, block, number = self.update(step), self._block(step, rank), step % self.steps_per_update
-        first = update.start + (block.start + number) * self.batch_size
-        return range(min(first, update.stop), min(first + self.batch_size * (number < len(block)), update.stop))
+        update, number = self.update(step), self.index(step, rank)
+        if number is None:
+            return range(update.stop, update.stop)
+        return _even_piece(update.start, len(update), self.num_micro_batches(step), number)
 
     def _block(self, step: int, rank: int) -> range:
         """The numbers of the micro-batches of an update that one process takes."""

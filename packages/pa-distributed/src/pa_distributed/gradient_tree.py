@@ -105,8 +105,8 @@ class _Bucket:
 class GradientTree:
     """Makes the gradients, and the buffers, of an update the same bits on any number of processes.
 
-    For each update, call ``start_update``, then ``start_batch`` and ``end_batch`` around the forward and backward passes
-    of each micro-batch of this process, and ``finish``: then the parameters have the sums of the gradients of all
+    For each update, call ``start_update``, then ``start_batch`` and ``end_batch`` around the forward and backward
+    passes of each micro-batch of this process, and ``finish``: then the parameters have the sums of the gradients of all
     micro-batches. Weigh the losses so that the sum is what you want.
 
     Buffers begin each micro-batch as they were before the update, and change by the weighted mean of the changes, in
@@ -155,7 +155,7 @@ class GradientTree:
         self._buckets: list[_Bucket] = []
         self._present: list[bool] = []
         self._hooks: list[RemovableHandle] = []
-        self._count, self._num_started = 0, 0
+        self._count, self._num_started, self._is_open = 0, 0, False
         self._upcoming: list[int] = []
         self._versions: list[int] | None = None
 
@@ -175,7 +175,7 @@ class GradientTree:
         for bucket in self._buckets:
             bucket.start_update()
         self._present = [False] * len(parameters)
-        self._count, self._num_started, self._changes = count, 0, []
+        self._count, self._num_started, self._changes, self._is_open = count, 0, [], True
         self._upcoming = list(reversed(block_of(count, self._rank, self._world)))
         self._clear_gradients()
         self._buffers.save()
@@ -249,10 +249,24 @@ class GradientTree:
                 one.grad = view if is_present[id(one)] else None
         return sums
 
+    def end_update(self) -> None:
+        """End an update whose gradients were used."""
+        self._is_open = False
+
     def drop_update(self) -> None:
-        """Let the buffers be what they were before an update that is not made."""
+        """Let the buffers be what they were before an update that is not made; does nothing between two updates."""
+        if self._is_open:
+            self._is_open = False
+            self._buffers.restore()
+            self._clear_gradients()
+
+    def save_buffers(self) -> None:
+        """Keep what the buffers are, between two updates."""
+        self._buffers.save()
+
+    def restore_buffers(self) -> None:
+        """Let the buffers be what they were when they were kept."""
         self._buffers.restore()
-        self._clear_gradients()
 
     def close(self) -> None:
         """Leave the parameters alone."""
@@ -380,9 +394,9 @@ class GradientTree:
             all_gather_single(gathered, own)
             self._changes = []
             for of_rank, flats in zip(of_ranks, torch.split(gathered, len(own)), strict=True):
-                for place, flat in zip(of_rank, torch.split(flats, size), strict=False):
+                for one, flat in zip(of_rank, torch.split(flats, size), strict=False):
                     value = self._buffers.unflat(flat, numbers)
-                    push(self._changes, Node(place.level, place.place, value), self._count, self._buffers.add)
+                    push(self._changes, Node(one.level, one.place, value), self._count, self._buffers.add)
         self._buffers.apply(self._changes[0].value)
 
     @property

@@ -138,6 +138,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             ``gradient_accumulation_steps`` then counts the batches of the loop. None, the default, is for loops that do
             not call ``updates(batches)``.
         samples_per_update: The number of samples of an update, on any number of processes; see ``Trainer.train``.
+        reproducible: "any_processes" makes the run give the same bits on any number of processes; see ``Trainer``.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -201,6 +202,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         order: Order | None = None,
         max_updates_per_batch: int | None = None,
         samples_per_update: int | None = None,
+        reproducible: Literal["any_processes"] | None = None,
     ) -> None:
         self._given = RunModels(model, optimizer, create_scheduler_fn, create_optimizer_fn)
         super().__init__(
@@ -212,6 +214,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             mixed_precision=mixed_precision,
             cpu=cpu,
             max_wait_seconds=max_wait_seconds,
+            reproducible=reproducible,
         )
         with showing_errors_once():
             if num_epochs is None and max_num_train_steps is None:
@@ -253,7 +256,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._loop.asked = self._asked
         with showing_errors_once():
             self._loop.check_data(self._asked.data, self._asked)
-        self._trained = self._given.make_trained(self._accelerator)
+        self._trained = self._given.make_trained(self._accelerator, reproducible=self.reproducible)
         self._evaluations = Evaluations[BatchT](self._loop)
         self._block, self._showing_last_epoch = ExitStack(), ExitStack()
         self._has_begun = False
@@ -347,6 +350,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             for name, one in self._trained.items():
                 one.watch_steps(self.optimizers[name])
             self.train_dataloader = loaders.split_for_training(self.train_dataloader)
+            if self._loop.reproducible is not None:
+                self._loop.reproducible.require_usable(asked, self.train_dataloader, self.models)
             steps = loaders.steps_per_update(self.train_dataloader, size, asked.gradient_accumulation_steps)
             asked = replace(asked, gradient_accumulation_steps=steps)
             per_batch = asked.max_updates_per_batch
@@ -696,6 +701,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             TypeError: Something in it is neither a tensor nor a container of tensors.
             ConfigurationError: The tensors of the processes do not fit together.
         """
+        self._engine.require_between_steps("gather(...)")
         # What callbacks gather between two steps is not of the batch.
         if self.is_at_empty_batch and not self._engine.checkpointer.is_between_steps:
             gathered = gather_without_rows(tensor, padding_value, with_gradient=with_gradient)

@@ -106,16 +106,22 @@ class RunModels:
             self._check_optimizer(name, optimizer)
             self.optimizers[name] = optimizer
 
-    def make_trained(self, accelerator: AcceleratorLike) -> dict[str, TrainedModel]:
+    def make_trained(self, accelerator: AcceleratorLike, *, reproducible: bool) -> dict[str, TrainedModel]:
         """Return what each optimizer trains, by its name.
 
         Args:
             accelerator: The accelerator of the run.
+            reproducible: Whether the run is.
         """
         is_only_model = len(self.models) == 1
         return {
             name: TrainedModel(
-                name, self.trained_by(name), self.optimizers.get(name), accelerator, is_only_model=is_only_model
+                name,
+                self.trained_by(name),
+                self.optimizers.get(name),
+                accelerator,
+                is_only_model=is_only_model,
+                reproducible=reproducible,
             )
             for name in self.optimizer_names
         }
@@ -137,7 +143,7 @@ class RunModels:
             if id(model) not in parts:
                 broadcast_weights(model)
         for name, one in trained.items():
-            one.start({name: one.module})
+            one.start({name: one.module}, self.models)
 
     def trained_by(self, name: str) -> nn.Module:
         """Return what an optimizer trains: the model of its name; the one optimizer of a run trains all models."""

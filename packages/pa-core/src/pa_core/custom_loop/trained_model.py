@@ -33,6 +33,7 @@ class TrainedModel(Trained):
         optimizer: The optimizer, None where it is made when the model is placed.
         accelerator: The accelerator of the run.
         is_only_model: Whether the run has no other model, whose gradients a backward pass would have to leave alone.
+        reproducible: Whether the run is.
 
     Attributes:
         name: As passed.
@@ -47,8 +48,9 @@ class TrainedModel(Trained):
         accelerator: _accelerate.AcceleratorLike,
         *,
         is_only_model: bool,
+        reproducible: bool = False,
     ) -> None:
-        super().__init__(accelerator, counted_by="num_items")
+        super().__init__(accelerator, counted_by="num_items", reproducible=reproducible)
         self.name: str = name
         self.module: nn.Module = module
         if optimizer is not None:

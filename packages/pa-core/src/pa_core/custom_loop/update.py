@@ -185,11 +185,8 @@ class Update(Generic[BatchT]):
             raise mistakes.update_is_over(self.number, "backward(...)")
         if self._part is None:
             raise mistakes.no_batch(self.number, "backward(...)")
-        if trained.name in self._stepped:
-            raise ConfigurationError(
-                f"backward(...) for {trained.name!r} came after the step of its optimizer in the same update. Step "
-                f"after the last backward pass, or add the losses up and call backward(...) once. {_SEVERAL}"
-            )
+        if self._stepped:
+            self._require_unstepped(trained)
         if trained.name in self._with_gradients and not self._part.is_empty and not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
         trained.require_gradients_of(loss)
@@ -216,6 +213,19 @@ class Update(Generic[BatchT]):
         self._with_gradients.add(trained.name)
         if self._part.ends_group:
             self._exchanged.add(trained.name)
+
+    def _require_unstepped(self, trained: TrainedModel) -> None:
+        if trained.name in self._stepped:
+            raise ConfigurationError(
+                f"backward(...) for {trained.name!r} came after the step of its optimizer in the same update. Step "
+                f"after the last backward pass, or add the losses up and call backward(...) once. {_SEVERAL}"
+            )
+        if trained.is_reproducible:
+            raise ConfigurationError(
+                f"backward(...) for {trained.name!r} came after a step in the same update of a reproducible run, where "
+                "other processes may have computed micro-batches with the weights from before it. Step after all "
+                "backward passes of the update."
+            )
 
     def step(self, name: str | None = None) -> None:
         """Update the weights: the processes agree, gradients are clipped, optimizer and scheduler step, gradients go.

@@ -37,7 +37,15 @@ from pa_core.errors import ConfigurationError
 from pa_core.run_config import LoaderSettings
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
-from pa_data import KeyedDataLoader, UpdateSplit, count_samples, is_in_memory, move_to_device, start_method
+from pa_data import (
+    KeyedDataLoader,
+    MicroBatchSplit,
+    UpdateSplit,
+    count_samples,
+    is_in_memory,
+    move_to_device,
+    start_method,
+)
 from pa_data.orders import Order, Shuffled, has_plain_order
 
 Purpose = Literal["train", "eval"]
@@ -81,10 +89,12 @@ class Loaders:
 
     Args:
         accelerator: The accelerator of the trainer.
+        fixed_batches: Whether batches are the same on any number of processes, as in reproducible runs.
     """
 
-    def __init__(self, accelerator: _accelerate.AcceleratorLike) -> None:
+    def __init__(self, accelerator: _accelerate.AcceleratorLike, *, fixed_batches: bool = False) -> None:
         self._accelerator = accelerator
+        self._fixed_batches = fixed_batches
         self._kwargs: dict[Purpose, dict[str, Any]] = {"train": {}, "eval": {}}
         self._order: Order | None = None
         self.samples_per_update: int | None = None
@@ -191,6 +201,8 @@ class Loaders:
                 kwargs = {"samples_per_update": self.samples_per_update, **kwargs}
         elif kwargs.get("shuffle"):
             kwargs["order"] = Shuffled(kwargs.pop("algorithm", None))
+        if self._fixed_batches:
+            kwargs["fixed_batches"], allows_empty_shares = True, False
         has_too_few = allows_empty_shares and count_samples(dataset) < self._accelerator.num_processes
         return KeyedDataLoader(
             dataset,
@@ -216,8 +228,8 @@ class Loaders:
         samples, keyed = self.samples_per_update, innermost(loader)
         if samples is None:
             return asked
-        if is_keyed(keyed) and isinstance(keyed.split, UpdateSplit):
-            size, steps, rest = keyed.split.max_batch_size, keyed.split.steps_per_update, 0
+        if is_keyed(keyed) and isinstance(keyed.split, UpdateSplit | MicroBatchSplit):
+            size, steps, rest = batch_size, keyed.split.steps_per_update, 0
         else:
             size = batch_size_of(keyed, {}, batch_size)
             steps, rest = divmod(samples, size * self._accelerator.num_processes)

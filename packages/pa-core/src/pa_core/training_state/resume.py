@@ -27,7 +27,7 @@ from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.saved_runs import continues_run, describe_neighbours, find_saved_run
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
-from pa_data import BatchSplit, Split, UpdateSplit, set_epoch
+from pa_data import BatchSplit, MicroBatchSplit, Split, UpdateSplit, set_epoch
 from pa_data.orders import has_plain_order
 
 
@@ -239,7 +239,7 @@ class Resumption:
         progress.samples_in_epoch = saved.position.samples
         progress.steps_in_epoch = saved.steps_in_epoch(settings)
         loader = innermost(run.train_dataloader)
-        if is_keyed(loader) and isinstance(loader.split, BatchSplit | UpdateSplit):
+        if is_keyed(loader) and isinstance(loader.split, BatchSplit | UpdateSplit | MicroBatchSplit):
             progress.samples_in_epoch, progress.steps_in_epoch = loader.position, loader.split.steps_before
         is_at_last_update = progress.updates == run.run_config.max_num_train_steps
         length = length_of(train_dl)
@@ -303,6 +303,8 @@ class Resumption:
 def _nearest_position(samples: int, split: Split) -> int:
     """The position after a number of samples, in the order of the saved run or in another one that was allowed."""
     samples = min(samples, split.num_samples)
+    if isinstance(split, MicroBatchSplit) and samples < split.num_samples:
+        return samples - samples % split.samples_per_update
     return split.end_before(samples) if isinstance(split, BatchSplit) else samples
 
 

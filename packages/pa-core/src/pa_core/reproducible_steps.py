@@ -1,0 +1,176 @@
+"""What makes the steps of a run give the same bits on any number of processes.
+
+An update is cut into micro-batches by position. Each of them draws from RNGs of its own and begins with the buffers
+from before the update, and their gradients are added up in a fixed tree. So it does not matter who computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+
+from pa_core.data.batch_limit import DataLoaderSlice
+from pa_core.data.custom_loader import describe_loader, innermost, is_keyed
+from pa_core.engine import Engine
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.model_tensors import is_sharded_module
+from pa_core.run_arguments import RunArguments
+from pa_core.trained import MicroBatch
+from pa_core.types import SizedIterable
+from pa_data.rng import mix, seed_rng
+
+_BEFORE_UPDATE: Final = -1
+_AFTER_UPDATE: Final = -2
+_EVALUATION: Final = -3
+_AFTER_EVALUATION: Final = -4
+"""What extends the key of an update where no index of a micro-batch does."""
+
+_WAY_OUT = "or leave reproducible out, with which means agree to 1e-12 on any number of processes."
+
+
+class ReproducibleSteps:
+    """Prepares and ends the micro-batches of a run.
+
+    Args:
+        engine: The parts of the trainer.
+        overlaps: Whether each micro-batch has one backward pass, so that gradients may be sent during the last one.
+    """
+
+    def __init__(self, engine: Engine, *, overlaps: bool) -> None:
+        self._engine = engine
+        self._overlaps = overlaps
+        self._part: MicroBatch | None = None
+        self._has_begun = False
+        self._samples = 0
+
+    def require_usable(self, asked: RunArguments, loader: SizedIterable, models: Mapping[str, nn.Module]) -> None:
+        """Raise an error for a run that cannot give the same bits on any number of processes.
+
+        Args:
+            asked: The arguments of the run.
+            loader: Its training loader.
+            models: What it calls, by name.
+
+        Raises:
+            ConfigurationError: An argument contradicts, or the loader is limited or has an order of its own.
+            UnsupportedConfigurationError: A model is sharded, or has layers that follow the number of processes.
+        """
+        if asked.max_updates_per_batch is not None or asked.gradient_accumulation_steps != 1:
+            name = "gradient_accumulation_steps" if asked.max_updates_per_batch is None else "max_updates_per_batch"
+            raise ConfigurationError(
+                f"The updates of a reproducible run follow from samples_per_update: leave out {name}, {_WAY_OUT}"
+            )
+        own = innermost(loader)
+        if not is_keyed(own) or not own.fixed_batches:
+            raise ConfigurationError(
+                "A reproducible run makes its batches itself, by position in the order of the samples.",
+                given=f"{describe_loader(own)}",
+                do=f"Pass a dataset with a length, without a sampler, {_WAY_OUT}",
+            )
+        self._require_whole(loader)
+        for name, model in models.items():
+            if is_sharded_module(model):
+                raise _unsupported(
+                    f"The model {name!r} is sharded, and fully_shard adds up gradients in its own order."
+                )
+            for path, layer in cast("Iterable[tuple[str, nn.Module]]", model.named_modules()):  # annotated in part
+                if isinstance(layer, nn.SyncBatchNorm):
+                    raise _unsupported(f"{name}.{path} is a SyncBatchNorm, whose statistics follow the processes.")
+                if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+                    raise _unsupported(f"{name}.{path} has sparse gradients, which are added up in another order.")
+
+    def _require_whole(self, loader: SizedIterable) -> None:
+        if isinstance(loader, DataLoaderSlice):
+            raise ConfigurationError(
+                "A limit counts the batches of each process, so it means other samples on another number of processes.",
+                given=f"reproducible, and {loader.slice_size} batches of a loader",
+                do="Pass max_num_train_steps, or a torch.utils.data.Subset to evaluate.",
+            )
+
+    # Updates
+
+    def start_update(self) -> None:
+        """Begin an update."""
+        self._seed(_BEFORE_UPDATE)
+        self._part, self._has_begun, self._samples = None, False, 0
+
+    def start_step(self, part: MicroBatch) -> None:
+        """Begin a step, after the one before.
+
+        Args:
+            part: The part of its batch in the update.
+        """
+        self.end_step()
+        if not self._has_begun:
+            self._has_begun = True
+            for trained in self._engine.trained.values():
+                trained.tree.start_update(part.num_micro_batches)
+        self._samples += part.global_samples or 0
+        self._part = part
+        if part.micro_batch is not None:
+            self._seed(part.micro_batch)
+            for trained in self._engine.trained.values():
+                trained.tree.start_batch(overlaps=self._overlaps)
+
+    def end_step(self) -> None:
+        """Take the gradients of the step in progress, if there is one."""
+        part, self._part = self._part, None
+        if part is not None and part.micro_batch is not None:
+            for trained in self._engine.trained.values():
+                trained.tree.end_batch(part.weight)
+
+    def end_update(self) -> None:
+        """End an update: what is logged from now on counts as often as it has samples, and draws the same numbers."""
+        self._seed(_AFTER_UPDATE)
+        self._engine.means.count_samples(self._samples)
+
+    def drop_update(self) -> None:
+        """Let the buffers be what they were before an update that is not made; does nothing between two updates."""
+        self._part = None
+        for trained in self._engine.trained.values():
+            trained.tree.drop_update()
+
+    # Evaluations
+
+    def batches_to_evaluate(self, loader: SizedIterable, batches: Iterable[Any], *, is_limited: bool) -> Iterator[Any]:
+        """Iterate over the batches of an evaluation, which draws by position, and begins each with the same buffers.
+
+        Args:
+            loader: The loader.
+            batches: Its batches, on the device.
+            is_limited: Whether the trainer itself evaluates no more than the first batches.
+
+        Raises:
+            ConfigurationError: The loader is limited, or has an order of its own.
+        """
+        keyed = innermost(loader)
+        if not is_keyed(keyed) or not keyed.fixed_batches:
+            raise ConfigurationError(
+                "A reproducible run makes the batches of its evaluations itself.",
+                given=describe_loader(keyed),
+                do=f"Pass a dataset with a length, without a sampler, {_WAY_OUT}",
+            )
+        if not is_limited:
+            self._require_whole(loader)
+        trees = [trained.tree for trained in self._engine.trained.values() if trained.is_reproducible]
+        for tree in trees:
+            tree.save_buffers()
+        for step, batch in enumerate(batches):
+            self._seed(_EVALUATION, keyed.split.piece(step, keyed.rank).start)
+            yield batch
+            for tree in trees:
+                tree.restore_buffers()
+        self._seed(_AFTER_EVALUATION)
+
+    def _seed(self, *place: int) -> None:
+        key = mix(self._engine.resumption.seed, self._engine.progress.updates, *place)
+        seed_rng(key)
+        if self._engine.device.type != "cpu":
+            torch.get_device_module(self._engine.device).manual_seed(key)
+
+
+def _unsupported(problem: str) -> UnsupportedConfigurationError:
+    return UnsupportedConfigurationError(f"{problem} Change it, {_WAY_OUT}")
