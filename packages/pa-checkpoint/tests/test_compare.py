@@ -17,7 +17,7 @@ from pa_checkpoint.__main__ import main
 from tests.launching import Launch
 from tests.support.states import flip, with_attribute
 
-NAN, OTHER_NAN = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32).split(1)
+NAN, OTHER_NAN = torch.tensor([[0x7FC00000], [0x7FC00001]], dtype=torch.int32).view(torch.float32)
 
 
 def parts(**changes: Any) -> dict[str, Any]:
@@ -149,8 +149,8 @@ def test_what_follows_clock_and_processes_is_known_of_training_states(
         }
 
     one, other, worse = (str(tmp_path / name) for name in ("one", "other", "worse"))
-    for path, *values in ((one, 1.0, 1, 0.5), (other, 2.0, 2, 0.5), (worse, 2.0, 2, 0.75)):
-        save(path, state(*values))
+    for path, processes, value in ((one, 1, 0.5), (other, 2, 0.5), (worse, 2, 0.75)):
+        save(path, state(processes / 2, processes, value))
     assert main([one, other, "--any-processes"]) == 0
     assert main([one, worse, "--any-processes", "--ignore", "*loss*"]) == 1
     assert capsys.readouterr().out.splitlines()[1].startswith("history.metrics.seconds.value.0: 0.5 in the first")
