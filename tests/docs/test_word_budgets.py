@@ -27,7 +27,7 @@ WORDS = {
 KINDS: dict[str, str | tuple[str, int]] = {
     "README.md": "front page",
     "docs/beyond-ddp.md": ("scaling", 1200),
-    "docs/checkpoints-alone.md": ("how-to", 600),
+    "docs/checkpoints-alone.md": ("how-to", 700),
     "docs/data-alone.md": ("how-to", 500),
     "docs/getting-started.md": "tutorial",
     "docs/glossary.md": "reference",

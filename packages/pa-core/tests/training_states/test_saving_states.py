@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from pa_checkpoint import FolderLock
+from pa_checkpoint import ANY_PROCESSES, FolderLock, compare
 from pa_checkpoint import _folder as folder_lock
 from pa_core import (
     AnyTrainer,
@@ -589,3 +590,49 @@ def test_no_run_takes_or_loses_a_state_in_a_folder_that_others_want_too(launch: 
 
     assert launched.status == 0
     assert "4 tries" in launched.output
+
+
+def test_two_states_of_one_run_are_the_same_but_for_the_clock(tmp_path: Path) -> None:
+    """Also the RNG states; with another learning rate, the first entry that differs is a weight."""
+    for name, rate in (("one", 0.01), ("again", 0.01), ("faster", 0.02)):
+        trainer = make_trainer(SaveTrainingStateCallback(tmp_path / name))
+        trainer.optimizer.param_groups[0]["lr"] = rate
+        train(trainer)
+    assert compare(tmp_path / "one", tmp_path / "again", "history.*seconds") is None
+    assert compare(tmp_path / "one", tmp_path / "again", ANY_PROCESSES) is None
+
+    difference = compare(tmp_path / "one", tmp_path / "faster", ANY_PROCESSES)
+    assert difference is not None
+    assert difference.entry == "models.model.weights.layers.0.weight"
+    assert re.fullmatch(r"80 of 80 elements differ, by [\d.]+ at most", difference.found)
+    weights_and_rates = ["models", "optimizers.*", "schedulers.*", "history.*", "callbacks", *ANY_PROCESSES]
+    assert str(compare(tmp_path / "one", tmp_path / "faster", weights_and_rates)) == (
+        "run.hyperparameters.0.lr: 0.01 in the first, 0.02 in the second"
+    )
+
+
+EXACT_RUN = """
+import sys, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from pa_core import SaveTrainingStateCallback, Trainer
+
+torch.manual_seed(0)
+model = nn.Linear(2, 1, bias=False)
+nn.init.ones_(model.weight)
+data = TensorDataset(torch.randint(-2, 3, (16, 2)).float(), torch.randint(-2, 3, (16, 1)).float())
+states = SaveTrainingStateCallback(sys.argv[1], save_every_n_steps=1)
+trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.5), callbacks=[states])
+options = {"per_device_batch_size": 4, "train_dataloader_kwargs": {"num_workers": 0}}
+trainer.train(data, 1, samples_per_update=8, **options)
+"""
+
+
+def test_states_of_one_run_are_the_same_on_any_number_of_processes(launch: Launch, tmp_path: Path) -> None:
+    """Within an epoch and at the end, where the arithmetic is exact; without the patterns, they differ."""
+    for ranks in (1, 2):
+        assert launch(EXACT_RUN, str(tmp_path / str(ranks)), ranks=ranks).status == 0
+    for name in ("step_1", "final"):
+        one, two = (tmp_path / str(ranks) / name for ranks in (1, 2))
+        assert compare(one, two, ANY_PROCESSES) is None
+        assert compare(one, two, "history.*seconds") is not None

@@ -1,0 +1,53 @@
+"""``python -m pa_checkpoint FIRST SECOND`` says whether two checkpoints hold the same."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pa_checkpoint._compare import ANY_PROCESSES, compare_entries
+from pa_checkpoint._errors import CheckpointError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the first entry that differs, or how many are the same, and return the exit status.
+
+    Args:
+        arguments: What was typed; by default ``sys.argv[1:]``.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m pa_checkpoint",
+        description="Compare two checkpoints bit by bit, and print the first entry that differs.",
+        epilog="Exit status: 0 if they hold the same, 1 if they differ, 2 if one of them cannot be read.",
+    )
+    for name in ("first", "second"):
+        parser.add_argument(name, help="a checkpoint, or a folder of checkpoints: its newest one")
+    parser.add_argument(
+        "--ignore", metavar="PATTERN", action="append", default=[], help="an entry that may differ, such as 'run.*'"
+    )
+    parser.add_argument(
+        "--any-processes",
+        action="store_true",
+        help="of training states of pa-core, ignore what follows the clock and the number of processes",
+    )
+    given = parser.parse_args(arguments)
+    ignored: list[str] = [*given.ignore, *(ANY_PROCESSES if given.any_processes else ())]
+    count = 0
+    try:
+        for difference in compare_entries(given.first, given.second, ignored):
+            if difference is not None:
+                sys.stdout.write(f"{difference}\n")
+                return 1
+            count += 1
+    except CheckpointError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(f"The same: {count} entries\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
