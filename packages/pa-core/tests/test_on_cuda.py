@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, Run, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
-from pa_core.tracking import InMemoryRunHistory, LossTracker
+from pa_core.tracking import ExactLossTracker, InMemoryRunHistory, LossTracker
 from tests.support.callbacks import CallAt
 
 STEPS = 30
@@ -144,12 +144,13 @@ def test_a_state_in_the_background_is_that_of_its_update(tmp_path: Path) -> None
 def test_losses_and_metrics_are_not_waited_for() -> None:
     """Recording never synchronises; reading gives the exact sum."""
     loss = torch.tensor(0.1, device="cuda", requires_grad=True) * 1.0
-    tracker, history = LossTracker(), InMemoryRunHistory()
+    tracker, exact, history = LossTracker(), ExactLossTracker(), InMemoryRunHistory()
     tracker.update(loss, 1)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(100):
             tracker.update(loss, 3)
+            exact.update(loss, 3)
             history.update_metric("loss", loss)
         tracker.update(2.0, 1)
     finally:
@@ -159,4 +160,5 @@ def test_losses_and_metrics_are_not_waited_for() -> None:
     assert tracker.running_count == 302
     assert tracker.total_loss == pytest.approx(301 * value + 2.0, rel=1e-12)
     assert tracker.totals().device.type == "cuda"
+    assert exact.total_loss == 300 * value
     assert [float(metric) for metric in history.get_metric_values("loss")] == [value] * 100

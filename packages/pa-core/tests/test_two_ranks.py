@@ -20,9 +20,11 @@ from typing_extensions import override
 from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, TrainerCallback, gather_objects
 from pa_core.data import KeyedDataLoader
 from pa_core.device_reads import LateReader
+from pa_core.engine import Engine
+from pa_core.errors import RanksDifferError
 from pa_core.testing import RecordingCallback, make_regression
 from pa_core.types import SizedIterable
-from tests.small_runs import make_trainer
+from tests.small_runs import make_trainer, samples
 from tests.support.callbacks import CallAt
 from tests.support.loops import in_double, network
 from tests.support.models import weights_of
@@ -48,6 +50,19 @@ class ReadsLate(Trainer):
     @override
     def training_run_start(self) -> None:
         self._engine.rank_sync.reader = LateReader(delay=2)
+
+
+def test_processes_that_compute_in_another_way_make_no_reproducible_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another number of threads on one of them is named before the first step; other runs do not mind."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 + dist.get_rank())
+    try:
+        make_trainer().train(samples(8), 1)
+        monkeypatch.setattr("pa_core.any_trainer.Engine", partial(Engine, reproducible=True))
+        with pytest.raises(RanksDifferError, match=r"arithmetic, threads: 1 on rank 0, 2 on rank 1"):
+            make_trainer().train(samples(8), 1)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_fewer_samples_than_ranks_cannot_be_evaluated() -> None:
