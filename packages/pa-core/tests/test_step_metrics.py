@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +32,7 @@ from pa_core import (
 )
 from pa_core.callbacks import progress_bar
 from pa_core.distributed import rank
+from pa_core.engine import Engine
 from pa_core.testing import make_regression
 from tests.support.callbacks import CallAt, KillAt, KilledError
 from tests.support.histories import DocumentedHistory
@@ -208,6 +211,28 @@ def test_a_run_resumed_in_mid_epoch_records_the_same_means(last_saved: int, shar
     assert len(names) == 3
     for name in [*names, "train_loss_epoch"]:
         assert resumed.run_history.get_metric_values(name) == whole.run_history.get_metric_values(name)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_means_of_a_reproducible_run_are_rounded_once(
+    is_resumed: bool, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On any number of processes, and in a run that is resumed in mid-epoch."""
+    monkeypatch.setattr("pa_core.any_trainer.Engine", partial(Engine, reproducible=True))
+    values = VALUES * 10.0 ** (torch.arange(NUM_SAMPLES) % 7 - 3)
+    data = TensorDataset(values[:, None], values[:, None])
+    settings: dict[str, Any] = {"per_device_batch_size": 1, "eval_dataset": data}
+    if is_resumed:
+        states = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=1)
+        with pytest.raises(KilledError):
+            make_trainer(states, KillAt(5)).train(data, 1, **settings)
+        settings["resume_from"] = shared_tmp_path
+    trainer = make_trainer()
+    trainer.train(data, 1, **settings)
+    expected = float(2 * sum(map(Fraction, values.tolist()), Fraction()) / NUM_SAMPLES)
+    assert expected != 2 * sum(values.tolist()) / NUM_SAMPLES
+    assert [latest(trainer, f"{part}_double_epoch") for part in ("train", "eval")] == [expected] * 2
 
 
 def test_the_progress_shows_the_mean_so_far(

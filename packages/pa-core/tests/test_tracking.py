@@ -11,7 +11,8 @@ import time
 import tracemalloc
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,15 @@ from pa_core import DEFAULT_CALLBACKS, PrintProgressCallback, Trainer
 from pa_core.errors import CheckpointError, ConfigurationError, MetricNotFoundError
 from pa_core.storage import read_state
 from pa_core.testing import TinyClassifier, make_classification
-from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, MetricValue, RunClock
+from pa_core.tracking import (
+    ExactLossTracker,
+    InMemoryRunHistory,
+    LossTracker,
+    MetricRecord,
+    MetricValue,
+    RunClock,
+    StepMeans,
+)
 from tests.small_runs import make_trainer, samples
 from tests.support.histories import DocumentedHistory
 
@@ -483,20 +492,84 @@ def test_losses_add_up_as_in_a_tensor_of_doubles(batches: list[tuple[float, int,
     assert tracker.average == pytest.approx(total.item() / count if count else math.nan, rel=1e-12, nan_ok=True)
 
 
-def test_a_tracker_without_losses_has_no_average() -> None:
+_Batches = list[tuple[float, int]]
+_loss = st.floats() | st.sampled_from([1e308, -1e308, 5e-324, 2.0**-1022, -0.0, 1e16, 0.1])
+_dealt = st.lists(st.lists(st.tuples(_loss, st.integers(0, 2**20)), max_size=8), min_size=1, max_size=5)
+
+
+def exactly_tracked(batches: _Batches) -> ExactLossTracker:
+    """A tracker of numbers, tensors of the CPU and tensors elsewhere in turn."""
+    tracker = ExactLossTracker()
+    for index, (loss, batch_size) in enumerate(batches):
+        tensor = torch.tensor(loss, dtype=torch.float64)
+        tracker.update((loss, tensor, tensor.as_subclass(_Elsewhere))[index % 3], batch_size)
+    return tracker
+
+
+def expected(batches: Sequence[tuple[float, int]]) -> tuple[str, str]:
+    """The sum and the mean, rounded once, as text that tells all bits."""
+    products = [loss * count for loss, count in batches if count]
+    samples = sum(count for _, count in batches)
+    if not all(map(math.isfinite, products)):
+        not_finite = repr(sum(one for one in products if not math.isfinite(one)))
+        return not_finite, not_finite
+    exact = sum(map(Fraction, products), Fraction())
+    largest = Fraction(2**1024 - 2**970)  # from here on a number is rounded to infinity
+    total = float(exact) if abs(exact) < largest else math.copysign(math.inf, exact)
+    return repr(total), repr(float(exact / samples) if samples else math.nan)
+
+
+@given(dealt=_dealt, data=st.data())
+def test_an_exact_mean_does_not_depend_on_the_order_nor_on_who_adds(dealt: list[_Batches], data: st.DataObject) -> None:
+    """However batches are dealt to processes, added up and carried over, sum and mean are rounded once."""
+    batches: _Batches = data.draw(st.permutations([batch for of_process in dealt for batch in of_process]))
+    expect = expected(batches)
+
+    tracker = exactly_tracked(batches)
+    assert (repr(tracker.total_loss), repr(tracker.average)) == expect
+
+    parts = list(map(exactly_tracked, dealt))
+    tracker = ExactLossTracker()
+    tracker.load_totals(torch.stack([one.totals() for one in parts]).sum(0))
+    assert (repr(tracker.total_loss), repr(tracker.average)) == expect
+    assert tracker.running_count == sum(count for _, count in batches)
+
+    means = StepMeans(exact=True)
+    means.load_totals([{"kl": one.numbers()} for one in parts])
+    assert repr(means["kl"].average) == expect[1]
+    with means.step():
+        means.log("kl", 1.0, count=1)
+        means.log("other", 2.0, count=1)
+    assert repr(means["kl"].average) == expected([*batches, (1.0, 1)])[1]
+    assert isinstance(means["other"], ExactLossTracker)
+
+
+def test_an_exact_tracker_goes_on_from_one_that_rounds_and_back() -> None:
+    """A state that was saved without the one is resumed with the other."""
+    exact, rounding = ExactLossTracker(), LossTracker()
+    for loss, batch_size in ((0.1, 3), (0.7, 2)):
+        rounding.update(loss, batch_size)
+    exact.load_totals(rounding.totals())
+    assert (exact.total_loss, exact.running_count) == (rounding.total_loss, 5)
+    exact.update(0.1, 3)
+    rounding.load_totals(exact.totals())
+    assert (rounding.total_loss, rounding.running_count) == (exact.total_loss, 8)
+
+
+@pytest.mark.parametrize("tracker", [LossTracker(), ExactLossTracker()])
+def test_a_tracker_without_losses_has_no_average(tracker: LossTracker) -> None:
     """No samples is not a loss of zero, which would look like the best one."""
-    tracker = LossTracker()
     assert math.isnan(tracker.average)
     tracker.update(1.0, 4)
     tracker.reset()
     assert math.isnan(tracker.average)
     assert (tracker.total_loss, tracker.running_count) == (0.0, 0)
-    assert tracker.totals().equal(torch.zeros(2, dtype=torch.float64))
+    assert not tracker.totals().any()
 
 
-def test_a_tracker_keeps_no_graph() -> None:
+@pytest.mark.parametrize("tracker", [LossTracker(), ExactLossTracker()])
+def test_a_tracker_keeps_no_graph(tracker: LossTracker) -> None:
     """The activations of a step are freed although its loss was counted."""
-    tracker = LossTracker()
     weights = torch.ones(10, requires_grad=True)
     graph_alive = weakref.ref(weights)
     tracker.update((weights * 2).sum(), 1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pa_data import BatchSplit, EvalSplit, Split, TrainSplit, UpdateSplit
+from pa_data import BatchSplit, EvalSplit, MicroBatchSplit, Split, TrainSplit, UpdateSplit
 from pa_data.errors import ConfigurationError
 
 # Every combination: 70 lengths x 6 batch sizes x 7 numbers of processes.
@@ -66,6 +67,112 @@ def test_the_steps_before_an_update_and_those_from_it_on_are_all(
     whole = UpdateSplit(num_samples, samples, most, num_processes)
     rest = UpdateSplit(num_samples, samples, most, num_processes, start=min(updates * samples, num_samples))
     assert rest.steps_before + len(rest) == len(whole)
+
+
+def micro_batches(split: MicroBatchSplit) -> list[tuple[range, list[range]]]:
+    """Return each update and its micro-batches, put together by their numbers as a trainer does."""
+    updates: dict[range, dict[int, range]] = {}
+    for step in range(len(split)):
+        for rank, piece in enumerate(pieces(split, step)):
+            number = split.index(step, rank)
+            assert (number is None) == (len(piece) == 0)
+            if number is not None:
+                assert number not in updates.setdefault(split.update(step), {})
+                updates[split.update(step)][number] = piece
+    return [(update, [numbered[number] for number in range(len(numbered))]) for update, numbered in updates.items()]
+
+
+epochs_of_updates = given(
+    num_samples=st.integers(1, 120), samples=st.integers(1, 60), batch_size=st.integers(1, 12), drop_last=st.booleans()
+)
+
+
+@epochs_of_updates
+def test_micro_batches_are_the_same_on_any_number_of_processes(
+    num_samples: int, samples: int, batch_size: int, drop_last: bool
+) -> None:
+    """An update is cut by the positions of its samples alone, so each sample is in one micro-batch, the same one."""
+    end = num_samples - num_samples % samples * drop_last
+    updates = [range(begin, min(begin + samples, end)) for begin in range(0, end, samples)]
+    expected = [(update, [update[i : i + batch_size] for i in range(0, len(update), batch_size)]) for update in updates]
+    for num_processes in range(1, 8):
+        assert micro_batches(MicroBatchSplit(num_samples, samples, batch_size, num_processes, drop_last=drop_last)) == (
+            expected
+        )
+
+
+@epochs_of_updates
+def test_each_process_computes_a_block_of_micro_batches_from_the_first_step_of_an_update_on(
+    num_samples: int, samples: int, batch_size: int, drop_last: bool
+) -> None:
+    """The blocks follow each other rank after rank, the larger ones first, and an update ends with the largest."""
+    for num_processes in range(1, 8):
+        split = MicroBatchSplit(num_samples, samples, batch_size, num_processes, drop_last=drop_last)
+        ends = [step for step in range(len(split)) if split.ends_update(step)]
+        for first, last in itertools.pairwise([-1, *ends]):
+            steps = range(first + 1, last + 1)
+            assert len(steps) == -(-split.num_micro_batches(last) // num_processes) <= split.steps_per_update
+            blocks = [[split.index(step, rank) for step in steps] for rank in range(num_processes)]
+            computed = [[number for number in block if number is not None] for block in blocks]
+            assert [number for block in computed for number in block] == list(range(split.num_micro_batches(last)))
+            assert all(block[: len(own)] == own for block, own in zip(blocks, computed, strict=True))
+            lengths = [len(own) for own in computed]
+            assert lengths == sorted(lengths, reverse=True)
+            assert lengths[0] - lengths[-1] <= 1
+            for step in steps:
+                own = pieces(split, step)
+                assert split.size(step) == sum(map(len, own)) > 0
+                assert all(len(piece) <= batch_size for piece in own)
+                assert all(update_has(split.update(step), piece) for piece in own)
+
+
+def update_has(update: range, piece: range) -> bool:
+    """Return whether a piece lies within an update, also where it is empty."""
+    return update.start <= piece.start <= piece.stop <= update.stop
+
+
+@epochs_of_updates
+def test_full_steps_of_micro_batches_take_consecutive_positions(
+    num_samples: int, samples: int, batch_size: int, drop_last: bool
+) -> None:
+    """So a loader may cut many steps from one tensor; where an update is one full step, on several processes, too."""
+    for num_processes in (1, 2, 3, samples // batch_size or 1):
+        split = MicroBatchSplit(num_samples, samples, batch_size, num_processes, drop_last=drop_last)
+        full = [position for step in range(split.num_full_steps) for piece in pieces(split, step) for position in piece]
+        assert full == list(range(split.num_full_steps * batch_size * num_processes))
+        if samples == batch_size * num_processes or (num_processes == 1 and samples % batch_size == 0):
+            assert split.num_full_steps == num_samples // samples * split.steps_per_update
+
+
+@given(st.integers(1, 120), st.integers(1, 60), st.integers(1, 12), st.integers(1, 7), st.integers(0, 20))
+def test_another_number_of_processes_continues_with_the_next_update(
+    num_samples: int, samples: int, batch_size: int, num_processes: int, updates: int
+) -> None:
+    """What is left of an epoch after some updates is the same on any number, and steps keep their numbers."""
+    start = min(updates * samples, num_samples)
+    for drop_last in (False, True):
+        whole = MicroBatchSplit(num_samples, samples, batch_size, 1, drop_last=drop_last)
+        rest = MicroBatchSplit(num_samples, samples, batch_size, num_processes, drop_last=drop_last, start=start)
+        assert micro_batches(rest) == [one for one in micro_batches(whole) if one[0].start >= start]
+    rest = MicroBatchSplit(num_samples, samples, batch_size, num_processes, start=start)
+    assert rest.steps_before + len(rest) == len(MicroBatchSplit(num_samples, samples, batch_size, num_processes))
+
+
+def test_micro_batches_do_not_begin_within_an_update() -> None:
+    """The micro-batches of the rest of an update would be other ones; the error says what has changed."""
+    with pytest.raises(ConfigurationError, match=r"start=12, with updates of 8 samples(.|\n)*samples_per_update as it"):
+        MicroBatchSplit(20, 8, 4, 2, start=12)
+    assert len(MicroBatchSplit(20, 8, 4, 2, start=20)) == 0
+    with pytest.raises(ConfigurationError, match="start=24 in an epoch of 20 samples"):
+        MicroBatchSplit(20, 8, 4, 2, start=24)
+
+
+@pytest.mark.parametrize("name", ["samples_per_update", "batch_size", "num_processes"])
+def test_micro_batches_without_samples_or_processes_are_refused(name: str) -> None:
+    """The error names the number that is too small."""
+    numbers: dict[str, Any] = {"samples_per_update": 8, "batch_size": 4, "num_processes": 2, name: 0}
+    with pytest.raises(ConfigurationError, match=f"{name} must be a whole number >= 1, got 0"):
+        MicroBatchSplit(20, **numbers)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -202,7 +309,7 @@ def test_fewer_samples_than_processes_cannot_be_evaluated_on() -> None:
         EvalSplit(3, 8, 4)
 
 
-@pytest.mark.parametrize("split", [TrainSplit(10, 2, 2), EvalSplit(10, 2, 2)])
+@pytest.mark.parametrize("split", [TrainSplit(10, 2, 2), EvalSplit(10, 2, 2), MicroBatchSplit(10, 4, 2, 2)])
 def test_steps_and_ranks_that_do_not_exist_are_refused(split: Split) -> None:
     """Asking for them is an error, not an empty piece."""
     with pytest.raises(IndexError, match="step 3"):

@@ -54,6 +54,7 @@ from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ArgumentTypeError, ConfigurationError, as_configuration_error
 from pa_core.extra_models import AddedModule
+from pa_core.fingerprint import fingerprint
 from pa_core.model_description import describe_model
 from pa_core.model_tensors import is_sharded_module, missing_methods, unwrap_model
 from pa_core.run_config import TrainerRunConfig
@@ -639,6 +640,32 @@ class AnyTrainer(ABC):
             model   Linear         650        650  2.54 KiB  float32
         """
         return describe_model({**self.named_models(), **self.modules}, depth)
+
+    def fingerprint(self) -> str:
+        """Return 16 digits that follow from all bits of the results of a run; every process must call this.
+
+        Results are the weights and buffers of all models, the states of optimizers and schedulers, and the recorded
+        metrics without their times. Runs whose results are bit-for-bit identical have the same digits, no matter on
+        which device and how many processes they were made. As in training states, the buffers are those that rank zero
+        has; in a reproducible run, all processes must have the same.
+
+        Raises:
+            RanksDifferError: Something of it is not the same on all processes.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> model = torch.nn.Linear(1, 1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), None, callbacks=[])
+            >>> before = trainer.fingerprint()
+            >>> _ = torch.nn.init.ones_(model.weight)
+            >>> trainer.fingerprint() == before
+            False
+        """
+        if not self._engine.reproducible:
+            for model in self.named_models().values():
+                distributed.broadcast_buffers(model)
+        return fingerprint(self)
 
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node, without breaking progress bars.

@@ -18,7 +18,7 @@ from pa_core.extra_models import AddedModules
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import ShardingSettings
-from pa_core.tracking import LossTracker, StepMeans
+from pa_core.tracking import ExactLossTracker, LossTracker, StepMeans
 from pa_core.trained import Trained
 from pa_core.training_state.checkpointer import Checkpointer, RunParts
 from pa_core.training_state.resume import Resumption
@@ -35,6 +35,7 @@ class Engine:
         accelerator: The accelerator of the trainer.
         watch: Ends all processes if one waits for another one for too long.
         sharding: How models are split over the processes, None where they are not.
+        reproducible: Whether runs are bit-for-bit identical on any number of processes.
 
     Attributes:
         accelerator: As passed.
@@ -42,6 +43,7 @@ class Engine:
         device: The device of this process.
         watch: As passed.
         sharding: As passed.
+        reproducible: As passed.
         loaders: Makes and splits loaders.
         checkpointer: Saves training states.
         added: The modules that are trained with the model.
@@ -68,17 +70,19 @@ class Engine:
         accelerator: _accelerate.AcceleratorLike,
         watch: HangDetector,
         sharding: ShardingSettings | None,
+        reproducible: bool = False,
     ) -> None:
         self.accelerator = accelerator
         self.num_processes: int = accelerator.num_processes
         self.device: torch.device = _accelerate.device_of(accelerator)
         self.watch = watch
         self.sharding = sharding
+        self.reproducible = reproducible
         self.loaders: Loaders = Loaders(accelerator)
         self.added: AddedModules = AddedModules()
         self.eval_sets: EvaluationSets = EvaluationSets()
-        self.losses: LossTracker = LossTracker()
-        self.means: StepMeans = StepMeans()
+        self.losses: LossTracker = self._new_losses()
+        self.means: StepMeans = StepMeans(exact=reproducible)
         self.gradient_clip_norm: float | None = None
         self.running: RunKind | None = None
         self.contexts: ExitStack = ExitStack()
@@ -102,7 +106,7 @@ class Engine:
         self.trained = trained
         self.progress: Progress = Progress()
         self.rank_sync: RankSync = RankSync(self.device, self.num_processes, describe_course)
-        self.resumption: Resumption = Resumption(self.progress, self.device)
+        self.resumption: Resumption = Resumption(self.progress, self.device, reproducible=self.reproducible)
         self.loaders.start_run()
         self.checked_steps: set[str] = set()
         self.last_batch: Any = None
@@ -157,7 +161,10 @@ class Engine:
 
     def separate_means(self) -> AbstractContextManager[None]:
         """Return a context in which losses and logged values belong to something else, such as an evaluation."""
-        return temporarily(self, losses=LossTracker(), means=StepMeans())
+        return temporarily(self, losses=self._new_losses(), means=StepMeans(exact=self.reproducible))
+
+    def _new_losses(self) -> LossTracker:
+        return ExactLossTracker() if self.reproducible else LossTracker()
 
     @contextmanager
     def kept(self, trainer: object) -> Generator[None]:

@@ -84,8 +84,17 @@ def digest_of_weights(models: Mapping[str, nn.Module]) -> str:
         with gathering(tensors.values()) as of_all:
             for key, tensor in zip(tensors, of_all, strict=True):
                 whole.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                whole.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                whole.update(bytes_of(tensor))
     return whole.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the values of a tensor on any device and in any layout as bytes.
+
+    Args:
+        tensor: A tensor without a graph.
+    """
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def describe_trained(models: Mapping[str, nn.Module]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from pa_core.progress import Stage
 from pa_core.sharding.sharded_modules import ShardedModules, compile_in_place
 from pa_core.trained import Trained, forget_gradients
 from pa_core.training_state import initial_hyperparameters
+from pa_core.training_state.arithmetic import describe_arithmetic
 from pa_distributed import fail_fast, require_same, showing_errors_once
 
 
@@ -200,12 +201,14 @@ class RunLifecycle:
 
     def _describe_setting(self) -> dict[str, object]:
         """What a run works with besides its arguments."""
-        trainer = self.trainer
+        trainer, engine = self.trainer, self.engine
+        arithmetic = describe_arithmetic(engine.device) if engine.reproducible else {}
         return {
-            "mixed_precision": _accelerate.computed_precision(self.engine.accelerator),
+            "mixed_precision": _accelerate.computed_precision(engine.accelerator),
             "callbacks": rank_checks.describe_callbacks(trainer.callback_handler.callbacks),
             "loss_func": trainer.loss_func,
             "run_history": type(trainer.run_history),
+            **{f"arithmetic, {name}": value for name, value in arithmetic.items()},
         }
 
     def _describe_parts(self) -> dict[str, object]:

@@ -228,7 +228,8 @@ class Trainer(
                 a new run, so that a job script can always pass both arguments.
             resume_allow: Names of differences from the saved run to accept; without its name here, each raises an
                 error, because it changes the meaning of the run. The names are "samples_per_update", "dataset_length",
-                "shuffle", "order", "drop_last", "loader", "model", "optimizer" and "scheduler".
+                "shuffle", "order", "drop_last", "loader", "model", "optimizer" and "scheduler". Reproducible runs
+                add "reproducible" (the size of micro-batches) and "arithmetic" (torch, device, threads, precision).
             step_scheduler: When the scheduler is stepped: after each ``"update"``, the default, or after each
                 ``"epoch"`` and its evaluation.
             watch_metric: The name of the metric that schedulers such as ``ReduceLROnPlateau`` are stepped with, after

@@ -19,6 +19,7 @@ from pa_data._split import (
     EpochBatches,
     EpochPlan,
     EvalSplit,
+    MicroBatchSplit,
     Split,
     TrainSplit,
     UpdateSplit,
@@ -88,6 +89,21 @@ def _check_batches_of_order(
         )
 
 
+def _check_fixed_batches(
+    order: Order, split: str, samples_per_update: int | None, keyed_augmentation: bool, drop_last: bool
+) -> None:
+    """Raise an error for options with which batches cannot be the same on any number of processes."""
+    if order.makes_batches:
+        kind = type(order).__name__
+        raise ConfigurationError(f"The batches of an order have any size: leave out fixed_batches=True with {kind}.")
+    if not keyed_augmentation:
+        raise ConfigurationError("Fixed batches need keyed draws: leave out keyed_augmentation=False.")
+    if split == "train" and samples_per_update is None:
+        raise ConfigurationError("Fixed batches are parts of an update: pass samples_per_update.")
+    if split == "eval" and drop_last:
+        raise ConfigurationError("An evaluation with fixed batches drops none: leave out drop_last=True.")
+
+
 def _check_options(rank: int, num_processes: int, num_workers: int, timeout: float, in_order: bool) -> None:
     """Raise an error for options that contradict each other or the promise of an order."""
     if not 0 <= rank < num_processes:
@@ -109,7 +125,7 @@ def _check_epoch(split: Split, epoch: int = 0) -> None:
         size = f"global batches of {split.batch_size * split.num_processes} "
         size += f"(batch_size={split.batch_size} on {split.num_processes} processes)"
         smaller = "a smaller batch size, or keep the last incomplete batch"
-        if isinstance(split, UpdateSplit):
+        if isinstance(split, UpdateSplit | MicroBatchSplit):
             size = f"updates of {split.samples_per_update}"
             smaller = "fewer samples per update, or keep the last incomplete one"
         raise EmptyDatasetError(
@@ -120,18 +136,19 @@ def _check_epoch(split: Split, epoch: int = 0) -> None:
 
 
 _SampleT_co = TypeVar("_SampleT_co", covariant=True)
+_RESUMABLE = (TrainSplit, UpdateSplit, MicroBatchSplit, BatchSplit)
 _WORKER_STREAMS = -1  # extends the key of an epoch where no sample index does
 
 
 class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     """A `torch.utils.data.DataLoader` that can begin any epoch at any sample, with the same batches.
 
-    The order of an epoch depends on ``(seed, epoch)`` alone, and which part of it this process takes in which
-    step on the split (`TrainSplit`, `UpdateSplit`, `BatchSplit` or `EvalSplit`), so an interrupted epoch resumes at the
-    next sample on any number of processes. With keyed augmentation the global RNGs of Python, NumPy and torch are
-    seeded from ``(seed, epoch, sample index)`` before each sample is fetched: what is drawn depends neither on the
-    number of workers nor on where the iteration began. After each batch the main process's own RNG states are as they
-    were, and making an iterator draws nothing from them. Generators that a dataset owns itself are not keyed.
+    The order of an epoch depends on ``(seed, epoch)`` alone, and which part of it this process takes in which step on
+    the split (`TrainSplit`, `UpdateSplit`, `MicroBatchSplit`, `BatchSplit` or `EvalSplit`), so an interrupted epoch
+    resumes at the next sample on any number of processes. With keyed augmentation the global RNGs of Python, NumPy and
+    torch are seeded from ``(seed, epoch, sample index)`` before each sample is fetched: what is drawn depends neither
+    on the number of workers nor on where the iteration began. After each batch the main process's own RNG states are as
+    they were, and making an iterator draws nothing from them. Generators that a dataset owns itself are not keyed.
 
     Batches of datasets that only hold tensors, and of those that are a `SupportsFetchBatch`, are fetched
     whole, without keys and several times as fast. They equal those that torch's default collation makes.
@@ -157,6 +174,9 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         drop_last: Leaves out the samples that do not fill a global batch, or an update.
         samples_per_update: Divides the epoch into updates of so many samples, on any number of processes, see
             `UpdateSplit`; ``batch_size`` is then what this process takes in a step at the most.
+        fixed_batches: Makes the same batches on any number of processes, which have ``batch_size`` samples but for the
+            last one of an update, or of an evaluation. Training deals the batches of an update as `MicroBatchSplit`
+            does, an evaluation deals its batches in turn.
         collate_fn: Makes a batch of a list of samples; by default torch's own collation.
         num_workers: The number of processes that load ahead; 0 loads in this process.
         keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 10 microseconds a
@@ -188,6 +208,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         keyed_augmentation: Whether the RNGs are seeded for each sample.
         whole_batches: Whether batches are fetched whole.
         samples_per_update: As passed.
+        fixed_batches: As passed.
 
     Raises:
         ArgumentTypeError: If the order is something else.
@@ -235,6 +256,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         samples_per_update: int | None = None,
+        fixed_batches: bool = False,
     ) -> None:
         _check_options(rank, num_processes, num_workers, timeout, in_order)
         check_order(order)
@@ -243,6 +265,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         if order is None and shuffle and split == "train" and algorithm is None:
             order = order_of_dataset(dataset)
         self.given_order: Order = _plain_order(shuffle, algorithm) if order is None else order
+        if fixed_batches:
+            _check_fixed_batches(self.given_order, split, samples_per_update, keyed_augmentation, drop_last)
         if self.given_order.makes_batches:
             _check_batches_of_order(self.given_order, batch_size, drop_last, split, samples_per_update)
             batch_size = None
@@ -257,8 +281,11 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
                 num_processes=num_processes,
                 drop_last=drop_last,
                 samples_per_update=samples_per_update,
+                fixed_batches=fixed_batches,
             )
         self.samples_per_update: int | None = samples_per_update
+        self.fixed_batches: bool = fixed_batches
+        self._evaluates = split == "eval"
         self._num_samples = count_samples(dataset)
         self._seed, self._epoch = seed, 0
         self.rank: int = rank
@@ -325,7 +352,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def position(self) -> int:
         """The number of samples of the chosen epoch, over all processes, that the iterator leaves out."""
         split = self.split
-        return split.start if isinstance(split, TrainSplit | UpdateSplit | BatchSplit) else 0
+        return split.start if isinstance(split, _RESUMABLE) else 0
 
     @property
     def order(self) -> EpochOrder:
@@ -349,7 +376,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         """
         plan = whole_epoch = self._plan_of_whole_epoch(epoch)
         if position != 0:
-            if not isinstance(plan.split, TrainSplit | UpdateSplit | BatchSplit):
+            if self._evaluates or not isinstance(plan.split, _RESUMABLE):
                 raise ConfigurationError(f"An evaluation always begins at its first sample: leave out {position=}.")
             plan = replace(plan, split=replace(plan.split, start=position))
         self._epoch = epoch
@@ -373,10 +400,14 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
         It holds the epoch and the number of its samples that all processes together have taken, so one state serves
         any number of processes. At the end of an epoch it is the beginning of the next one. An evaluation has no
-        position: it is repeated.
+        position: it is repeated. With ``fixed_batches``, an update of which batches are left begins again.
         """
         ended, samples = self._progress.place()
-        return {"epoch": self._epoch + ended, "samples": samples, **self._meaning_of_position()}
+        return {
+            "epoch": self._epoch + ended,
+            "samples": 0 if self._evaluates else samples,
+            **self._meaning_of_position(),
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, int | str]) -> None:
         """Choose the epoch and the position of a `state_dict`, for the next iterator.
@@ -498,6 +529,7 @@ def _split_epoch(
     num_processes: int,
     drop_last: bool,
     samples_per_update: int | None,
+    fixed_batches: bool,
 ) -> Split:
     num_samples = order.num_samples
     if order.batch_ends is not None:
@@ -508,10 +540,14 @@ def _split_epoch(
     if samples_per_update is not None:
         if kind == "eval":
             raise ConfigurationError(f"An evaluation makes no updates: leave out {samples_per_update=}.")
-        return UpdateSplit(num_samples, samples_per_update, batch_size, num_processes, drop_last=drop_last)
+        of_updates = MicroBatchSplit if fixed_batches else UpdateSplit
+        return of_updates(num_samples, samples_per_update, batch_size, num_processes, drop_last=drop_last)
     if kind == "train":
         return TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
     if kind == "eval":
+        if fixed_batches:
+            ends = torch.arange(batch_size, num_samples + batch_size, batch_size)
+            return BatchSplit(ends.clamp_(max=num_samples), num_processes)
         return EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
     raise ConfigurationError(f'split must be "train" or "eval", got split={kind!r}.')
 
@@ -525,18 +561,20 @@ class _EpochProgress:
 
     def __init__(self, plan: EpochPlan) -> None:
         self._plan = plan
-        self._steps = 0
+        self._batches = 0
+        self._has_ended = False
 
     def count(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of the iterator, counting them."""
         for batch in batches:
-            self._steps += 1
+            self._batches += 1
             yield batch
-        self._steps = len(self._plan.split)
+        self._has_ended = True
 
     def place(self) -> tuple[bool, int]:
         """Return whether the epoch has ended, and, if not, the number of its samples that were taken."""
-        split = self._plan.split
-        if self._steps == len(split):
+        split, step = self._plan.split, self._plan.step_after(self._batches)
+        if self._has_ended or step == len(split):
             return True, 0
-        return False, 0 if isinstance(split, EvalSplit) else split.piece(self._steps, 0).start
+        samples = split.update(step) if isinstance(split, MicroBatchSplit) else split.piece(step, 0)
+        return False, samples.start

@@ -24,6 +24,7 @@ __all__ = [
     "EpochBatches",
     "EpochPlan",
     "EvalSplit",
+    "MicroBatchSplit",
     "Split",
     "TrainSplit",
     "UpdateSplit",
@@ -33,8 +34,8 @@ __all__ = [
 class Split(Protocol):
     """How the positions of an epoch are dealt to the processes, one global batch a step.
 
-    The steps take consecutive positions, and within a step rank after rank takes a contiguous piece, so every
-    position is taken exactly once.
+    In each step each rank takes a contiguous piece, and every position is taken exactly once. Steps take consecutive
+    positions, rank after rank; in a `MicroBatchSplit` only whole updates do.
     """
 
     @property
@@ -63,7 +64,10 @@ class Split(Protocol):
 
     @property
     def num_full_steps(self) -> int:
-        """The number of steps, from the first one on, in which each process takes ``batch_size`` samples."""
+        """The number of steps, from the first one on, in which each process takes ``batch_size`` samples.
+
+        They take consecutive positions.
+        """
         ...
 
     def size(self, step: int) -> int:
@@ -268,6 +272,153 @@ class UpdateSplit:
         updates, rest = self._updates_and_rest
         size = self.samples_per_update if update < updates else rest
         return _even_piece(self.start + update * self.samples_per_update, size, self._steps_for(size), part)
+
+
+@dataclass(frozen=True)
+class MicroBatchSplit:
+    """The split of a training epoch into updates of the same micro-batches on any number of processes.
+
+    The samples of an update are cut by position into micro-batches of ``batch_size``, the last of which may be smaller.
+    Each process takes a contiguous block of them, one a step; the blocks are as equal as possible, the larger ones
+    first. So in the last step of an update some processes may have an empty piece.
+
+    Attributes:
+        num_samples: The number of samples of the whole epoch.
+        samples_per_update: The number of samples of an update; the last one of an epoch may have fewer.
+        batch_size: The number of samples of a micro-batch.
+        num_processes: The number of processes that share each update.
+        drop_last: Leaves out the samples that do not fill an update.
+        start: The number of samples of this epoch that are trained on already: a multiple of ``samples_per_update``,
+            or all.
+
+    Raises:
+        ConfigurationError: If a number is out of its range, or ``start`` is within an update.
+
+    Example:
+        >>> split = MicroBatchSplit(num_samples=30, samples_per_update=20, batch_size=4, num_processes=2)
+        >>> [split.piece(step, rank=0) for step in range(3)]
+        [range(0, 4), range(4, 8), range(8, 12)]
+        >>> [split.piece(step, rank=1) for step in range(3)]
+        [range(12, 16), range(16, 20), range(20, 20)]
+        >>> split.index(1, rank=1), split.num_micro_batches(1), split.update(1), split.ends_update(1)
+        (4, 5, range(0, 20), False)
+    """
+
+    num_samples: int
+    samples_per_update: int
+    batch_size: int
+    num_processes: int
+    _: KW_ONLY
+    drop_last: bool = False
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise an error for numbers that describe no split."""
+        if self.start != self.num_samples and self.start % self._steps.samples_per_update:
+            raise ConfigurationError(
+                "The position is not where an update begins.",
+                given=f"start={self.start}, with updates of {self.samples_per_update} samples",
+                do="Keep samples_per_update as it was when the position was counted, or begin the epoch with start=0.",
+            )
+
+    @cached_property
+    def _steps(self) -> UpdateSplit:
+        """The split of as many steps for each update, which has checked the numbers."""
+        return UpdateSplit(
+            self.num_samples,
+            self.samples_per_update,
+            self.batch_size,
+            self.num_processes,
+            drop_last=self.drop_last,
+            start=self.start,
+        )
+
+    @property
+    def steps_per_update(self) -> int:
+        """The number of steps of an update."""
+        return self._steps.steps_per_update
+
+    @property
+    def steps_before(self) -> int:
+        """The number of steps that lie before ``start``, in steps of this split."""
+        return self._steps.steps_before
+
+    def __len__(self) -> int:
+        """Return the number of steps from ``start`` on."""
+        return len(self._steps)
+
+    @property
+    def num_full_steps(self) -> int:
+        """The number of steps, from ``start`` on, that are full and take consecutive positions."""
+        is_consecutive = 1 in (self.num_processes, self.steps_per_update)
+        is_full = self.steps_per_update * self.num_processes * self.batch_size == self.samples_per_update
+        updates = (self.num_samples - self.start) // self.samples_per_update
+        return updates * self.steps_per_update if is_consecutive and is_full else 0
+
+    def update(self, step: int) -> range:
+        """Return the positions of the update that a step belongs to.
+
+        Raises:
+            IndexError: If there is no such step.
+        """
+        _check_within("step", step, len(self))
+        begin = self.start + step // self.steps_per_update * self.samples_per_update
+        return range(begin, min(begin + self.samples_per_update, self.num_samples))
+
+    def num_micro_batches(self, step: int) -> int:
+        """Return the number of micro-batches of the update that a step belongs to.
+
+        Raises:
+            IndexError: If there is no such step.
+        """
+        return -(-len(self.update(step)) // self.batch_size)
+
+    def ends_update(self, step: int) -> bool:
+        """Return whether a step is the last one of its update, on all processes.
+
+        Raises:
+            IndexError: If there is no such step.
+        """
+        return step == len(self) - 1 or self.update(step) != self.update(step + 1)
+
+    def index(self, step: int, rank: int) -> int | None:
+        """Return the number, within its update and from 0 on, of the micro-batch that one process takes in a step.
+
+        Returns:
+            The number, and None where the piece is empty.
+
+        Raises:
+            IndexError: If there is no such step or rank.
+        """
+        block, number = self._block(step, rank), step % self.steps_per_update
+        return block[number] if number < len(block) else None
+
+    def size(self, step: int) -> int:
+        """Return the number of samples that all processes together take in a step.
+
+        Raises:
+            IndexError: If there is no such step.
+        """
+        count, number = self.num_micro_batches(step), step % self.steps_per_update
+        smallest_block, larger_blocks = divmod(count, self.num_processes)
+        taken = self.num_processes if number < smallest_block else larger_blocks
+        has_last = number == max(smallest_block - 1, 0)
+        return taken * self.batch_size - has_last * (count * self.batch_size - len(self.update(step)))
+
+    def piece(self, step: int, rank: int) -> range:
+        """Return the positions of the micro-batch that one process takes in a step; empty where its block is over.
+
+        Raises:
+            IndexError: If there is no such step or rank.
+        """
+        update, block, number = self.update(step), self._block(step, rank), step % self.steps_per_update
+        first = update.start + min(block.start + number, block.stop) * self.batch_size
+        return range(min(first, update.stop), min(first + self.batch_size * (number < len(block)), update.stop))
+
+    def _block(self, step: int, rank: int) -> range:
+        """The numbers of the micro-batches of an update that one process takes."""
+        _check_within("rank", rank, self.num_processes)
+        return _even_piece(0, self.num_micro_batches(step), self.num_processes, rank)
 
 
 @dataclass(frozen=True)
@@ -496,8 +647,8 @@ def _outside(start: int, num_samples: int) -> ConfigurationError:
 
 
 def _check_sizes(split: Split) -> None:
-    check_count("batch_size", split.batch_size)
     check_count("num_processes", split.num_processes)
+    check_count("batch_size", split.batch_size)
     check_count("num_samples", split.num_samples, minimum=0)
 
 
@@ -534,11 +685,32 @@ class EpochPlan:
 
     @property
     def num_batches(self) -> int:
-        """The number of steps in which this process takes a sample; only in the last one it may not."""
-        num_steps = len(self.split)
-        if num_steps > 0 and not self.split.piece(num_steps - 1, self.rank):
-            return num_steps - 1
-        return num_steps
+        """The number of steps in which this process takes a sample."""
+        split, num_steps = self.split, len(self.split)
+        if isinstance(split, UpdateSplit | MicroBatchSplit):
+            last = max(0, num_steps - 1) // split.steps_per_update
+            return last * self._batches_in(0, split) + self._batches_in(last, split)
+        return num_steps - (num_steps > 0 and not split.piece(num_steps - 1, self.rank))
+
+    def step_after(self, batches: int) -> int:
+        """Return the step that comes after some batches of this process.
+
+        An update is over with the last batch that this process has of it.
+        """
+        split, num_steps = self.split, len(self.split)
+        if not isinstance(split, UpdateSplit | MicroBatchSplit):
+            return batches
+        of_update, steps = self._batches_in(0, split), split.steps_per_update
+        update = min(batches // max(1, of_update), max(0, num_steps - 1) // steps)
+        more = batches - update * of_update
+        is_over = 0 < more == self._batches_in(update, split)
+        return min((update + 1) * steps, num_steps) if is_over else update * steps + more
+
+    def _batches_in(self, update: int, split: UpdateSplit | MicroBatchSplit) -> int:
+        """The number of batches of this process in an update; all updates but the last one have as many."""
+        first = update * split.steps_per_update
+        steps = range(first, min(first + split.steps_per_update, len(split)))
+        return sum(1 for step in steps if split.piece(step, self.rank))
 
     def indices(self) -> Iterator[Tensor]:
         """Yield the dataset indices of each batch; a step in which this process takes nothing is left out."""
@@ -597,8 +769,8 @@ class EpochBatches(Sampler[list[int]]):
         plan = self.plan
         if not plan.order.repeats:
             return zip(repeat(plan.key), plan.indices(), repeat(None), strict=False)
-        pieces = (plan.split.piece(step, plan.rank) for step in range(plan.num_batches))
-        return zip(repeat(plan.key), plan.indices(), pieces, strict=False)
+        pieces = (plan.split.piece(step, plan.rank) for step in range(len(plan.split)))
+        return zip(repeat(plan.key), plan.indices(), filter(len, pieces), strict=False)
 
     @override
     def __iter__(self) -> Iterator[list[int]]:

@@ -13,10 +13,13 @@ from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
 from pa_distributed._errors import NotConnectedError
+
+BUFFERS: Final = "_buffers"
+"""Where a module has its buffers in its ``vars``; ``named_buffers`` makes a name for each, which takes longer."""
 
 _C10D: Final = "torch.distributed.distributed_c10d"
 _MISSING: Final = object()
@@ -98,3 +101,14 @@ def ignored_by_ddp(module: nn.Module) -> set[str]:
     """
     # The key has a dot before names that belong to the outermost module.
     return {name.removeprefix(".") for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place, which torch counts for its own checks."""
+    return int(_private(tensor, "_version"))
+
+
+def all_gather_single(output: Tensor, own: Tensor, *, async_op: bool = False) -> Any:
+    """Gather the tensors of all processes one after the other; torch 2.13 has renamed it."""
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    return getattr(dist, name)(output, own, async_op=async_op)

@@ -213,7 +213,7 @@ class _EpochProgress:
         if now < self._next_refresh:
             return False
         for name, tracker in self._trackers(trainer).items():
-            total, count = tracker.totals()
+            total, count = tracker.totals()[:2]
             self._transfer.send(total / count, tag=name)
         self._means.update(self._transfer.arrived())
         self._show(trainer, now, self._figures(trainer, now))

@@ -205,8 +205,8 @@ class RankSync:
         totals = losses.totals().to(self._device)
         numbers = to_device([*self.local_flags(items=0.0), len(means), missing], totals.dtype, self._device)
         sums = self._sums(torch.cat((totals, numbers)), self._describe)
-        self._apply(_to_list(sums[2:]))
-        losses.load_totals(sums[:2])
+        self._apply(_to_list(sums[len(totals) :]))
+        losses.load_totals(sums[: len(totals)])
         num_logged, all_missing = _to_list(sums[-2:])
         if num_logged > 0:
             means.load_totals(gather_objects(means.totals()))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pa_core.tracking.epoch_means import LossTracker, StepMeans
+from pa_core.tracking.epoch_means import ExactLossTracker, LossTracker, StepMeans
 from pa_core.tracking.metric_values import MetricValue
 from pa_core.tracking.run_history import InMemoryRunHistory, MetricRecord, RunClock, RunHistory
 
 __all__ = [
+    "ExactLossTracker",
     "InMemoryRunHistory",
     "LossTracker",
     "MetricRecord",

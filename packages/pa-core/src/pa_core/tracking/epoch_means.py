@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+import math
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
 from types import TracebackType
+from typing import Final, cast
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from pa_core.device_reads import ScalarTransfer
 from pa_core.errors import ConfigurationError
 from pa_core.tracking.metric_values import MetricValue
 from pa_core.tracking.run_history import RunHistory
 
 _EXACT_IN_DOUBLES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Such a loss times a number of samples is a double without being rounded, with any instruction."""
+
+_ONE: Final = 1 << 1074
+"""The number 1 in units of the smallest double, of which all doubles are whole multiples."""
+
+_DIGIT_BITS, _NUM_DIGITS = 32, 68
+"""Digits for 2**53 of the largest doubles; 2**21 processes add them up in a tensor of doubles without rounding."""
 
 
 class LossTracker:
@@ -105,12 +115,111 @@ class LossTracker:
         self._host_total = float(totals[0]) if totals.is_cpu else 0.0
         self._count = round(float(totals[1]))
 
+    def numbers(self) -> tuple[float, ...]:
+        """Return the numbers that ``totals`` has, without a rounding of the device; waits for the accelerator."""
+        return self.total_loss, self._count
+
+
+class ExactLossTracker(LossTracker):
+    """The mean loss over samples, bit-for-bit identical in any order of the batches and on any number of processes.
+
+    Each mean of a batch times its number of samples is rounded to a double, their sum is not, and the mean is rounded
+    once. Losses on an accelerator are read when they have arrived, and nothing waits for them before a sum is read.
+
+    Example:
+        >>> tracker, rounding = ExactLossTracker(), LossTracker()
+        >>> for loss in (1e16, 1.0, -1e16):
+        ...     tracker.update(loss)
+        ...     rounding.update(loss)
+        >>> tracker.total_loss, rounding.total_loss
+        (1.0, 0.0)
+    """
+
+    @override
+    def reset(self) -> None:
+        """Start over with no losses."""
+        super().reset()  # what the sum has on the host is the sum of what is not finite, in any order the same
+        self._exact_total: int = 0
+        self._transfer = ScalarTransfer[int]()
+
+    @override
+    def update(self, loss: MetricValue, batch_size: int = 1) -> None:
+        """Add the mean loss of a batch, as in ``LossTracker``."""
+        if batch_size == 0:
+            return
+        self._count += batch_size
+        if isinstance(loss, Tensor):
+            self._transfer.send(loss, tag=batch_size)
+            self._add_all(self._transfer.arrived())
+        else:
+            self._add(float(loss) * batch_size)
+
+    def _add_all(self, losses: Iterable[tuple[int, float]]) -> None:
+        for batch_size, loss in losses:
+            self._add(float(loss) * batch_size)
+
+    def _add(self, value: float) -> None:
+        if math.isfinite(value):
+            numerator, denominator = value.as_integer_ratio()
+            self._exact_total += numerator * (_ONE // denominator)
+        else:
+            self._host_total += value
+
+    def _divide(self, count: int) -> float:
+        self._add_all(self._transfer.wait_for_all())
+        if self._host_total:
+            return self._host_total if math.isinf(self._host_total) else math.nan  # a NaN without a sign
+        try:
+            return self._exact_total / (_ONE * count)
+        except OverflowError:
+            return math.copysign(math.inf, self._exact_total)
+
+    @property
+    @override
+    def total_loss(self) -> float:
+        """The sum of the losses of all samples, rounded; reading it waits for the accelerator."""
+        return self._divide(1)
+
+    @property
+    @override
+    def average(self) -> float:
+        """The mean loss of all samples, NaN before the first; reading it waits for the accelerator."""
+        return self._divide(self._count) if self._count else math.nan
+
+    @override
+    def totals(self) -> Tensor:
+        """Return the sum and the count on the CPU, and what the sum is exactly; waits for the accelerator."""
+        return torch.tensor(self.numbers(), dtype=torch.float64)
+
+    @override
+    def load_totals(self, totals: Tensor) -> None:
+        """Continue from what ``totals`` returned, here or in a tracker that rounds."""
+        total, count, *exact = cast("list[float]", totals.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+        self.reset()
+        self._count = round(count)
+        if exact:
+            self._host_total, *digits = exact
+            self._exact_total = sum(int(digit) << place * _DIGIT_BITS for place, digit in enumerate(digits))
+        else:
+            self._add(total)
+
+    @override
+    def numbers(self) -> tuple[float, ...]:
+        """Return the numbers that ``totals`` has: what is not finite and the digits of the rest come last."""
+        total, last = self.total_loss, _NUM_DIGITS - 1
+        above = [self._exact_total >> place * _DIGIT_BITS for place in range(last)]
+        digits = [part & ((1 << _DIGIT_BITS) - 1) for part in above]
+        return total, self._count, self._host_total, *digits, self._exact_total >> last * _DIGIT_BITS  # with its sign
+
 
 class StepMeans(dict[str, LossTracker]):
     """What the steps of an epoch have logged so far: by name, its mean over the samples of this process.
 
     A value counts as often as its step has samples. It may be logged before their number is known, and is taken as it
     is at that moment: a tensor is copied on its device, without its graph, and nothing waits for it.
+
+    Args:
+        exact: Whether the means are bit-for-bit identical in any order of the steps.
 
     Example:
         >>> means = StepMeans()
@@ -122,8 +231,9 @@ class StepMeans(dict[str, LossTracker]):
         {'kl': 1.25}
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact: bool = False) -> None:
         super().__init__()
+        self._make_tracker = ExactLossTracker if exact else LossTracker
         self._names_of_step: set[str] = set()
         self._pending: dict[str, MetricValue] = {}  # until their samples are counted
         self._samples: int | None = None
@@ -205,11 +315,11 @@ class StepMeans(dict[str, LossTracker]):
         else:
             self._pending[name] = value.clone() if isinstance(value, Tensor) else value
 
-    def totals(self) -> dict[str, tuple[float, int]]:
+    def totals(self) -> dict[str, tuple[float, ...]]:
         """Return the sum over the samples and their number, by name; waits for the accelerator."""
-        return {name: (tracker.total_loss, tracker.running_count) for name, tracker in self.items()}
+        return {name: tracker.numbers() for name, tracker in self.items()}
 
-    def load_totals(self, of_processes: Iterable[Mapping[str, tuple[float, int]]]) -> None:
+    def load_totals(self, of_processes: Iterable[Mapping[str, Sequence[float]]]) -> None:
         """Continue from what ``totals`` returned, here or on all processes together."""
         sums: dict[str, Tensor] = {}
         for totals in of_processes:
@@ -217,7 +327,7 @@ class StepMeans(dict[str, LossTracker]):
                 sums[name] = torch.tensor(of_process, dtype=torch.float64) + sums.get(name, 0)
         self.clear()
         for name, total_and_count in sums.items():
-            self[name] = LossTracker()
+            self[name] = self._make_tracker()
             self[name].load_totals(total_and_count)
 
     def record(self, history: RunHistory, loss_name: str) -> None:
@@ -232,7 +342,7 @@ class StepMeans(dict[str, LossTracker]):
 
     def _add(self, name: str, value: MetricValue, samples: int) -> None:
         if samples > 0:  # a value that is not a number would spoil the mean even so
-            self.setdefault(name, LossTracker()).update(value, samples)
+            self.setdefault(name, self._make_tracker()).update(value, samples)
 
 
 def _check_name(name: object) -> None:

@@ -14,6 +14,7 @@ from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state import initial_hyperparameters
+from pa_core.training_state.arithmetic import describe_arithmetic
 from pa_core.training_state.custom_loader_state import RunLoaders
 from pa_core.training_state.fetched_states import fetched, homes_of
 from pa_core.training_state.run_settings import (
@@ -38,6 +39,7 @@ class Resumption:
     Args:
         progress: The counters of the run, which are set to the counters of the saved run.
         device: Where batches are moved.
+        reproducible: Whether what decides the bits of the run besides the program is one of its settings.
 
     Attributes:
         saved: The saved run; None for a new one.
@@ -50,8 +52,9 @@ class Resumption:
         loaders: The custom data loaders of the run.
     """
 
-    def __init__(self, progress: Progress, device: torch.device) -> None:
+    def __init__(self, progress: Progress, device: torch.device, *, reproducible: bool = False) -> None:
         self._progress = progress
+        self._reproducible = reproducible
         self.saved: SavedRun | None = None
         self.phase: Phase | None = None
         self.was_complete: bool = False
@@ -141,6 +144,7 @@ class Resumption:
             run.named_schedulers(),
             stepping,
             count_steps(config.max_num_train_steps or 0, config.num_epochs),
+            arithmetic=describe_arithmetic(run.device) if self._reproducible else None,
         )
 
     def restore(

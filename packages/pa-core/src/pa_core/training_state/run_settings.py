@@ -24,6 +24,8 @@ RESUME_OVERRIDES = {
     "model": "weights that the state lacks, or has in another shape, keep the values that the script gave them",
     "optimizer": "the optimizer's statistics, such as momentum, cannot be carried over",
     "scheduler": "the schedule starts over",
+    "reproducible": "gradients are added up in another order, which gives other bits",
+    "arithmetic": "the same program gives other bits there",
 }
 """Differences that change what a run means, by the name that allows each, and why they are an error otherwise."""
 
@@ -39,6 +41,7 @@ def describe_settings(
     schedulers: Mapping[str, object],
     stepping: str,
     num_scheduler_steps: int,
+    arithmetic: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the settings by which a run is compared with one that resumes it, as plain values.
 
@@ -49,6 +52,7 @@ def describe_settings(
         schedulers: The schedulers, by name.
         stepping: When the schedulers are stepped, and with what.
         num_scheduler_steps: How often the whole run steps each.
+        arithmetic: What decides the bits of a reproducible run besides the program; None for other runs.
     """
     keyed = loader if is_keyed(loader) else None
     order = None if keyed is None or has_plain_order(keyed.given_order) else keyed.given_order
@@ -60,6 +64,7 @@ def describe_settings(
     if order is not None and order.makes_batches:  # of any size
         batches = config.num_processes * config.gradient_accumulation_steps
         size_of_update = f"{batches} batch{'es' if batches > 1 else ''}"
+    micro_batches = f"in micro-batches of {config.train_per_device_batch_size}"
     return {
         "num_epochs": config.num_epochs,
         "max_num_train_steps": config.max_num_train_steps,
@@ -80,6 +85,7 @@ def describe_settings(
         "scheduler": _kinds(schedulers, "scheduler"),
         "scheduler is stepped": stepping if schedulers else None,
         LENGTH_OF_SCHEDULE: num_scheduler_steps if schedulers else None,
+        **({} if arithmetic is None else {"reproducible": micro_batches, "arithmetic": dict(arithmetic)}),
     }
 
 
@@ -124,9 +130,18 @@ def compare_settings(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list
     differences: list[Difference] = []
     for name in (*asked, *(name for name in saved if name not in asked)):
         before, now = _setting(saved, name), _setting(asked, name)
+        if name == "arithmetic":
+            before, now = _parts_that_differ(before or {}, now or {})
         if before != now:
             differences.append(Difference(name, before, now, before if name in _KEPT else now))
     return differences
+
+
+def _parts_that_differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str]:
+    """The entries of two settings that differ, as text; none where only one run has the setting."""
+    names = [name for name in {**before, **now} if before and now and before.get(name) != now.get(name)]
+    saved, asked = (", ".join(f"{name}: {of.get(name)}" for name in names) for of in (before, now))
+    return saved, asked
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:

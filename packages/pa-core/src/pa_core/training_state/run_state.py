@@ -27,6 +27,7 @@ from pa_core.model_tensors import (
 )
 from pa_core.progress import Phase, Position, Progress
 from pa_core.storage import State
+from pa_core.tracking import ExactLossTracker
 from pa_core.training_state.model_state import (
     SavedOptimizer,
     added_groups,
@@ -73,7 +74,7 @@ class SavedProcess(NamedTuple):
     streams: dict[str, Any]
     losses: Tensor
     loaders: Mapping[str, Mapping[str, Any] | None]
-    step_means: Mapping[str, tuple[float, int]] = MappingProxyType({})
+    step_means: Mapping[str, Sequence[float]] = MappingProxyType({})
 
 
 def by_optimizer(saved: Any) -> dict[str, Any]:
@@ -445,10 +446,11 @@ class SavedRun:
         """Restore the means of the epoch: each process its own, or the first one all of them."""
         rank = distributed.rank()
         losses = [one.losses for one in self._ranks]
+        home = "cpu" if isinstance(run.loss_tracker, ExactLossTracker) else run.device  # not every device has doubles
         if self._is_split_as_before():
-            run.loss_tracker.load_totals(losses[rank].to(run.device))
+            run.loss_tracker.load_totals(losses[rank].to(home))
         elif rank == 0:
-            run.loss_tracker.load_totals(torch.stack(losses).sum(0).to(run.device))
+            run.loss_tracker.load_totals(torch.stack(losses).sum(0).to(home))
         means = [one.step_means for one in self._ranks]
         run.step_means.load_totals([means[rank]] if self._is_split_as_before() else means if rank == 0 else [])
 

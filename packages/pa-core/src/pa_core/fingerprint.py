@@ -1,0 +1,74 @@
+"""A digest that shows whether the results of two runs are bit-for-bit identical."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from numbers import Number
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from pa_core.rank_checks import bytes_of, digest_of_weights
+from pa_core.sharding.sharded_states import gather_state
+from pa_core.tracking import RunHistory
+from pa_core.tracking.metric_values import as_number
+from pa_core.training_state.snapshotable import ResumableRun
+from pa_distributed import require_same
+
+
+def fingerprint(run: ResumableRun) -> str:
+    """Return a digest of weights, buffers, optimizers, schedulers and metrics; every process must call this.
+
+    Args:
+        run: The run.
+
+    Raises:
+        RanksDifferError: One of them is not the same on all processes.
+    """
+    optimizers = {name: gather_state(one.state_dict(), keep=True) for name, one in run.named_optimizers().items()}
+    parts = {
+        "weights": digest_of_weights(run.named_models()),
+        "optimizers": _digest(optimizers),
+        "schedulers": _digest({name: one.state_dict() for name, one in run.named_schedulers().items()}),
+        "metrics": _digest(_metrics(run.run_history)),
+    }
+    require_same(parts)
+    return _digest(parts)[:16]
+
+
+def _metrics(history: RunHistory) -> dict[str, list[Any]]:
+    """The values of each metric; numbers are Python's, as after a resume."""
+    return {
+        name: [value if (number := as_number(value)) is None else number for value in history.get_metric_values(name)]
+        for name in sorted(history.get_metric_names())
+    }
+
+
+def _digest(value: object) -> str:
+    whole = hashlib.sha256()
+    for piece in _pieces(value):
+        whole.update(piece)
+    return whole.hexdigest()
+
+
+def _pieces(value: Any) -> Iterator[bytes | memoryview]:
+    """What tells a value from every other: of containers what is in them, of objects without values the class."""
+    if isinstance(value, Mapping):
+        value = [*cast("Mapping[object, object]", value).items()]
+    elif isinstance(value, set):
+        value = sorted(cast("set[object]", value), key=repr)
+    elif isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        entries = cast("list[object]", value)
+        yield f"{len(entries)} entries\n".encode()
+        for entry in entries:
+            yield from _pieces(entry)
+    elif isinstance(value, Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}\n".encode()
+        yield bytes_of(value.detach())
+    else:
+        has_value = value is None or isinstance(value, Number | str | bytes)
+        yield f"{value if has_value else type(value).__qualname__}\n".encode()

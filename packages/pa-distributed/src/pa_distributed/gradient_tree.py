@@ -1,0 +1,415 @@
+"""Adds up the gradients of an update in an order that does not depend on how many processes compute them.
+
+An update is cut into micro-batches by their position in it. Each process computes a contiguous block of them, and the
+gradients of all are added up in a fixed binary tree. What a process can add up without the others, it does; the rest is
+cut into chunks, of which each process adds up one in the order of the tree. So the result has the same bits on any
+number of processes, and as many bytes are sent as by a ring where the number of micro-batches is a power of two times
+that of the processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from pa_distributed._buffer_changes import Buffers, Changes
+from pa_distributed._errors import InvalidArgumentError
+from pa_distributed._processes import num_processes
+from pa_distributed._torch import all_gather_single, foreach, version_of
+from pa_distributed._tree import Node, block_of, nodes_of_ranks, push
+
+__all__ = ["GradientTree"]
+
+# torch annotates its collectives only in part
+_collectives: Any = dist
+
+_ALIGNMENT: Final = 64
+"""In bytes: kernels take other ways through tensors that begin elsewhere."""
+
+
+class _Flat:
+    """Gradients of one bucket side by side.
+
+    Attributes:
+        tensor: All of them, with zeros between and after them.
+        views: Each in the shape of its parameter.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], sizes: Sequence[int], numel: int) -> None:
+        self.tensor = torch.zeros(numel, dtype=parameters[0].dtype, device=parameters[0].device)
+        pieces = zip(torch.split(self.tensor[: sum(sizes)], list(sizes)), parameters, strict=True)
+        self.views = [piece[: one.numel()].view(one.shape) for piece, one in pieces]
+
+
+class _Bucket:
+    """Gradients of one type that are sent together.
+
+    Attributes:
+        parameters: What they are the gradients of.
+        nodes: What the micro-batches of this process add up to so far.
+        awaited: The parameters that the last backward pass has not come to yet; None while nothing is sent.
+        is_sent: Whether the gradients of the update are on their way.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], num_processes: int) -> None:
+        self.parameters = parameters
+        unit = max(1, _ALIGNMENT // parameters[0].element_size())
+        self._sizes = [_rounded(one.numel(), unit) for one in parameters]
+        self.chunk = _rounded(-(-sum(self._sizes) // num_processes), unit)
+        self._numel = self.chunk * num_processes
+        self._free: list[_Flat] = []
+        self._lent: list[_Flat] = []
+        self.nodes: list[Node[_Flat]] = []
+        self.awaited: set[int] | None = None
+        self.is_sent = False
+        self.received = torch.empty(0)
+        self.work: Any = None
+
+    def start_update(self) -> None:
+        """Take all memory back."""
+        self._free += self._lent
+        self._lent, self.nodes, self.awaited, self.is_sent = [], [], None, False
+
+    def take(self, index: int, count: int) -> None:
+        """Add the gradients that the parameters have as those of a micro-batch."""
+        flat = self.lend()
+        there = [
+            (view, one.grad) for view, one in zip(flat.views, self.parameters, strict=True) if one.grad is not None
+        ]
+        absent = [view for view, one in zip(flat.views, self.parameters, strict=True) if one.grad is None]
+        if there:
+            foreach("copy_", *map(list, zip(*there, strict=True)))
+        if absent:
+            foreach("zero_", absent)
+        push(self.nodes, Node(0, index, flat), count, self._add)
+
+    def lend(self) -> _Flat:
+        """Return memory for one node."""
+        flat = self._free.pop() if self._free else _Flat(self.parameters, self._sizes, self._numel)
+        self._lent.append(flat)
+        return flat
+
+    def _add(self, left: _Flat, right: _Flat) -> _Flat:
+        left.tensor.add_(right.tensor)
+        self._lent.remove(right)
+        self._free.append(right)
+        return left
+
+
+class GradientTree:
+    """Makes the gradients, and the buffers, of an update the same bits on any number of processes.
+
+    For each update, call ``start_update``, then ``start_batch`` and ``end_batch`` around the forward and backward passes
+    of each micro-batch of this process, and ``finish``: then the parameters have the sums of the gradients of all
+    micro-batches. Weigh the losses so that the sum is what you want.
+
+    Buffers begin each micro-batch as they were before the update, and change by the weighted mean of the changes, in
+    double precision. Whole numbers, such as batch norm's count of batches, have to be changed alike.
+
+    Without ``torch.distributed``, all micro-batches are those of this process.
+
+    Args:
+        modules: What is trained, the same on each process.
+        num_values: How many numbers are added up with the gradients of an update.
+        called: Modules by name whose buffers are looked after; None for those that are trained.
+        bucket_bytes: How many bytes of gradients are sent at a time.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(1, 1)
+        >>> tree = GradientTree([model])
+        >>> tree.start_update(count=2)
+        >>> for samples in torch.tensor([[[1.0], [2.0]], [[3.0], [6.0]]]):
+        ...     tree.start_batch()
+        ...     (model(samples).mean() / 2).backward()
+        ...     tree.end_batch(weight=0.5)
+        >>> _ = tree.finish()
+        >>> model.weight.grad
+        tensor([[3.]])
+        >>> tree.close()
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        num_values: int = 0,
+        *,
+        called: Mapping[str, nn.Module] | None = None,
+        bucket_bytes: int = 25 << 20,
+    ) -> None:
+        self._modules = list(modules)
+        self._num_values = num_values
+        self._bucket_bytes = bucket_bytes
+        self._world = num_processes()
+        self._rank = dist.get_rank() if self._world > 1 else 0
+        named = {str(number): module for number, module in enumerate(self._modules)} if called is None else called
+        self._buffers = Buffers(named)
+        self._changes: list[Node[Changes]] = []
+        self._parameters: list[nn.Parameter] = []
+        self._buckets: list[_Bucket] = []
+        self._present: list[bool] = []
+        self._hooks: list[RemovableHandle] = []
+        self._count, self._num_started = 0, 0
+        self._upcoming: list[int] = []
+        self._versions: list[int] | None = None
+
+    def find_buffers(self) -> None:
+        """Look again for modules with buffers, as layers may have been added."""
+        self._buffers.find()
+
+    def start_update(self, count: int) -> None:
+        """Begin an update; every process must call this.
+
+        Args:
+            count: The number of its micro-batches on all processes.
+        """
+        parameters = [one for one in _unique(self._modules) if one.requires_grad]
+        if list(map(id, parameters)) != list(map(id, self._parameters)):
+            self._set_parameters(parameters)
+        for bucket in self._buckets:
+            bucket.start_update()
+        self._present = [False] * len(parameters)
+        self._count, self._num_started, self._changes = count, 0, []
+        self._upcoming = list(reversed(block_of(count, self._rank, self._world)))
+        self._clear_gradients()
+        self._buffers.save()
+
+    def start_batch(self, *, overlaps: bool = False) -> None:
+        """Begin the next micro-batch of this process.
+
+        Args:
+            overlaps: Whether gradients may be sent during the backward pass, if this is the last micro-batch of the
+                process: there is only one pass.
+        """
+        self._clear_gradients()
+        self._buffers.restore()
+        self._versions = [version_of(one) for one in self._parameters]
+        if overlaps and len(self._upcoming) == 1 and self._world > 1:
+            for bucket in self._buckets:
+                bucket.awaited = set(map(id, bucket.parameters))
+
+    def end_batch(self, weight: float) -> None:
+        """Take the gradients of the micro-batch, and what it has changed of the buffers.
+
+        Args:
+            weight: Its part in the samples of the update.
+
+        Raises:
+            InvalidArgumentError: A parameter was changed within the micro-batch, or a buffer in a way that has no mean.
+        """
+        if self._versions != [version_of(one) for one in self._parameters]:
+            raise InvalidArgumentError(
+                "A parameter was changed between two updates, within the forward or backward pass of a micro-batch, "
+                "so that the next micro-batches depend on who computes them.",
+                do="Change weights after an update, or keep what a forward pass changes in a buffer.",
+            )
+        self._versions = None
+        index = self._upcoming.pop()
+        self._changes_of(index, weight)
+        for number, one in enumerate(self._parameters):
+            self._present[number] |= one.grad is not None
+        if self._world == self._count == 1:  # they are the result already
+            return
+        for bucket in self._buckets:
+            if not bucket.is_sent:
+                bucket.take(index, self._count)
+        self._clear_gradients()
+
+    def finish(self, values: Sequence[float] = ()) -> Tensor:
+        """Give the parameters the sums of the gradients, and the buffers what follows; every process must call this.
+
+        Args:
+            values: Numbers of this process, as many as the tree was made for.
+
+        Returns:
+            Their sums over all processes, on the device.
+        """
+        for bucket in self._buckets:
+            if self._world > 1 and not bucket.is_sent:
+                self._send(bucket)
+        notes = self._share_notes(values)
+        sums, present = self._read_notes(notes)
+        self._finish_buffers(present[len(self._parameters) :])
+        if self._world > 1:
+            self._receive()
+        if self._world == self._count == 1:
+            for one in self._parameters:
+                if one.grad is not None and not one.grad.is_contiguous():
+                    one.grad = one.grad.contiguous()
+            return sums
+        is_present = dict(zip(map(id, self._parameters), present, strict=False))
+        for bucket in self._buckets:
+            for one, view in zip(bucket.parameters, bucket.nodes[0].value.views, strict=True):
+                one.grad = view if is_present[id(one)] else None
+        return sums
+
+    def drop_update(self) -> None:
+        """Let the buffers be what they were before an update that is not made."""
+        self._buffers.restore()
+        self._clear_gradients()
+
+    def close(self) -> None:
+        """Leave the parameters alone."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._buckets, self._parameters = [], []
+
+    # Parameters
+
+    def _set_parameters(self, parameters: list[nn.Parameter]) -> None:
+        self.close()
+        self._parameters = parameters
+        by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in reversed(parameters):
+            by_dtype.setdefault(parameter.dtype, []).append(parameter)
+        for of_dtype in by_dtype.values():
+            for group in _grouped(of_dtype, self._bucket_bytes):
+                self._buckets.append(_Bucket(group, self._world))
+        if self._world > 1:
+            for bucket in self._buckets:
+                for parameter in bucket.parameters:
+                    untyped: Any = parameter  # torch annotates the method only in part
+                    hook = untyped.register_post_accumulate_grad_hook(partial(self._note_gradient, bucket))
+                    self._hooks.append(hook)
+
+    def _note_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
+        """Called when a backward pass has added to the gradient of a parameter."""
+        if bucket.awaited is None:
+            return
+        if bucket.is_sent:
+            raise InvalidArgumentError(
+                "A second backward pass of a micro-batch has added to gradients that were sent.",
+                do="Add the losses up, and go backward through the sum.",
+            )
+        bucket.awaited.discard(id(parameter))
+        while self._num_started < len(self._buckets) and not self._buckets[self._num_started].awaited:
+            started = self._buckets[self._num_started]
+            started.take(self._upcoming[-1], self._count)
+            self._send(started)
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    # Exchange
+
+    @torch.no_grad()
+    def _send(self, bucket: _Bucket) -> None:
+        """Send to each process its chunk of the nodes of this one."""
+        self._num_started += 1
+        bucket.is_sent = True
+        of_ranks = [len(nodes) for nodes in nodes_of_ranks(self._count, self._world)]
+        own = [node.value.tensor for node in bucket.nodes]
+        like = own[0] if own else bucket.lend().tensor
+        sent = like[:0]
+        if len(own) == 1:
+            sent = own[0]
+        elif own:
+            sent = torch.stack(own).view(len(own), self._world, bucket.chunk).transpose(0, 1).contiguous().view(-1)
+        bucket.received = like.new_empty(sum(of_ranks) * bucket.chunk)
+        bucket.work = _collectives.all_to_all_single(
+            bucket.received,
+            sent,
+            [number * bucket.chunk for number in of_ranks],
+            [len(own) * bucket.chunk] * self._world,
+            async_op=True,
+        )
+
+    @torch.no_grad()
+    def _receive(self) -> None:
+        """Add up the chunk of this process of each bucket in the order of the tree, and give it to all."""
+        nodes = [node for of_rank in nodes_of_ranks(self._count, self._world) for node in of_rank]
+        for bucket in self._buckets:
+            bucket.work.wait()
+            added: list[Node[Tensor]] = []
+            for node, value in zip(nodes, torch.split(bucket.received, bucket.chunk), strict=True):
+                push(added, Node(node.level, node.place, value), self._count, _add_in_place)
+            result = bucket.nodes[0].value if bucket.nodes else bucket.lend()
+            bucket.nodes = [Node(0, 0, result)]
+            bucket.received = added[0].value
+            bucket.work = all_gather_single(result.tensor, bucket.received, async_op=True)
+        for bucket in self._buckets:
+            bucket.work.wait()
+            bucket.work, bucket.received = None, torch.empty(0)
+
+    # Notes: the numbers of each process, and what has gradients and changes
+
+    def _share_notes(self, values: Sequence[float]) -> tuple[Tensor, Any]:
+        changed = {number for node in self._changes for number in node.value}
+        of_buffers = [number in changed for number in range(len(self._buffers))]
+        own = torch.tensor([*values, *self._present, *of_buffers], dtype=torch.float64).to(self._device)
+        if self._world == 1:
+            return own, None
+        gathered = own.new_empty(self._world * len(own))
+        return gathered, all_gather_single(gathered, own, async_op=True)
+
+    def _read_notes(self, notes: tuple[Tensor, Any]) -> tuple[Tensor, list[bool]]:
+        """Return the sums of the values, and of which parameters and buffers any process has a gradient or a change.
+
+        Only where this process has not all gradients, or there are buffers, is anything read from the device.
+        """
+        gathered, work = notes
+        if work is not None:
+            work.wait()
+        values, present = torch.tensor_split(gathered.view(self._world, -1).sum(0), [self._num_values])
+        if all(self._present) and not len(self._buffers):
+            return values, self._present
+        return values, cast("list[bool]", (present > 0).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+
+    # Buffers
+
+    def _changes_of(self, index: int, weight: float) -> None:
+        push(self._changes, Node(0, index, self._buffers.changes(weight)), self._count, self._buffers.add)
+
+    @torch.no_grad()
+    def _finish_buffers(self, changed: Sequence[bool]) -> None:
+        numbers = [number for number, is_changed in enumerate(changed) if is_changed]
+        if self._world > 1 and numbers:
+            of_ranks = nodes_of_ranks(self._count, self._world)
+            size, most = self._buffers.numel(numbers), max(map(len, of_ranks))
+            own = torch.zeros(most * size, dtype=torch.float64, device=self._device)
+            for node, place in zip(self._changes, torch.split(own, size), strict=False):
+                place.copy_(self._buffers.flat(node.value, numbers))
+            gathered = own.new_empty(self._world * len(own))
+            all_gather_single(gathered, own)
+            self._changes = []
+            for of_rank, flats in zip(of_ranks, torch.split(gathered, len(own)), strict=True):
+                for place, flat in zip(of_rank, torch.split(flats, size), strict=False):
+                    value = self._buffers.unflat(flat, numbers)
+                    push(self._changes, Node(place.level, place.place, value), self._count, self._buffers.add)
+        self._buffers.apply(self._changes[0].value)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._parameters[0].device if self._parameters else torch.device("cpu")
+
+
+def _add_in_place(left: Tensor, right: Tensor) -> Tensor:
+    return left.add_(right)
+
+
+def _unique(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
+
+
+def _rounded(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _grouped(parameters: list[nn.Parameter], num_bytes: int) -> list[list[nn.Parameter]]:
+    """Divide parameters into groups of about so many bytes."""
+    groups: list[list[nn.Parameter]] = [[]]
+    size = 0
+    for parameter in parameters:
+        if size >= num_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(parameter)
+        size += parameter.numel() * parameter.element_size()
+    return groups
