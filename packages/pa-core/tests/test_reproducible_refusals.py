@@ -11,7 +11,8 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallback, UnsupportedConfigurationError
+from pa_core.callbacks import LimitBatchesCallback
 from pa_core.orders import TokenBudget
 from pa_core.testing import make_regression
 from tests.support.sharded_models import sentences, sharded, tiny_transformer
@@ -76,11 +77,23 @@ def test_another_name_is_refused() -> None:
         Trainer(nn.Linear(4, 1), nn.MSELoss(), None, **options)
 
 
-def test_layers_that_communicate_are_refused() -> None:
-    """SyncBatchNorm takes the statistics of all processes."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4), nn.Linear(4, 1))
-    with pytest.raises(ConfigurationError, match="SyncBatchNorm"):
-        trainer_of(model=model).train(DATA, 1, samples_per_update=12)
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [
+        pytest.param(nn.SyncBatchNorm(4), "SyncBatchNorm", id="statistics of all processes"),
+        pytest.param(nn.Embedding(9, 4, sparse=True), "sparse", id="sparse gradients"),
+    ],
+)
+def test_layers_that_follow_the_processes_are_refused(layer: nn.Module, match: str) -> None:
+    """In the forward pass, or with gradients that are added up as they come."""
+    with pytest.raises(UnsupportedConfigurationError, match=match):
+        trainer_of(model=nn.Sequential(layer, nn.Linear(4, 1))).train(DATA, 1, samples_per_update=12)
+
+
+def test_a_limit_of_batches_is_refused() -> None:
+    """It counts those of each process."""
+    with pytest.raises(ConfigurationError, match="limit"):
+        trainer_of(LimitBatchesCallback(2)).train(DATA, 1, samples_per_update=12)
 
 
 @pytest.mark.runs_on("two_ranks")
@@ -88,7 +101,7 @@ def test_sharded_models_are_refused() -> None:
     """Each process would have a part of the gradients alone."""
     trainer = trainer_of(model=sharded(tiny_transformer()))
     trainer.loss_func = nn.CrossEntropyLoss()
-    with pytest.raises(ConfigurationError, match="shard"):
+    with pytest.raises(UnsupportedConfigurationError, match="shard"):
         trainer.train(TensorDataset(*sentences(24)), 1, samples_per_update=12)
 
 
