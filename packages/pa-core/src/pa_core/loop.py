@@ -706,8 +706,8 @@ class Loop:
         """
         batches = batches_on_device(loader, self.trainer.device, count)
         if self.reproducible is not None:
-            is_limited = loader is not self.trainer.eval_dataloader
-            batches = self.reproducible.batches_to_evaluate(loader, batches, is_limited=is_limited)
+            is_trial = loader is not self.trainer.eval_dataloader
+            batches = self.reproducible.batches_to_evaluate(loader, batches, is_trial=is_trial)
         if count is not None and count.may_differ and self.trainer.is_sharded:
             batches = self._until_all_end(batches)
         return enumerate(batches, start=1)

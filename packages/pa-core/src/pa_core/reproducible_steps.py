@@ -12,14 +12,14 @@ from typing import Any, Final, cast
 import torch
 from torch import nn
 
-from pa_core.data.batch_limit import DataLoaderSlice
-from pa_core.data.custom_loader import describe_loader, innermost, is_keyed
+from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, is_slice
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.model_tensors import is_sharded_module
 from pa_core.run_arguments import RunArguments
 from pa_core.trained import MicroBatch
 from pa_core.types import SizedIterable
+from pa_data import KeyedDataLoader
 from pa_data.rng import mix, seed_rng
 
 _BEFORE_UPDATE: Final = -1
@@ -46,12 +46,14 @@ class ReproducibleSteps:
         self._has_begun = False
         self._samples = 0
 
-    def require_usable(self, asked: RunArguments, loader: SizedIterable, models: Mapping[str, nn.Module]) -> None:
+    def require_usable(
+        self, asked: RunArguments, loaders: Iterable[SizedIterable | None], models: Mapping[str, nn.Module]
+    ) -> None:
         """Raise an error for a run that cannot give the same bits on any number of processes.
 
         Args:
             asked: The arguments of the run.
-            loader: Its training loader.
+            loaders: Its loaders.
             models: What it calls, by name.
 
         Raises:
@@ -63,14 +65,9 @@ class ReproducibleSteps:
             raise ConfigurationError(
                 f"The updates of a reproducible run follow from samples_per_update: leave out {name}, {_WAY_OUT}"
             )
-        own = innermost(loader)
-        if not is_keyed(own) or not own.fixed_batches:
-            raise ConfigurationError(
-                "A reproducible run makes its batches itself, by position in the order of the samples.",
-                given=f"{describe_loader(own)}",
-                do=f"Pass a dataset with a length, without a sampler, {_WAY_OUT}",
-            )
-        self._require_whole(loader)
+        for loader in loaders:
+            if loader is not None:
+                self._require_own_batches(loader)
         for name, model in models.items():
             if is_sharded_module(model):
                 raise _unsupported(
@@ -82,13 +79,21 @@ class ReproducibleSteps:
                 if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
                     raise _unsupported(f"{name}.{path} has sparse gradients, which are added up in another order.")
 
-    def _require_whole(self, loader: SizedIterable) -> None:
-        if isinstance(loader, DataLoaderSlice):
+    def _require_own_batches(self, loader: SizedIterable, *, may_be_limited: bool = False) -> KeyedDataLoader[Any]:
+        own = innermost(loader)
+        if not is_keyed(own) or not own.fixed_batches:
+            raise ConfigurationError(
+                "A reproducible run makes its batches itself, by position in the order of the samples.",
+                given=describe_loader(own),
+                do=f"Pass a dataset with a length, without a sampler, {_WAY_OUT}",
+            )
+        if is_slice(loader) and not may_be_limited:
             raise ConfigurationError(
                 "A limit counts the batches of each process, so it means other samples on another number of processes.",
                 given=f"reproducible, and {loader.slice_size} batches of a loader",
                 do="Pass max_num_train_steps, or a torch.utils.data.Subset to evaluate.",
             )
+        return own
 
     # Updates
 
@@ -123,9 +128,9 @@ class ReproducibleSteps:
                 trained.tree.end_batch(part.weight)
 
     def end_update(self) -> None:
-        """End an update: what is logged from now on counts as often as it has samples, and draws the same numbers."""
+        """End an update: what the first process logs from now on counts as often as the update has samples."""
         self._seed(_AFTER_UPDATE)
-        self._engine.means.count_samples(self._samples)
+        self._engine.means.count_samples(self._samples if self._engine.accelerator.process_index == 0 else 0)
 
     def drop_update(self) -> None:
         """Let the buffers be what they were before an update that is not made; does nothing between two updates."""
@@ -135,26 +140,18 @@ class ReproducibleSteps:
 
     # Evaluations
 
-    def batches_to_evaluate(self, loader: SizedIterable, batches: Iterable[Any], *, is_limited: bool) -> Iterator[Any]:
+    def batches_to_evaluate(self, loader: SizedIterable, batches: Iterable[Any], *, is_trial: bool) -> Iterator[Any]:
         """Iterate over the batches of an evaluation, which draws by position, and begins each with the same buffers.
 
         Args:
             loader: The loader.
             batches: Its batches, on the device.
-            is_limited: Whether the trainer itself evaluates no more than the first batches.
+            is_trial: Whether the evaluation is left after the first batches, and nothing is recorded.
 
         Raises:
             ConfigurationError: The loader is limited, or has an order of its own.
         """
-        keyed = innermost(loader)
-        if not is_keyed(keyed) or not keyed.fixed_batches:
-            raise ConfigurationError(
-                "A reproducible run makes the batches of its evaluations itself.",
-                given=describe_loader(keyed),
-                do=f"Pass a dataset with a length, without a sampler, {_WAY_OUT}",
-            )
-        if not is_limited:
-            self._require_whole(loader)
+        keyed = self._require_own_batches(loader, may_be_limited=is_trial)
         trees = [trained.tree for trained in self._engine.trained.values() if trained.is_reproducible]
         for tree in trees:
             tree.save_buffers()

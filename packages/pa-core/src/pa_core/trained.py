@@ -80,6 +80,7 @@ class Accumulation:
         num_processes: The number of processes, over which gradients are averaged.
         nominal: The nominal number of a run that is resumed; by default it is taken from the first update.
         counted_by: What the script gives the number of items as, for messages.
+        weighs_all: Whether the only batch of an update is weighed, too, as others are on any number of processes.
 
     Attributes:
         items: The items of this process in the current update so far; 0 where losses are means over samples.
@@ -100,8 +101,9 @@ class Accumulation:
         tensor(2.)
     """
 
-    def __init__(self, num_processes: int, *, counted_by: str = "num_items_in_batch") -> None:
+    def __init__(self, num_processes: int, *, counted_by: str = "num_items_in_batch", weighs_all: bool = False) -> None:
         self._num_processes = num_processes
+        self._weighs_all = weighs_all
         self._counted_by = counted_by
         self._counts_items: bool | None = None
         self._items_of_step: int | None = None
@@ -148,7 +150,7 @@ class Accumulation:
         """
         weight, items = part.weight, self._items_of_step
         self._items_of_step = None
-        is_alone = weight == 1 and self._num_processes == 1
+        is_alone = weight == 1 and self._num_processes == 1 and not self._weighs_all
         if items is not None and not is_alone:
             if part is not self._counted:  # a further pass over the same batch has the same items
                 self.items += items
@@ -419,7 +421,7 @@ class Trained:
         self.optimizers: dict[str, Optimizer] = {}
         self.schedulers: dict[str, StatefulScheduler] = {}
         num_averaged = 1 if reproducible else accelerator.num_processes
-        self.accumulation: Accumulation = Accumulation(num_averaged, counted_by=counted_by)
+        self.accumulation: Accumulation = Accumulation(num_averaged, counted_by=counted_by, weighs_all=reproducible)
         self.is_reproducible: bool = reproducible
         self.is_sharded: bool = False
         self._accelerator = accelerator
@@ -563,6 +565,8 @@ class Trained:
     @property
     def has_local_gradients(self) -> bool:
         """Whether this process has gradients that parameters do not show before they are exchanged."""
+        if self._tree is not None:
+            return self._tree.has_gradients
         return self._sharded is not None and self._sharded.has_local_gradients()
 
     def _require_same_weights(self, exchange: GradientExchange) -> None:

@@ -313,7 +313,8 @@ class Trainer(
             self._prepare_model_optimizer_and_dataloaders()
             if self._loop.reproducible is not None:
                 called: dict[str, nn.Module] = {"model": self.get_model(), **self.modules}
-                self._loop.reproducible.require_usable(asked, self.train_dataloader, called)
+                loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()
+                self._loop.reproducible.require_usable(asked, loaders_of_run, called)
             self._start_training_together()
             steps = loaders.steps_per_update(self.train_dataloader, per_device_batch_size, gradient_accumulation_steps)
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)

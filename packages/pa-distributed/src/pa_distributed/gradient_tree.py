@@ -159,6 +159,11 @@ class GradientTree:
         self._upcoming: list[int] = []
         self._versions: list[int] | None = None
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether micro-batches of the update had gradients, which parameters do not show until ``finish``."""
+        return any(self._present)
+
     def find_buffers(self) -> None:
         """Look again for modules with buffers, as layers may have been added."""
         self._buffers.find()
@@ -397,7 +402,8 @@ class GradientTree:
                 for one, flat in zip(of_rank, torch.split(flats, size), strict=False):
                     value = self._buffers.unflat(flat, numbers)
                     push(self._changes, Node(one.level, one.place, value), self._count, self._buffers.add)
-        self._buffers.apply(self._changes[0].value)
+        if self._changes:
+            self._buffers.apply(self._changes[0].value)
 
     @property
     def _device(self) -> torch.device:

@@ -351,7 +351,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 one.watch_steps(self.optimizers[name])
             self.train_dataloader = loaders.split_for_training(self.train_dataloader)
             if self._loop.reproducible is not None:
-                self._loop.reproducible.require_usable(asked, self.train_dataloader, self.models)
+                self._loop.reproducible.require_usable(asked, [self.train_dataloader], self.models)
             steps = loaders.steps_per_update(self.train_dataloader, size, asked.gradient_accumulation_steps)
             asked = replace(asked, gradient_accumulation_steps=steps)
             per_batch = asked.max_updates_per_batch
@@ -737,7 +737,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 "samples is for run.record(name, value)."
             )
         else:
-            self._engine.means.log(name, value, count=0 if self.is_at_empty_batch else num_items)
+            is_of_update = self.reproducible and self._engine.checkpointer.is_between_steps
+            counts = self.process_index == 0 if is_of_update else not self.is_at_empty_batch
+            self._engine.means.log(name, value, count=num_items if counts else 0)
 
     def record(self, name: str, value: object) -> None:
         """Record a value that is not a mean over samples, at the current reading of the clock.

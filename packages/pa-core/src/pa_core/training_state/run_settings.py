@@ -76,7 +76,7 @@ def describe_settings(
         "shuffle": None if keyed is None else keyed.shuffle,
         **({} if order is None else {"order": order.fingerprint}),
         "drop_last": f"from {dropped}" if keyed is not None and keyed.drop_last else False,
-        "loader": "keyed" if keyed else f"{describe_loader(loader)}, on {processes}",
+        "loader": "keyed" if keyed is not None else f"{describe_loader(loader)}, on {processes}",
         "num_update_steps_per_epoch": config.num_update_steps_per_epoch,
         "gradient_clip_value": config.gradient_clip_value,
         "gradient_clip_norm": config.gradient_clip_norm,
