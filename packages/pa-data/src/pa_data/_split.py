@@ -279,8 +279,9 @@ class MicroBatchSplit:
     """The split of a training epoch into updates of the same micro-batches on any number of processes.
 
     The samples of an update are cut by position into as few micro-batches of at most ``batch_size`` as possible, of as
-    equal size as possible, the larger ones first. Each process takes a contiguous block of them, one a step; the blocks are as equal as possible, the larger ones
-    first. So in the last step of an update some processes may have an empty piece.
+    equal size as possible, the larger ones first. Each process takes a contiguous block of them, one a step; the blocks
+    are as equal as possible, the larger ones first. So in the last step of an update some processes may have an empty
+    piece.
 
     Attributes:
         num_samples: The number of samples of the whole epoch.

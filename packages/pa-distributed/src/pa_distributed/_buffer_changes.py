@@ -16,7 +16,7 @@ Changes: TypeAlias = dict[int, Tensor]
 """By the number of the buffer, in double precision: its weighed change, or the whole numbers that all agree on."""
 
 _SMALL: Final = 1 << 13
-"""As many elements as statistics of channels have at most."""
+"""In elements; most masks and tables are larger."""
 
 
 class _Buffer(NamedTuple):
@@ -100,10 +100,7 @@ class Buffers:
                     given=f"{_described(after)}, before {_described(before)}",
                     do="Keep the shape of buffers, or keep what grows in a plain attribute.",
                 )
-            change = after.double()
-            if after.is_floating_point():  # infinities less themselves are no numbers, as in masks
-                change = torch.where(after == before, 0.0, change - before.double()) * weight
-            changes[number] = change
+            changes[number] = (after.double() - _base(before)) * weight if after.is_floating_point() else after.double()
         return changes
 
     def add(self, left: Changes, right: Changes) -> Changes:
@@ -137,7 +134,10 @@ class Buffers:
         self.restore()
         for number, change in changes.items():
             tensor = self._buffers[number].tensor
-            tensor.copy_(tensor.double() + change if tensor.is_floating_point() else change)
+            if tensor.is_floating_point():
+                tensor.copy_(_base(tensor) + change)
+            else:  # what is larger than a double holds exactly, and did not change, stays
+                tensor.copy_(torch.where(tensor.double() == change, tensor, change.to(tensor.dtype)))
 
     def flat(self, changes: Changes, numbers: Sequence[int]) -> Tensor:
         """Return the changes of some buffers one after the other; whole numbers that are the same as before are NaN.
@@ -180,9 +180,15 @@ class Buffers:
         ]
 
 
+def _base(tensor: Tensor) -> Tensor:
+    """Return what changes are relative to: zero where a buffer is infinite, as a mask or the minimum of nothing is."""
+    exact = tensor.double()
+    return torch.where(exact.isinf(), 0.0, exact)
+
+
 def _is_small(tensor: Tensor) -> bool:
     """Whether it counts as changed in any case: kernels such as batch norm's do not tell torch what they change."""
-    return tensor.numel() <= _SMALL
+    return (tensor.numel() <= _SMALL or tensor.dim() == 1) and not tensor.is_complex()
 
 
 def _described(tensor: Any) -> str:
