@@ -41,6 +41,7 @@ MODULES = (
     "pa_data.orders",
     "pa_data.rng",
     "pa_distributed",
+    "pa_distributed.gradient_tree",
     "pa_distributed.gradients",
     "pa_finetuning",
     "pa_predictions",

@@ -22,10 +22,9 @@ from pa_core.types import SizedIterable
 from pa_data import KeyedDataLoader
 from pa_data.rng import mix, seed_rng
 
-_BEFORE_UPDATE: Final = -1
-_AFTER_UPDATE: Final = -2
-_EVALUATION: Final = -3
-_AFTER_EVALUATION: Final = -4
+_AFTER_UPDATE: Final = -1
+_EVALUATION: Final = -2
+_AFTER_EVALUATION: Final = -3
 """What extends the key of an update where no index of a micro-batch does."""
 
 _WAY_OUT = "or leave reproducible out, with which means agree to 1e-12 on any number of processes."
@@ -99,7 +98,6 @@ class ReproducibleSteps:
 
     def start_update(self) -> None:
         """Begin an update."""
-        self._seed(_BEFORE_UPDATE)
         self._part, self._has_begun, self._samples = None, False, 0
 
     def start_step(self, part: MicroBatch) -> None:

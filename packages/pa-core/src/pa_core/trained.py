@@ -269,6 +269,8 @@ def _of_keyed_loader(
     full, size_of_full = split.num_full_steps, split.batch_size * split.num_processes
     for first in range(0, steps, accumulation_steps):
         group = range(first, min(first + accumulation_steps, steps))
+        block = range(0) if cut is None else cut.block(first, rank)
+        num_micro_batches = 0 if cut is None else cut.num_micro_batches(first)
         sizes = [size_of_full if step < full else split.size(step) for step in group]
         total = sum(sizes)
         for step, size in zip(group, sizes, strict=True):
@@ -281,8 +283,8 @@ def _of_keyed_loader(
                 is_empty=mine == 0,
                 samples=mine,
                 some_are_empty=step >= full and not split.piece(step, split.num_processes - 1),
-                micro_batch=None if cut is None else cut.index(step, rank),
-                num_micro_batches=0 if cut is None else cut.num_micro_batches(step),
+                micro_batch=block[step - first] if step - first < len(block) else None,
+                num_micro_batches=num_micro_batches,
             )
             yield part, None if mine == 0 else next(arriving)
 
@@ -475,7 +477,7 @@ class Trained:
         """Forget an update that was not finished."""
         self.accumulation.start_epoch()
         if self._tree is not None:
-            self._tree.find_buffers()
+            self._tree.find()
         self.end_update()
 
     def in_batch(self, part: MicroBatch) -> AbstractContextManager[None]:

@@ -279,8 +279,9 @@ class MicroBatchSplit:
     """The split of a training epoch into updates of the same micro-batches on any number of processes.
 
     The samples of an update are cut by position into as few micro-batches of at most ``batch_size`` as possible, of as
-    equal size as possible, the larger ones first. Each process takes a contiguous block of them, one a step; the blocks are as equal as possible, the larger ones
-    first. So in the last step of an update some processes may have an empty piece.
+    equal size as possible, the larger ones first. Each process takes a contiguous block of them, one a step; the blocks
+    are as equal as possible, the larger ones first. So in the last step of an update some processes may have an empty
+    piece.
 
     Attributes:
         num_samples: The number of samples of the whole epoch.
@@ -390,7 +391,7 @@ class MicroBatchSplit:
         Raises:
             IndexError: If there is no such step or rank.
         """
-        block, number = self._block(step, rank), step % self.steps_per_update
+        block, number = self.block(step, rank), step % self.steps_per_update
         return block[number] if number < len(block) else None
 
     def size(self, step: int) -> int:
@@ -412,8 +413,12 @@ class MicroBatchSplit:
             return range(update.stop, update.stop)
         return _even_piece(update.start, len(update), self.num_micro_batches(step), number)
 
-    def _block(self, step: int, rank: int) -> range:
-        """The numbers of the micro-batches of an update that one process takes."""
+    def block(self, step: int, rank: int) -> range:
+        """Return the numbers of the micro-batches that one process takes of the update that a step belongs to.
+
+        Raises:
+            IndexError: If there is no such step or rank.
+        """
         _check_within("rank", rank, self.num_processes)
         return _even_piece(0, self.num_micro_batches(step), self.num_processes, rank)
 

@@ -1,6 +1,7 @@
 """Processes that fail, wait and decide together, on ``torch.distributed`` alone.
 
-Public are the names in ``__all__`` of ``pa_distributed`` and ``pa_distributed.gradients``.
+Public are the names in ``__all__`` of ``pa_distributed``, ``pa_distributed.gradient_tree`` and
+``pa_distributed.gradients``.
 """
 
 from __future__ import annotations

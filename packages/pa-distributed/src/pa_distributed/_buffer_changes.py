@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from pa_distributed._errors import InvalidArgumentError
-from pa_distributed._torch import BUFFERS, version_of
+from pa_distributed._torch import BUFFERS, versions_of
 
 Changes: TypeAlias = dict[int, Tensor]
 """By the number of the buffer, in double precision: its weighed change, or the whole numbers that all agree on."""
 
 _SMALL: Final = 1 << 13
-"""As many elements as statistics of channels have at most."""
+"""In elements; most masks and tables are larger."""
 
 
 class _Buffer(NamedTuple):
@@ -65,11 +65,10 @@ class Buffers:
         }
         if [id(one.tensor) for one in self._buffers] != list(found):
             self._buffers, self._saved = list(found.values()), {}
-        for number, one in enumerate(self._buffers):
-            version = version_of(one.tensor)
+        self._versions = self._versions_now()
+        for number, (one, version) in enumerate(zip(self._buffers, self._versions, strict=True)):
             if number not in self._saved or _is_small(one.tensor) or self._saved[number][0] != version:
                 self._saved[number] = version, one.tensor.clone()
-        self._versions = [version_of(one.tensor) for one in self._buffers]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -78,7 +77,7 @@ class Buffers:
             one = self._buffers[number]
             one.holder[one.key] = one.tensor
             one.tensor.copy_(self._saved[number][1])
-        self._versions = [version_of(one.tensor) for one in self._buffers]
+        self._versions = self._versions_now()
 
     @torch.no_grad()
     def changes(self, weight: float) -> Changes:
@@ -100,10 +99,7 @@ class Buffers:
                     given=f"{_described(after)}, before {_described(before)}",
                     do="Keep the shape of buffers, or keep what grows in a plain attribute.",
                 )
-            change = after.double()
-            if after.is_floating_point():  # infinities less themselves are no numbers, as in masks
-                change = torch.where(after == before, 0.0, change - before.double()) * weight
-            changes[number] = change
+            changes[number] = (after.double() - _base(before)) * weight if after.is_floating_point() else after.double()
         return changes
 
     def add(self, left: Changes, right: Changes) -> Changes:
@@ -137,7 +133,10 @@ class Buffers:
         self.restore()
         for number, change in changes.items():
             tensor = self._buffers[number].tensor
-            tensor.copy_(tensor.double() + change if tensor.is_floating_point() else change)
+            if tensor.is_floating_point():
+                tensor.copy_(_base(tensor) + change)
+            else:  # what is larger than a double holds exactly, and did not change, stays
+                tensor.copy_(torch.where(tensor.double() == change, tensor, change.to(tensor.dtype)))
 
     def flat(self, changes: Changes, numbers: Sequence[int]) -> Tensor:
         """Return the changes of some buffers one after the other; whole numbers that are the same as before are NaN.
@@ -173,16 +172,26 @@ class Buffers:
         return sum(self._buffers[number].tensor.numel() for number in numbers)
 
     def _changed(self) -> list[int]:
+        versions = zip(self._versions, self._versions_now(), strict=True)
         return [
             number
-            for number, (one, version) in enumerate(zip(self._buffers, self._versions, strict=True))
-            if _is_small(one.tensor) or one.holder.get(one.key) is not one.tensor or version_of(one.tensor) != version
+            for number, (one, (before, now)) in enumerate(zip(self._buffers, versions, strict=True))
+            if _is_small(one.tensor) or one.holder.get(one.key) is not one.tensor or before != now
         ]
+
+    def _versions_now(self) -> list[int]:
+        return versions_of(one.tensor for one in self._buffers)
+
+
+def _base(tensor: Tensor) -> Tensor:
+    """Return what changes are relative to: zero where a buffer is infinite, as a mask or the minimum of nothing is."""
+    exact = tensor.double()
+    return torch.where(exact.isinf(), 0.0, exact)
 
 
 def _is_small(tensor: Tensor) -> bool:
     """Whether it counts as changed in any case: kernels such as batch norm's do not tell torch what they change."""
-    return tensor.numel() <= _SMALL
+    return (tensor.numel() <= _SMALL or tensor.dim() == 1) and not tensor.is_complex()
 
 
 def _described(tensor: Any) -> str:

@@ -16,7 +16,7 @@ _LONGEST_LOOK = 2.0
 _SECONDS_UNTIL_SILENT = 3.0
 
 _EXCHANGES = ("torch.distributed", "torch.nn.parallel.distributed")
-_GRADIENTS = "pa_distributed.gradients"
+_GRADIENTS = ("pa_distributed.gradients", "pa_distributed.gradient_tree")
 _LIBRARIES = {"accelerate", "pa_checkpoint", "pa_core", "pa_data", "pa_distributed", "torch"} | sys.stdlib_module_names
 
 
@@ -115,7 +115,7 @@ def doing_of(thread: int) -> tuple[bool, str]:
         code, module = frame.f_code, str(frame.f_globals.get("__name__"))
         if frame is innermost and module.startswith(_EXCHANGES):
             exchange = code.co_name
-        elif frame is innermost and module == _GRADIENTS:
+        elif frame is innermost and module in _GRADIENTS:
             exchange = "the exchange of gradients"
         if not line and module.partition(".")[0] not in _LIBRARIES:
             line = f"{Path(code.co_filename).name}:{number}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -103,9 +103,9 @@ def ignored_by_ddp(module: nn.Module) -> set[str]:
     return {name.removeprefix(".") for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place, which torch counts for its own checks."""
-    return int(_private(tensor, "_version"))
+def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+    """Return how often tensors were changed in place, which torch counts for its own checks."""
+    return [tensor._version for tensor in tensors]
 
 
 def all_gather_single(output: Tensor, own: Tensor, *, async_op: bool = False) -> Any:

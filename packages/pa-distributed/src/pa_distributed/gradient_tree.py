@@ -2,9 +2,9 @@
 
 An update is cut into micro-batches by their position in it. Each process computes a contiguous block of them, and the
 gradients of all are added up in a fixed binary tree. What a process can add up without the others, it does; the rest is
-cut into chunks, of which each process adds up one in the order of the tree. So the result has the same bits on any
-number of processes, and as many bytes are sent as by a ring where the number of micro-batches is a power of two times
-that of the processes.
+cut into chunks, of which each process adds up one in the order of the tree. So the result is bit-for-bit identical on
+any number of processes, and as many bytes are sent as by a ring where the number of micro-batches is a power of two
+times the number of processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from pa_distributed._buffer_changes import Buffers, Changes
 from pa_distributed._errors import InvalidArgumentError
 from pa_distributed._processes import num_processes
-from pa_distributed._torch import all_gather_single, foreach, version_of
+from pa_distributed._torch import all_gather_single, foreach, versions_of
 from pa_distributed._tree import Node, block_of, nodes_of_ranks, push
 
 __all__ = ["GradientTree"]
@@ -38,13 +38,15 @@ class _Flat:
 
     Attributes:
         tensor: All of them, with zeros between and after them.
-        views: Each in the shape of its parameter.
+        views: Each in the shape and the layout of its parameter, as autograd makes them.
     """
 
     def __init__(self, parameters: Sequence[Tensor], sizes: Sequence[int], numel: int) -> None:
         self.tensor = torch.zeros(numel, dtype=parameters[0].dtype, device=parameters[0].device)
         pieces = zip(torch.split(self.tensor[: sum(sizes)], list(sizes)), parameters, strict=True)
-        self.views = [piece[: one.numel()].view(one.shape) for piece, one in pieces]
+        self.views = [
+            piece.as_strided(one.shape, torch.empty_like(one, device="meta").stride()) for piece, one in pieces
+        ]
 
 
 class _Bucket:
@@ -77,7 +79,7 @@ class _Bucket:
         self._lent, self.nodes, self.awaited, self.is_sent = [], [], None, False
 
     def take(self, index: int, count: int) -> None:
-        """Add the gradients that the parameters have as those of a micro-batch."""
+        """Add the gradients that a micro-batch has left in the parameters."""
         flat = self.lend()
         there = [
             (view, one.grad) for view, one in zip(flat.views, self.parameters, strict=True) if one.grad is not None
@@ -103,21 +105,22 @@ class _Bucket:
 
 
 class GradientTree:
-    """Makes the gradients, and the buffers, of an update the same bits on any number of processes.
+    """Makes the gradients and buffers of an update bit-for-bit identical on any number of processes.
 
     For each update, call ``start_update``, then ``start_batch`` and ``end_batch`` around the forward and backward
-    passes of each micro-batch of this process, and ``finish``: then the parameters have the sums of the gradients of all
-    micro-batches. Weigh the losses so that the sum is what you want.
+    passes of each micro-batch of this process, and ``finish``: then the parameters have the sums of the gradients of
+    all micro-batches. Weigh the losses so that the sum is what you want. ``end_update`` keeps the buffers that follow,
+    ``drop_update`` puts them back.
 
     Buffers begin each micro-batch as they were before the update, and change by the weighted mean of the changes, in
-    double precision. Whole numbers, such as batch norm's count of batches, have to be changed alike.
+    double precision. Whole numbers, such as batch norm's count of batches, must all be changed to the same.
 
-    Without ``torch.distributed``, all micro-batches are those of this process.
+    Without ``torch.distributed``, this process computes all micro-batches.
 
     Args:
         modules: What is trained, the same on each process.
         num_values: How many numbers are added up with the gradients of an update.
-        called: Modules by name whose buffers are looked after; None for those that are trained.
+        called: Modules by name whose buffers are looked after; None for the trained ones.
         bucket_bytes: How many bytes of gradients are sent at a time.
 
     Example:
@@ -151,6 +154,7 @@ class GradientTree:
         named = {str(number): module for number, module in enumerate(self._modules)} if called is None else called
         self._buffers = Buffers(named)
         self._changes: list[Node[Changes]] = []
+        self._all: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []
         self._buckets: list[_Bucket] = []
         self._present: list[bool] = []
@@ -158,14 +162,16 @@ class GradientTree:
         self._count, self._num_started, self._is_open = 0, 0, False
         self._upcoming: list[int] = []
         self._versions: list[int] | None = None
+        self.find()
 
     @property
     def has_gradients(self) -> bool:
         """Whether micro-batches of the update had gradients, which parameters do not show until ``finish``."""
         return any(self._present)
 
-    def find_buffers(self) -> None:
-        """Look again for modules with buffers, as layers may have been added."""
+    def find(self) -> None:
+        """Look again for parameters and buffers, as layers may have been added; not within an update."""
+        self._all = list(dict.fromkeys(one for module in self._modules for one in module.parameters()))
         self._buffers.find()
 
     def start_update(self, count: int) -> None:
@@ -174,7 +180,7 @@ class GradientTree:
         Args:
             count: The number of its micro-batches on all processes.
         """
-        parameters = [one for one in _unique(self._modules) if one.requires_grad]
+        parameters = [one for one in self._all if one.requires_grad]
         if list(map(id, parameters)) != list(map(id, self._parameters)):
             self._set_parameters(parameters)
         for bucket in self._buckets:
@@ -182,7 +188,6 @@ class GradientTree:
         self._present = [False] * len(parameters)
         self._count, self._num_started, self._changes, self._is_open = count, 0, [], True
         self._upcoming = list(reversed(block_of(count, self._rank, self._world)))
-        self._clear_gradients()
         self._buffers.save()
 
     def start_batch(self, *, overlaps: bool = False) -> None:
@@ -194,7 +199,7 @@ class GradientTree:
         """
         self._clear_gradients()
         self._buffers.restore()
-        self._versions = [version_of(one) for one in self._parameters]
+        self._versions = versions_of(self._parameters)
         if overlaps and len(self._upcoming) == 1 and self._world > 1:
             for bucket in self._buckets:
                 bucket.awaited = set(map(id, bucket.parameters))
@@ -208,7 +213,7 @@ class GradientTree:
         Raises:
             InvalidArgumentError: A parameter was changed within the micro-batch, or a buffer in a way that has no mean.
         """
-        if self._versions != [version_of(one) for one in self._parameters]:
+        if self._versions != versions_of(self._parameters):
             raise InvalidArgumentError(
                 "A parameter was changed between two updates, within the forward or backward pass of a micro-batch, "
                 "so that the next micro-batches depend on who computes them.",
@@ -216,7 +221,7 @@ class GradientTree:
             )
         self._versions = None
         index = self._upcoming.pop()
-        self._changes_of(index, weight)
+        push(self._changes, Node(0, index, self._buffers.changes(weight)), self._count, self._buffers.add)
         for number, one in enumerate(self._parameters):
             self._present[number] |= one.grad is not None
         if self._world == self._count == 1:  # they are the result already
@@ -224,7 +229,6 @@ class GradientTree:
         for bucket in self._buckets:
             if not bucket.is_sent:
                 bucket.take(index, self._count)
-        self._clear_gradients()
 
     def finish(self, values: Sequence[float] = ()) -> Tensor:
         """Give the parameters the sums of the gradients, and the buffers what follows; every process must call this.
@@ -238,15 +242,11 @@ class GradientTree:
         for bucket in self._buckets:
             if self._world > 1 and not bucket.is_sent:
                 self._send(bucket)
-        notes = self._share_notes(values)
-        sums, present = self._read_notes(notes)
+        sums, present = self._share_notes(values)
         self._finish_buffers(present[len(self._parameters) :])
         if self._world > 1:
             self._receive()
         if self._world == self._count == 1:
-            for one in self._parameters:
-                if one.grad is not None and not one.grad.is_contiguous():
-                    one.grad = one.grad.contiguous()
             return sums
         is_present = dict(zip(map(id, self._parameters), present, strict=False))
         for bucket in self._buckets:
@@ -325,13 +325,10 @@ class GradientTree:
         bucket.is_sent = True
         of_ranks = [len(nodes) for nodes in nodes_of_ranks(self._count, self._world)]
         own = [node.value.tensor for node in bucket.nodes]
-        like = own[0] if own else bucket.lend().tensor
-        sent = like[:0]
-        if len(own) == 1:
-            sent = own[0]
-        elif own:
-            sent = torch.stack(own).view(len(own), self._world, bucket.chunk).transpose(0, 1).contiguous().view(-1)
-        bucket.received = like.new_empty(sum(of_ranks) * bucket.chunk)
+        sent = own[0] if own else bucket.parameters[0].new_empty(0)
+        if len(own) > 1:
+            sent = torch.cat([one.view(self._world, -1) for one in own], dim=1).view(-1)
+        bucket.received = sent.new_empty(sum(of_ranks) * bucket.chunk)
         bucket.work = _collectives.all_to_all_single(
             bucket.received,
             sent,
@@ -355,36 +352,28 @@ class GradientTree:
             bucket.work = all_gather_single(result.tensor, bucket.received, async_op=True)
         for bucket in self._buckets:
             bucket.work.wait()
-            bucket.work, bucket.received = None, torch.empty(0)
+            bucket.work, bucket.received, bucket.awaited = None, torch.empty(0), None
 
     # Notes: the numbers of each process, and what has gradients and changes
 
-    def _share_notes(self, values: Sequence[float]) -> tuple[Tensor, Any]:
-        changed = {number for node in self._changes for number in node.value}
-        of_buffers = [number in changed for number in range(len(self._buffers))]
-        own = torch.tensor([*values, *self._present, *of_buffers], dtype=torch.float64).to(self._device)
-        if self._world == 1:
-            return own, None
-        gathered = own.new_empty(self._world * len(own))
-        return gathered, all_gather_single(gathered, own, async_op=True)
-
-    def _read_notes(self, notes: tuple[Tensor, Any]) -> tuple[Tensor, list[bool]]:
+    def _share_notes(self, values: Sequence[float]) -> tuple[Tensor, list[bool]]:
         """Return the sums of the values, and of which parameters and buffers any process has a gradient or a change.
 
         Only where this process has not all gradients, or there are buffers, is anything read from the device.
         """
-        gathered, work = notes
-        if work is not None:
-            work.wait()
-        values, present = torch.tensor_split(gathered.view(self._world, -1).sum(0), [self._num_values])
+        changed = {number for node in self._changes for number in node.value}
+        own_present = [*self._present, *(number in changed for number in range(len(self._buffers)))]
+        if self._world == 1:
+            return torch.tensor(values, dtype=torch.float64, device=self._device), own_present
+        own = torch.tensor([*values, *own_present], dtype=torch.float64).to(self._device)
+        gathered = own.new_empty(self._world * len(own))
+        all_gather_single(gathered, own, async_op=True).wait()  # here, where the wait is seen as one for gradients
+        sums, present = torch.tensor_split(gathered.view(self._world, -1).sum(0), [self._num_values])
         if all(self._present) and not len(self._buffers):
-            return values, self._present
-        return values, cast("list[bool]", (present > 0).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+            return sums, own_present
+        return sums, cast("list[bool]", (present > 0).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
     # Buffers
-
-    def _changes_of(self, index: int, weight: float) -> None:
-        push(self._changes, Node(0, index, self._buffers.changes(weight)), self._count, self._buffers.add)
 
     @torch.no_grad()
     def _finish_buffers(self, changed: Sequence[bool]) -> None:
@@ -392,18 +381,17 @@ class GradientTree:
         if self._world > 1 and numbers:
             of_ranks = nodes_of_ranks(self._count, self._world)
             size, most = self._buffers.numel(numbers), max(map(len, of_ranks))
-            own = torch.zeros(most * size, dtype=torch.float64, device=self._device)
-            for node, place in zip(self._changes, torch.split(own, size), strict=False):
-                place.copy_(self._buffers.flat(node.value, numbers))
-            gathered = own.new_empty(self._world * len(own))
+            own = torch.zeros(most, size, dtype=torch.float64, device=self._device)
+            for node, row in zip(self._changes, own, strict=False):
+                row.copy_(self._buffers.flat(node.value, numbers))
+            gathered = own.new_empty(self._world * most, size)
             all_gather_single(gathered, own)
             self._changes = []
-            for of_rank, flats in zip(of_ranks, torch.split(gathered, len(own)), strict=True):
-                for one, flat in zip(of_rank, torch.split(flats, size), strict=False):
+            for of_rank, flats in zip(of_ranks, gathered.view(self._world, most, size), strict=True):
+                for one, flat in zip(of_rank, flats, strict=False):
                     value = self._buffers.unflat(flat, numbers)
                     push(self._changes, Node(one.level, one.place, value), self._count, self._buffers.add)
-        if self._changes:
-            self._buffers.apply(self._changes[0].value)
+        self._buffers.apply(self._changes[0].value if self._changes else {})
 
     @property
     def _device(self) -> torch.device:
@@ -412,10 +400,6 @@ class GradientTree:
 
 def _add_in_place(left: Tensor, right: Tensor) -> Tensor:
     return left.add_(right)
-
-
-def _unique(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
 
 
 def _rounded(number: int, unit: int) -> int:
