@@ -158,9 +158,9 @@ def assert_same(model: nn.Module, expected: nn.Module) -> None:
         if one.grad is not None and other.grad is not None:
             assert one.grad.stride() == one.stride(), name
             assert torch.equal(one.grad, other.grad), name
-    for (name, one), other in zip(model.named_buffers(), expected.buffers(), strict=True):
-        assert one.dtype == other.dtype, name
-        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0)), name
+    for (name, buffer), wanted in zip(model.named_buffers(), expected.buffers(), strict=True):
+        assert buffer.dtype == wanted.dtype, name
+        assert torch.equal(buffer.nan_to_num(7.0), wanted.nan_to_num(7.0)), name
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -188,7 +188,7 @@ def test_micro_batches_may_reach_different_layers(overlaps: bool) -> None:
     """A parameter that none of them reaches has no gradient, and one that some reach has it on each process."""
     model, expected = Branches(), Branches()
     tree = GradientTree([model], num_values=1, bucket_bytes=200)
-    for update, of_each in enumerate([(["first"], ["rough"], ["first"]), (["image"], ["image"])]):
+    for update, of_each in enumerate([(PARTS, PARTS), (["first"], ["rough"], ["first"]), (["image"], ["image"])]):
         losses = losses_of(update, of_each)
         expect_update(expected, losses, weights_of(len(of_each)))
         make_update(model, tree, losses, weights_of(len(of_each)), overlaps=overlaps)
@@ -396,7 +396,8 @@ def test_a_process_that_waits_for_gradients_is_seen_to_wait() -> None:
     model, rank, seen = Branches(), dist.get_rank(), [(True, "")]
     tree = GradientTree([model], num_values=1)
     dist.barrier()
-    look = threading.Timer(0.3, lambda thread: seen.append(doing_of(thread)), [threading.get_ident()])
+    thread = threading.get_ident()
+    look = threading.Timer(0.3, lambda: seen.append(doing_of(thread)))
     if rank == 0:
         look.start()
     else:

@@ -113,7 +113,7 @@ class GradientTree:
     ``drop_update`` puts them back.
 
     Buffers begin each micro-batch as they were before the update, and change by the weighted mean of the changes, in
-    double precision. Whole numbers, such as batch norm's count of batches, must all be changed to the same.
+    double precision. Whole numbers, such as batch norm's count of batches, must change to the same value.
 
     Without ``torch.distributed``, this process computes all micro-batches.
 
