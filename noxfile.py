@@ -446,6 +446,13 @@ def crashes(session: nox.Session) -> None:
 
 
 @nox.session
+def any_processes(session: nox.Session) -> None:
+    """Train 200 random configurations, and 60 that are killed, on 1 to 7 processes: each ends with the same bits."""
+    pytest = ["pytest", "tests/any_processes", "--verbose", *session.posargs]
+    everything(session).run("python", "-m", *pytest, env=CPU)
+
+
+@nox.session
 def damage(session: nox.Session) -> None:
     """Damage each file of states and checkpoints in hundreds of ways; none is loaded, and none in part."""
     pytest = ["pytest", "packages/pa-core/tests/damage", "--whole-proof", *session.posargs]

@@ -19,6 +19,7 @@ TRIAL_ON_TWO_PROCESSES = ("by_hand", "trial")
 SHARDED = ("sharded_by_hand", "sharded_ours")
 WEIGHTED = ("ours_bare", "ours_weighted")
 BY_ORDER = ("shuffled", "class_balanced", "mixture", "weighted")
+REPRODUCIBLE = ("by_hand", "ours_reproducible")
 GAN_TRIAL = ("gan_by_hand", "gan_trial")
 
 
@@ -68,6 +69,18 @@ def _of_trials(
         ranks=ranks,
         in_one_process=True,
         rounds=None if ranks == 1 else 3,
+    )
+
+
+def _of_reproducible_steps(task: str, ranks: int, limit: float) -> Comparison:
+    return Comparison(
+        f"a reproducible step, {task}, {'one process' if ranks == 1 else 'two processes'}",
+        f"in_turn clock {task} {' '.join(REPRODUCIBLE)}",
+        REPRODUCIBLE,
+        limit=limit,
+        ranks=ranks,
+        in_one_process=True,
+        rounds=3,
     )
 
 
@@ -241,6 +254,11 @@ COMPARISONS = (
     ),
     _of_trials("a step of a trial with two optimizers", "gan", GAN_TRIAL),
     _of_trials("a step of a trial with two optimizers, two processes", "gan", GAN_TRIAL, ranks=2),
+    *(
+        _of_reproducible_steps(task, ranks, limit)
+        for ranks, limit in ((1, 1.02), (2, 1.10))
+        for task in ("digits", "wide", "images")
+    ),
     _of_loops("the edge of an epoch", "edge digits", 1.5),
     Comparison("a step of an evaluation", "measures evaluation digits", LOOPS_IN_MEMORY, limit=1.00),
     Comparison("peak memory", "measures memory digits", unit="MiB", limit=10, compared_by="difference"),

@@ -84,6 +84,13 @@ def long_epoch() -> Task:
     return replace(digits(), dataset=TensorDataset(inputs, targets), num_epochs=1)
 
 
+def wide() -> Task:
+    """Layers of 1,024 units: 8 MB of gradients, with more to compute and to send."""
+    model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+    model.append(nn.Linear(1024, 10))
+    return replace(digits(), model=model, optimizer=SGD(model.parameters(), lr=0.05, momentum=0.9), num_epochs=3)
+
+
 class AugmentedImages(Dataset[tuple[Tensor, int]]):
     """Images that are cropped and mirrored at random, one by one."""
 
@@ -253,4 +260,5 @@ TASKS: dict[str, Callable[[], Task]] = {
     "sharded_text": sharded_text,
     "sharded_wide_text": sharded_wide_text,
     "text": text,
+    "wide": wide,
 }

@@ -20,7 +20,6 @@ from typing_extensions import override
 from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, TrainerCallback, gather_objects
 from pa_core.data import KeyedDataLoader
 from pa_core.device_reads import LateReader
-from pa_core.engine import Engine
 from pa_core.errors import RanksDifferError
 from pa_core.testing import RecordingCallback, make_regression
 from pa_core.types import SizedIterable
@@ -52,15 +51,16 @@ class ReadsLate(Trainer):
         self._engine.rank_sync.reader = LateReader(delay=2)
 
 
-def test_processes_that_compute_in_another_way_make_no_reproducible_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_compute_in_another_way_make_no_reproducible_run() -> None:
     """Another number of threads on one of them is named before the first step; other runs do not mind."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 + dist.get_rank())
     try:
         make_trainer().train(samples(8), 1)
-        monkeypatch.setattr("pa_core.any_trainer.Engine", partial(Engine, reproducible=True))
+        model = network()
+        trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), (), reproducible="any_processes")
         with pytest.raises(RanksDifferError, match=r"arithmetic, threads: 1 on rank 0, 2 on rank 1"):
-            make_trainer().train(samples(8), 1)
+            trainer.train(samples(8), 1, samples_per_update=8)
     finally:
         torch.set_num_threads(before)
 

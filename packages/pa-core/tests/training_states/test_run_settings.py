@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -32,7 +32,6 @@ from pa_core import (
     TrainerCallback,
     TrainerPlaceholderValues,
 )
-from pa_core.engine import Engine
 from pa_core.errors import ArgumentTypeError
 from pa_core.storage import read_state
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
@@ -49,6 +48,7 @@ from tests.support.pa_core.training_states.small_runs import (
 )
 
 STEP_END = "on_train_step_end"
+REPRODUCIBLE: Literal["any_processes"] = "any_processes"
 
 
 @pytest.fixture
@@ -72,12 +72,6 @@ def test_differences_are_shown_as_saved_requested_and_used(folder: Path, capsys:
 
 
 @pytest.fixture
-def reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainers whose runs are reproducible."""
-    monkeypatch.setattr("pa_core.any_trainer.Engine", partial(Engine, reproducible=True))
-
-
-@pytest.fixture
 def two_threads() -> Iterator[None]:
     """Operations of torch use another number of threads."""
     before = torch.get_num_threads()
@@ -86,67 +80,70 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def interrupt(folder: Path) -> dict[str, Any]:
+def make_reproducible(*callbacks: TrainerCallback, is_so: bool = True) -> Trainer:
+    """A trainer whose runs are reproducible, if they are to be."""
+    torch.manual_seed(1)
+    model, way = TinyClassifier(), REPRODUCIBLE if is_so else None
+    return Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters()), callbacks=callbacks, reproducible=way)
+
+
+def train_in_updates(trainer: Trainer, **options: Any) -> None:
+    """Train with eight samples in an update, of which an epoch has seven."""
+    trainer.train(make_classification(52), 3, **{"per_device_batch_size": 8, "samples_per_update": 8, **options})
+
+
+def interrupt(folder: Path, *, is_reproducible: bool = True) -> dict[str, Any]:
     """The settings of a state in the second epoch of a run."""
+    states = SaveTrainingStateCallback(folder, save_every_n_steps=2)
     with pytest.raises(Interrupted):
-        train(make_trainer(SaveTrainingStateCallback(folder, save_every_n_steps=2), InterruptAt(STEP_END, 10)))
+        train_in_updates(make_reproducible(states, InterruptAt(STEP_END, 10), is_so=is_reproducible))
     settings: dict[str, Any] = read_state(folder / "step_10").parts["run"]["settings"]
     return settings
 
 
-@pytest.mark.usefixtures("reproducible")
 def test_a_reproducible_run_refuses_another_arithmetic_by_what_differs(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """What is the same is not in the message; once allowed, the run goes on."""
     saved = torch.get_num_threads()
     assert interrupt(tmp_path)["arithmetic"]["torch"] == torch.__version__
-    train(make_trainer(), resume_from=tmp_path)
+    train_in_updates(make_reproducible(), resume_from=tmp_path)
     request.getfixturevalue("two_threads")
     with pytest.raises(CheckpointError, match=r'resume_allow=\("arithmetic",\)') as refused:
-        train(make_trainer(), resume_from=tmp_path)
+        train_in_updates(make_reproducible(), resume_from=tmp_path)
     assert refused.value.given == f"arithmetic=threads: {saved + 1}"
     assert refused.value.expected == f"arithmetic=threads: {saved} (arithmetic: {RESUME_OVERRIDES['arithmetic']})"
-    resumed = make_trainer()
-    train(resumed, resume_from=tmp_path, resume_allow=("arithmetic",))
+    resumed = make_reproducible()
+    train_in_updates(resumed, resume_from=tmp_path, resume_allow=("arithmetic",))
     assert resumed.num_epochs_completed == 3
 
 
-@pytest.mark.usefixtures("reproducible")
 def test_a_reproducible_run_refuses_micro_batches_of_another_size(tmp_path: Path) -> None:
     """An update of as many samples as before would be added up in another order."""
     assert interrupt(tmp_path)["reproducible"] == "in micro-batches of 8"
-    smaller: dict[str, Any] = {"per_device_batch_size": 4, "gradient_accumulation_steps": 2, "resume_from": tmp_path}
+    smaller: dict[str, Any] = {"per_device_batch_size": 4, "resume_from": tmp_path}
     with pytest.raises(CheckpointError, match=r'resume_allow=\("reproducible",\)') as refused:
-        train(make_trainer(), **smaller)
+        train_in_updates(make_reproducible(), **smaller)
     assert refused.value.given == "reproducible=in micro-batches of 4"
-    resumed = make_trainer()
-    train(resumed, **smaller, resume_allow=("reproducible",))
+    resumed = make_reproducible()
+    train_in_updates(resumed, **smaller, resume_allow=("reproducible",))
     assert resumed.num_epochs_completed == 3
 
 
 @pytest.mark.parametrize("is_saved_so", [True, False])
 def test_a_run_becomes_reproducible_or_ceases_to_be_only_where_that_is_allowed(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, is_saved_so: bool
+    tmp_path: Path, request: pytest.FixtureRequest, is_saved_so: bool
 ) -> None:
     """Of another run, threads do not matter, and its states say nothing of all this; means go on."""
-    if is_saved_so:
-        request.getfixturevalue("reproducible")
-    settings = interrupt(tmp_path)
+    settings = interrupt(tmp_path, is_reproducible=is_saved_so)
     assert ("reproducible" in settings) is ("arithmetic" in settings) is is_saved_so
-    monkeypatch.undo()
-    if not is_saved_so:
-        request.getfixturevalue("reproducible")
     request.getfixturevalue("two_threads")
     with pytest.raises(CheckpointError, match=r'resume_allow=\("reproducible",\)') as refused:
-        train(make_trainer(), resume_from=tmp_path)
+        train_in_updates(make_reproducible(is_so=not is_saved_so), resume_from=tmp_path)
     assert "arithmetic" not in refused.value.given
-    resumed = make_trainer()
-    train(resumed, resume_from=tmp_path, resume_allow=("reproducible",))
-    whole = make_trainer()
-    train(whole)
-    losses = [trainer.run_history.get_metric_values("train_loss_epoch") for trainer in (resumed, whole)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    resumed = make_reproducible(is_so=not is_saved_so)
+    train_in_updates(resumed, resume_from=tmp_path, resume_allow=("reproducible",))
+    assert resumed.num_epochs_completed == 3
 
 
 REFUSED: dict[str, dict[str, Any]] = {

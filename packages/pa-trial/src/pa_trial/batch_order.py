@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any, cast
 
 import torch
@@ -24,8 +24,8 @@ from torch.utils.data import (
 )
 from typing_extensions import override
 
-from pa_data import BatchRequest, set_epoch
-from pa_data.orders import epoch_order
+from pa_data import BatchRequest, UpdateSplit, set_epoch
+from pa_data.orders import EpochOrder, epoch_order
 from pa_data.rng import capture_rng_state, extend_key, mix, restore_rng_state, restored_rng_states, seed_rng
 from pa_trial.errors import EmptyLoaderError
 from pa_trial.samplers import DistributedBatchSampler, SkipBatchSampler
@@ -85,6 +85,47 @@ class EpochOrders:
             # The first batch of a later epoch that is this process's own; with many processes epochs may have none.
             epochs, place = divmod(place + -(-(length - place) // stride) * stride, length)
             epoch += epochs
+
+
+@dataclass(frozen=True)
+class UpdateOrders(EpochOrders):
+    """The same order, cut into updates of as many samples on any number of processes.
+
+    What is numbered is the shares of the processes in the updates: number ``first`` is that of process
+    ``first % stride`` in update ``first // stride``.
+
+    Attributes:
+        split: Cuts an epoch.
+    """
+
+    split: UpdateSplit
+
+    @override
+    def __len__(self) -> int:
+        """Return the number of updates of an epoch."""
+        return len(range(0, len(self.split), self.split.steps_per_update))
+
+    def pieces(self, first: int, stride: int) -> Iterator[tuple[int, EpochOrder, range, float, bool]]:
+        """Yield each piece of a process: epoch, its order, positions, weight, and whether it is the last of its update.
+
+        The gradient of an update is the mean over the processes of the sums of their weighted gradients. Where a
+        process has no sample, it computes those of the chief, with a weight of zero, as all processes come together.
+        """
+        split, begin, every = self.split, first // stride, self.split.steps_per_update
+        for epoch in count(begin // len(self)):
+            order = epoch_order(self.num_samples, seed=self.order_seed, epoch=epoch, shuffle=self.shuffle)
+            for update in range(max(0, begin - epoch * len(self)), len(self)):
+                steps = range(len(split))[update * every : (update + 1) * every]
+                samples = sum(map(split.size, steps))
+                for step in steps:
+                    own = split.piece(step, first % stride)
+                    yield epoch, order, own or split.piece(step, 0), len(own) * stride / samples, step == steps[-1]
+
+    @override
+    def requests(self, first: int, stride: int, *, repeat: bool) -> Iterator[BatchRequest]:
+        """Yield the pieces of a process, epoch after epoch."""
+        for epoch, order, positions, *_ in self.pieces(first, stride):
+            yield mix(self.seed, epoch), order.indices(positions.start, positions.stop), None
 
 
 @dataclass(frozen=True)
@@ -163,18 +204,23 @@ class KeyedShare(SkipBatchSampler):
         skip: How many of them are left out.
         order: The sequence that is shared out.
         repeat: Whether later epochs follow the first one.
+
+    Attributes:
+        order: As passed.
+        first: The number of its first batch.
+        stride: The number of processes.
     """
 
     def __init__(
         self, batches: DistributedBatchSampler, skip: int, order: EpochOrders | SamplerOrder, repeat: bool
     ) -> None:
         super().__init__(batches, skip)
-        self._first, self._stride = skip * batches.num_workers + batches.rank, batches.num_workers
-        self._order, self._repeat = order, repeat
+        self.first, self.stride = skip * batches.num_workers + batches.rank, batches.num_workers
+        self.order, self._repeat = order, repeat
 
     def requests(self) -> Iterator[BatchRequest]:
         """Return what each batch is made from."""
-        return self._order.requests(self._first, self._stride, repeat=self._repeat)
+        return self.order.requests(self.first, self.stride, repeat=self._repeat)
 
     @override
     def __iter__(self) -> Iterator[list[Any]]:

@@ -61,7 +61,8 @@ class Checkpoints:
         if latest_checkpoint is None:
             return None
         saved = self._read(latest_checkpoint, trust_pickle=trust_pickle)
-        _require_as_many_processes(saved, self._parts.distributed.size)
+        if saved.samples_per_update is None or saved.samples_per_update != self._parts.run_settings.samples_per_update:
+            _require_as_many_processes(saved, self._parts.distributed.size)
         self._lineage = self._lineage._replace(before=saved.calls, begun_from=saved.uuid)
         return saved
 
@@ -139,7 +140,7 @@ class Checkpoints:
     def _load(self, saved: SavedTrial) -> tuple[dict[str, Any], dict[str, Any]]:
         """Load what all processes continue from, and what this one does."""
         content: dict[str, Any] = read_torch_file(saved.path / STATE, trust_pickle=self._trusts_pickle)
-        if self._parts.distributed.rank == 0 or saved.num_processes is None:
+        if self._parts.distributed.rank == 0 or saved.num_processes != self._parts.distributed.size:
             return content, content
         return content, read_torch_file(saved.path / name_of_rank(self._parts.distributed.rank))
 
@@ -169,9 +170,9 @@ class Checkpoints:
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(content)
         write_torch_file(staging / STATE, content, trust_pickle=self._trusts_pickle)
-        progress = parts.progress
+        progress, settings = parts.progress, parts.settings
         state = trial_state_of(progress, self._lineage, parts.aggregation_frequency, parts.distributed.size)
-        settings = parts.settings
+        state["samples_per_update"] = parts.run_settings.samples_per_update
         self._description = self._description or describe_trial(type(self._trial), settings.hparams, settings.exp_conf)
         documents = {LOAD_DATA: self._description, METADATA: describe_checkpoint(progress), TRIAL_STATE: state}
         for name, document in documents.items():

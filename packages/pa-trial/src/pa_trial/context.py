@@ -129,6 +129,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         run_settings = run_settings or RunSettings(default_checkpoint_dir(), has_own_checkpoint_dir=False)
         self.experimental: PyTorchExperimentalContext = PyTorchExperimentalContext(self)
         progress = TrialProgress(batches_trained=steps_completed, initial_batch=steps_completed)
+        self._run_settings = run_settings
         self._settings = ExperimentSettings(hparams, exp_conf, slots_per_trial)
         self._parts = ContextParts(
             settings=self._settings,

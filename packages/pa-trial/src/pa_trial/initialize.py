@@ -39,6 +39,8 @@ def init(
     max_checkpoints: int | None = None,
     stop_on_signals: str | Iterable[str] = ("SIGTERM",),
     max_wait_seconds: float | None = 600.0,
+    samples_per_update: int | None = None,
+    per_device_batch_size: int | None = None,
 ) -> AbstractContextManager[PyTorchTrialContext]:
     """Make the context of a trial, which begins and ends with the ``with`` block.
 
@@ -63,6 +65,12 @@ def init(
         max_checkpoints: How many checkpoints are kept, the newest ones and the best one; None for all of them.
         stop_on_signals: The signals after which a checkpoint is saved and training is left.
         max_wait_seconds: The seconds that a process waits for another one; None waits forever.
+        samples_per_update: The number of samples of all processes in an optimizer step, the same on any number of
+            processes. The gradient is that of the mean loss over all of them. ``Batch``, ``batch_idx`` and the length
+            of an epoch then count updates, and ``train_batch`` is called for each piece of an update that this process
+            computes. Only with ``per_device_batch_size``, and instead of ``aggregation_frequency``.
+        per_device_batch_size: The most samples that one process computes at a time; it replaces the ``batch_size`` of
+            the training loader.
 
     Returns:
         A context manager that yields the context.
@@ -78,6 +86,10 @@ def init(
     """
     if seed is not None and not (is_whole(seed) and 0 <= seed < 2**32):
         raise ConfigurationError(f"seed must be a whole number from 0 to 2**32 - 1, got seed={seed!r}.")
+    sizes = (samples_per_update, per_device_batch_size)
+    if sizes != (None, None) and (None in sizes or aggregation_frequency != 1):
+        given = f"{samples_per_update=}, {per_device_batch_size=}, {aggregation_frequency=}"
+        raise ConfigurationError("Pass samples_per_update and per_device_batch_size, both and alone.", given=given)
     configured = ExperimentSettings(None, exp_conf, 1)
     if smaller_is_better is None:
         smaller_is_better = configured.smaller_is_better if metric is None else True
@@ -90,6 +102,8 @@ def init(
         max_checkpoints=max_checkpoints,
         stop_on_signals=(stop_on_signals,) if isinstance(stop_on_signals, str) else tuple(stop_on_signals),
         max_wait_seconds=max_wait_seconds,
+        samples_per_update=samples_per_update,
+        per_device_batch_size=per_device_batch_size,
     )
 
     def open_context() -> PyTorchTrialContext:

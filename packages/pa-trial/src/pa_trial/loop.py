@@ -70,6 +70,7 @@ class TrainingLoop:
         self._batches: Iterator[Any] = iter(data.training_batches())
         if parts.experimental.moves_batches:
             self._batches = map(parts.mover, self._batches)
+        self._weights = data.weights
 
     def run(self) -> None:
         """Train up to ``max_length``, or until a process requests a stop."""
@@ -107,30 +108,31 @@ class TrainingLoop:
         return due
 
     def _train_batches(self) -> Due:
-        for batch in self._batches:
-            self._train_batch(batch)
-            due = self._boundaries.after(self._progress.batches_trained)
+        for batch, (weight, is_last) in zip(self._batches, self._weights, strict=False):
+            self._train_batch(batch, weight, is_last=is_last)
+            due = self._boundaries.after(self._progress.batches_trained) if is_last else None
             if due is not None:
                 return due
             if self._trained.leave_agreed:  # only at the end of a group
                 return Due()
         raise AssertionError("training data repeat for ever")
 
-    def _train_batch(self, batch: Any) -> None:
-        """Train on one batch, with the events of the epoch that it begins or ends."""
+    def _train_batch(self, batch: Any, weight: float | None, *, is_last: bool) -> None:
+        """Train on one batch, or a piece of it, with the events of the epoch that it begins or ends."""
         progress = self._progress
+        is_first = progress.batch_idx != progress.batches_trained
         progress.batch_idx = batch_idx = progress.batches_trained
         epoch_idx, batch_in_epoch = divmod(batch_idx, self._epoch_length)
-        if batch_in_epoch == 0:
+        if is_first and batch_in_epoch == 0:
             self._calls.call(PyTorchCallback.on_training_epoch_start, epoch_idx)
-        self._trained.start_batch()
+        self._trained.start_batch(weight, is_last=is_last)
         returned = self._train(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
         self._trained.finish_batch()
         if self._profiler is not None:
             self._profiler.step()
         self._workload.add(batch, returned)
-        progress.batches_trained = batch_idx + 1
-        if batch_in_epoch + 1 == self._epoch_length:
+        progress.batches_trained = batch_idx + is_last
+        if is_last and batch_in_epoch + 1 == self._epoch_length:
             self._calls.call(PyTorchCallback.on_training_epoch_end, epoch_idx)
 
     # Between workloads

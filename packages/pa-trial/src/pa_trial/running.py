@@ -77,6 +77,7 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
             "trial": type(trial),
             "seed": parts.trial_seed,
             "aggregation_frequency": parts.aggregation_frequency,
+            "samples_per_update": parts.run_settings.samples_per_update,
             "hparams": parts.settings.hparams,
             "metric": parts.run_settings.metric,
             "max_checkpoints": parts.run_settings.max_checkpoints,

@@ -25,6 +25,7 @@ class SavedTrial(NamedTuple):
         path: Its folder.
         progress: How far the training had come.
         digest: Identifies its content.
+        samples_per_update: That of the training; None without one.
         num_processes: The number of processes of the training; None if unknown.
         aggregation_frequency: The frequency of the training; None if unknown.
         calls: The calls of ``fit`` that have led to it, by name: after how many batches each was continued, or, of the
@@ -35,6 +36,7 @@ class SavedTrial(NamedTuple):
     path: Path
     progress: TrialProgress
     digest: str
+    samples_per_update: int | None = None
     num_processes: int | None = None
     aggregation_frequency: int | None = None
     calls: Mapping[str, int] = MappingProxyType({})
@@ -100,6 +102,6 @@ def saved_trial(folder: Path, state: Mapping[str, Any], digest: str) -> SavedTri
     try:
         progress = TrialProgress(**{one.name: state[one.name] for one in fields(TrialProgress)})
         others = (state[name] for name in ("num_processes", "aggregation_frequency", "calls"))
-        return SavedTrial(folder.name, folder, progress, digest, *others)
+        return SavedTrial(folder.name, folder, progress, digest, state.get("samples_per_update"), *others)
     except KeyError as error:
         raise damaged(path, f"{error} is missing") from error

@@ -23,7 +23,7 @@ _UNITS: Mapping[str, type[TrainUnit]] = {"batches": Batch, "epochs": Epoch}
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The arguments of ``init`` that do not change what the trial computes.
+    """The arguments of ``init`` that are not part of the experiment.
 
     Attributes:
         checkpoint_dir: The folder that checkpoints are written to.
@@ -34,6 +34,9 @@ class RunSettings:
         max_checkpoints: How many checkpoints are kept; None for all of them.
         stop_on_signals: The signals after which training is saved and left.
         max_wait_seconds: The seconds that a process waits for another one; None waits forever.
+        samples_per_update: The number of samples of all processes in an optimizer step; None where it follows from the
+            batches.
+        per_device_batch_size: With it, the most samples that one process computes at a time.
 
     Raises:
         ConfigurationError: A value cannot work.
@@ -47,6 +50,8 @@ class RunSettings:
     max_checkpoints: int | None = None
     stop_on_signals: tuple[str, ...] = ("SIGTERM",)
     max_wait_seconds: float | None = 600.0
+    samples_per_update: int | None = None
+    per_device_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         number, seconds = self.max_checkpoints, self.max_wait_seconds
@@ -113,6 +118,7 @@ class TellsSettings:
     """Answers questions about hyperparameters, the experiment configuration and what follows from them."""
 
     _settings: ExperimentSettings
+    _run_settings: RunSettings
 
     def get_hparams(self) -> dict[str, Any]:
         """Return all hyperparameters.
@@ -166,22 +172,22 @@ class TellsSettings:
         return {} if data is None else cast("dict[str, Any]", data)
 
     def get_per_slot_batch_size(self) -> int:
-        """Return the number of samples in a batch of one process.
+        """Return the number of samples in a batch of one process, or ``per_device_batch_size`` if ``init`` has it.
 
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``.
         """
-        if self._settings.per_slot_batch_size is None:
+        if (size := self._run_settings.per_device_batch_size or self._settings.per_slot_batch_size) is None:
             raise ConfigurationError('The batch size is not known: init(hparams={"global_batch_size": 32}) tells it.')
-        return self._settings.per_slot_batch_size
+        return size
 
     def get_global_batch_size(self) -> int:
-        """Return the number of samples in a batch of all processes together.
+        """Return the number of samples in a batch of all processes together: in an update, if ``init`` has its size.
 
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``.
         """
-        return self.get_per_slot_batch_size() * self._settings.num_slots
+        return self._run_settings.samples_per_update or self.get_per_slot_batch_size() * self._settings.num_slots
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -90,7 +90,9 @@ class TrainedParts:
         self._scales = False
         self._must_update_scale = False
         self._asks_to_leave = False
-        self._is_training = False
+        self._is_training = self._has_stepped = False
+        self._weight: float | None = None  # of a piece of an update
+        self._is_last = True
         self._exchange: TrialGradients | None = None
         self._exchanges_now = False
         self._buffers: ChiefBuffers | None = None
@@ -263,24 +265,29 @@ class TrainedParts:
         if exchange is not None:
             exchange.close()
 
-    def start_batch(self) -> None:
-        """Begin a batch whose index the progress tells; every process must call this.
+    def start_batch(self, weight: float | None = None, *, is_last: bool = True) -> None:
+        """Begin a batch whose index the progress tells, or a piece of it; every process must call this.
 
-        On several processes, the buffers of all models follow the chief's when a group of batches begins.
+        On several processes, the buffers of all models follow the chief's when a piece or a group of batches begins.
+
+        Args:
+            weight: What the loss of a piece counts in the mean over the processes; None for a whole batch.
+            is_last: Whether no other piece of the batch follows.
         """
+        self._weight, self._is_last, self._has_stepped = weight, is_last, False
         if self._exchange is None or self._buffers is None:
             return
         batch_idx = cast("int", self._progress.batch_idx)
         if batch_idx % self._aggregation_frequency == 0:
             self._buffers.follow_chief()
-        self._exchanges_now = (batch_idx + 1) % self._aggregation_frequency == 0
+        self._exchanges_now = is_last and (batch_idx + 1) % self._aggregation_frequency == 0
         self._exchange.start_batch(batch_idx)
 
     def finish_batch(self) -> None:
         """End a batch: where optimizers step after it, update the scale, and step the schedulers that are due."""
         batch_idx = cast("int", self._progress.batch_idx)
         self._exchanges_now = False
-        if (batch_idx + 1) % self._aggregation_frequency:
+        if (batch_idx + 1) % self._aggregation_frequency or not self._is_last:
             return
         if self._must_update_scale and self.scaler is not None:
             self.scaler.update()
@@ -310,7 +317,13 @@ class TrainedParts:
             gradient: As for ``torch.Tensor.backward``: of a loss that is not a single number.
             retain_graph: Whether another backward pass goes through the graph.
             create_graph: Whether gradients of the gradients are to be computed; retains the graph.
+
+        Raises:
+            InvalidExperimentException: The batch is a piece of an update, and a step came before.
         """
+        if self._weight is not None and self._has_stepped:
+            raise InvalidExperimentException("With samples_per_update, call backward() before step_optimizer().")
+        loss = loss if self._weight is None else loss * self._weight
         scaled: Any = self.scaler.scale(loss) if self._scales and self.scaler is not None else loss
         exchange = self._exchange if self._exchanges_now else None
         if exchange is not None:
@@ -342,11 +355,11 @@ class TrainedParts:
             InvalidExperimentException: Gradients are aggregated, and not zeroed; or the processes would train apart.
         """
         aggregation = self._aggregation_frequency
-        if aggregation > 1 and not auto_zero_grads:
-            given = f"auto_zero_grads=False with aggregation_frequency={aggregation}"
-            raise InvalidExperimentException(f"The step zeroes aggregated gradients: leave out {given}.")
+        if (aggregation > 1 or self._weight is not None) and not auto_zero_grads:
+            raise InvalidExperimentException("The step zeroes aggregated gradients: leave out auto_zero_grads=False.")
         batch_idx = self._progress.current_batch("context.step_optimizer()")
-        if (batch_idx + 1) % aggregation:
+        self._has_stepped = True
+        if (batch_idx + 1) % aggregation or not self._is_last:
             return
         self._warn_if_unwrapped(optimizer)
         if self._exchange is not None:

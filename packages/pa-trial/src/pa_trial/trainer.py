@@ -201,6 +201,8 @@ def _build_data(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptio
         seed=cast("int", progress.seed),
         skip=progress.batches_trained,
     )
+    if (samples := parts.run_settings.samples_per_update) is not None:
+        data.cut(samples, cast("int", parts.run_settings.per_device_batch_size))
     progress.epoch_length = data.epoch_length
     if isinstance(options.max_length, Epoch) and data.epoch_length == sys.maxsize:
         warn_user(

@@ -55,7 +55,9 @@ def capture_process(parts: ContextParts) -> dict[str, Any]:
         parts: The parts of the trial's context.
     """
     content: dict[str, Any] = {RNG: rng_states.capture(parts.mover.device)}
-    if any(gradients := parts.trained.unfinished_gradients()):
+    # An update that was left between its pieces is begun again.
+    is_left = parts.run_settings.samples_per_update and parts.progress.batch_idx == parts.progress.batches_trained
+    if not is_left and any(gradients := parts.trained.unfinished_gradients()):
         content[GRADIENTS] = gradients
     if parts.distributed.size > 1 and parts.trained.gradients_in_progress():
         content[BUFFERS] = [dict(model.named_buffers()) for model in parts.trained.models]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Sized
+from itertools import repeat
 from typing import Any, cast
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler
 
-from pa_data import RequestedDataLoader, loader_parts, set_epoch
+from pa_data import RequestedDataLoader, UpdateSplit, loader_parts, set_epoch
 from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_data.rng import extend_key, mix
 from pa_distributed import gather_objects
+from pa_trial.batch_order import EpochOrders, KeyedShare, UpdateOrders
 from pa_trial.data_loader import DataLoader
 from pa_trial.errors import EmptyLoaderError, UsageError
 
@@ -37,6 +39,7 @@ class TrialData:
 
     Attributes:
         epoch_length: The batches of an epoch of the chief; ``sys.maxsize`` for a loader without a length.
+        weights: For each training batch, what its loss counts, and whether no other piece of its update follows.
         full_validation_loader: All that is validated on, for ``evaluate_full_dataset``.
 
     Raises:
@@ -63,8 +66,31 @@ class TrialData:
         self.epoch_length: int = gather_objects(_length(self._training))[0]
         if self.epoch_length == 0:
             raise _no_batch(self._given["training"].__class__, "without a batch")
+        self.weights: Iterator[tuple[float | None, bool]] = repeat((None, True))
         self._skip = skip
         self._iterators: weakref.WeakSet[Generator[Any]] = weakref.WeakSet()
+
+    def cut(self, samples_per_update: int, per_device_batch_size: int) -> None:
+        """Make the training batches pieces of updates, which the length of an epoch and ``skip`` then count.
+
+        Args:
+            samples_per_update: The number of samples of all processes in an update.
+            per_device_batch_size: The most samples of a piece.
+
+        Raises:
+            ConfigurationError: The order of the samples is not known.
+            EmptyLoaderError: There is no update.
+        """
+        given, share = self._given["training"], getattr(self._training, "batch_sampler", None)
+        if not isinstance(share, KeyedShare) or not isinstance(order := share.order, EpochOrders):
+            do = "Return a pa_trial.DataLoader without a sampler or a batch sampler, or pass aggregation_frequency."
+            raise ConfigurationError("This loader cannot be cut into updates.", given=_describe(given), do=do)
+        sizes = order.num_samples, samples_per_update, per_device_batch_size, share.stride
+        share.order = updates = UpdateOrders(**vars(order), split=UpdateSplit(*sizes, drop_last=order.drop_last))
+        self.epoch_length = len(updates)
+        if self.epoch_length == 0:
+            raise _no_batch(given.__class__, f"whose samples do not fill an update of {samples_per_update}")
+        self.weights = ((weight, is_last) for *_, weight, is_last in updates.pieces(share.first, share.stride))
 
     def training_batches(self) -> Iterator[Any]:
         """Yield the batches to train on, without end; they stay where the loader has them."""

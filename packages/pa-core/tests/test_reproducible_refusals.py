@@ -1,0 +1,147 @@
+"""What cannot have the same bits on any number of processes is refused: before the first step, or where it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+from typing_extensions import override
+
+from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallback, UnsupportedConfigurationError
+from pa_core.callbacks import LimitBatchesCallback
+from pa_core.orders import TokenBudget
+from pa_core.testing import make_regression
+from tests.support.sharded_models import sentences, sharded, tiny_transformer
+
+DATA = make_regression(24)
+
+
+class _Stream(IterableDataset[list[Tensor]]):
+    @override
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        yield from (list(one) for one in zip(*DATA.tensors, strict=True))
+
+
+class _Gather(TrainerCallback):
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        trainer.gather(batch[0])
+
+
+def trainer_of(*callbacks: Any, model: nn.Module | None = None) -> Trainer[nn.Module]:
+    """A reproducible trainer."""
+    model = model or nn.Linear(4, 1)
+    options: dict[str, Any] = {"reproducible": "any_processes"}
+    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks, **options)
+
+
+def run_of(model: Any, optimizer: Any, **options: Any) -> Run[Any, Any]:
+    """A reproducible run."""
+    arguments: dict[str, Any] = {"num_epochs": 1, "samples_per_update": 12, "reproducible": "any_processes", **options}
+    return Run(model, optimizer, DATA, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        pytest.param({"samples_per_update": None}, "samples_per_update", id="no size of updates"),
+        pytest.param({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps", id="accumulation"),
+        pytest.param({"train_dataset": DataLoader(DATA, batch_size=4)}, "DataLoader", id="a loader"),
+        pytest.param({"eval_dataset": DataLoader(DATA, batch_size=4)}, "DataLoader", id="a loader of an evaluation"),
+        pytest.param({"train_dataset": _Stream()}, "[Ii]terable|length", id="a stream"),
+        pytest.param({"train_dataloader_kwargs": {"sampler": RandomSampler(DATA)}}, "sampler", id="a sampler"),
+        pytest.param({"order": TokenBudget([1] * 24, max_tokens=6)}, "TokenBudget", id="batches of an order"),
+        pytest.param(
+            {"train_dataloader_kwargs": {"keyed_augmentation": False}}, "keyed_augmentation", id="draws without keys"
+        ),
+    ],
+)
+def test_data_that_cannot_be_cut_by_position_are_refused(arguments: dict[str, Any], match: str) -> None:
+    """Before anything is trained."""
+    model = nn.Linear(4, 1)
+    before = model.weight.detach().clone()
+    train: Any = trainer_of(model=model).train
+    with pytest.raises(ConfigurationError, match=match):
+        train(**{"train_dataset": DATA, "num_epochs": 1, "samples_per_update": 12, **arguments})
+    assert model.weight.equal(before)
+
+
+def test_another_name_is_refused() -> None:
+    """There is one kind of reproducible runs."""
+    options: dict[str, Any] = {"reproducible": "any_machine"}
+    with pytest.raises(ConfigurationError, match="any_machine"):
+        Trainer(nn.Linear(4, 1), nn.MSELoss(), None, **options)
+
+
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [
+        pytest.param(nn.SyncBatchNorm(4), "SyncBatchNorm", id="statistics of all processes"),
+        pytest.param(nn.Embedding(9, 4, sparse=True), "sparse", id="sparse gradients"),
+    ],
+)
+def test_layers_that_follow_the_processes_are_refused(layer: nn.Module, match: str) -> None:
+    """In the forward pass, or with gradients that are added up as they come."""
+    with pytest.raises(UnsupportedConfigurationError, match=match):
+        trainer_of(model=nn.Sequential(layer, nn.Linear(4, 1))).train(DATA, 1, samples_per_update=12)
+
+
+def test_a_limit_of_batches_is_refused() -> None:
+    """It counts those of each process."""
+    with pytest.raises(ConfigurationError, match="limit"):
+        trainer_of(LimitBatchesCallback(2)).train(DATA, 1, samples_per_update=12)
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_sharded_models_are_refused() -> None:
+    """Each process would have a part of the gradients alone."""
+    trainer = trainer_of(model=sharded(tiny_transformer()))
+    trainer.loss_func = nn.CrossEntropyLoss()
+    with pytest.raises(UnsupportedConfigurationError, match="shard"):
+        trainer.train(TensorDataset(*sentences(24)), 1, samples_per_update=12)
+
+
+def test_several_updates_of_a_batch_are_refused() -> None:
+    """What they are made of is decided within the loop."""
+    model = nn.Linear(4, 1)
+    with pytest.raises(ConfigurationError, match="max_updates_per_batch"):
+        run_of(model, SGD(model.parameters(), lr=0.1), max_updates_per_batch=2)
+
+
+def test_a_callback_that_gathers_in_steps_is_refused() -> None:
+    """Processes have other samples in a step, and fewer steps, where there are more processes."""
+    with pytest.raises(ConfigurationError, match="gather"):
+        trainer_of(_Gather()).train(DATA, 1, samples_per_update=12)
+
+
+def _gather(run: Run[Any, Any]) -> None:
+    for inputs, _ in run.batches():
+        run.gather(inputs)
+
+
+def _evaluate(run: Run[Any, Any]) -> None:
+    for _ in run.batches():
+        list(run.evaluation_batches(DATA))
+
+
+def _step_between(run: Run[Any, Any]) -> None:
+    for inputs, _ in run.batches():
+        run.backward(run.models["first"](inputs).mean(), model="first")
+        if run.step("first"):
+            run.backward(run.models["second"](inputs).mean(), model="second")
+
+
+@pytest.mark.parametrize(("body", "match"), [(_gather, "gather"), (_evaluate, "evaluat"), (_step_between, "backward")])
+def test_loops_in_whose_steps_processes_communicate_are_refused(
+    body: Callable[[Run[Any, Any]], None], match: str
+) -> None:
+    """They gather or evaluate in a step, or exchange gradients after the first step of an update."""
+    models = {"first": nn.Linear(4, 1), "second": nn.Linear(4, 1)}
+    optimizers = {name: SGD(model.parameters(), lr=0.1) for name, model in models.items()}
+    run = run_of(models, optimizers)
+    with run, pytest.raises(ConfigurationError, match=match):
+        body(run)

@@ -1,0 +1,322 @@
+"""With ``samples_per_update``, a trial makes the same updates on any number of processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import RandomSampler
+from typing_extensions import override
+
+import pa_trial
+from pa_data.errors import ConfigurationError
+from pa_distributed import RanksDifferError, gather_objects
+from pa_trial import (
+    Batch,
+    DataLoader,
+    EmptyLoaderError,
+    Epoch,
+    InvalidCheckpointException,
+    InvalidExperimentException,
+    InvalidHP,
+)
+from pa_trial.collectives import rank
+from tests.launching import Launch
+from tests.support.models import weights_of
+from tests.support.pa_trial.saved_checkpoints import changed_trial_state
+from tests.support.pa_trial.updates import EPOCHS, SAMPLES, UPDATE, Numbered, double_model, numbered, sizes
+from tests.support.trials import fit, variant
+
+pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
+
+
+def order_of_epochs(folder: Path) -> list[list[int]]:
+    """The samples of each epoch in their order, as batches of one process show them that do not cut updates."""
+    with pa_trial.init(checkpoint_dir=folder, seed=0) as context:
+        loader = DataLoader(numbered(), 1, shuffle=True).get_data_loader(True, seed=context.get_trial_seed())
+        batches: Iterator[Any] = iter(loader)
+        return [[int(next(batches)[1]) for _ in range(SAMPLES)] for _ in range(EPOCHS)]
+
+
+def by_hand(folder: Path) -> Tensor:
+    """The weights after a loop of one process with whole updates."""
+    model = double_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    updates = 0
+    for epoch, order in enumerate(order_of_epochs(folder)):
+        for begin in range(0, SAMPLES, UPDATE):
+            optimizer.param_groups[0]["lr"] = 0.1 * 0.97**updates * 0.8**epoch
+            inputs = numbered().tensors[0][order[begin : begin + UPDATE]]
+            loss = nn.functional.mse_loss(model(inputs), inputs.square().sum(1, keepdim=True))
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            updates += 1
+    return weights_of(model)
+
+
+def assert_close(weights: Any, expected: Any) -> None:
+    """Up to the order of additions in double precision."""
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("per_device_batch_size", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_updates_are_those_of_a_loop_with_whole_updates(
+    per_device_batch_size: int, workers: int, shared_tmp_path: Path
+) -> None:
+    """However they are cut: by the samples that fit, by the processes, and where an epoch ends."""
+    trial_class = variant(Numbered, workers=workers)
+    settings = sizes(UPDATE, per_device_batch_size)
+    trial = fit(trial_class, shared_tmp_path, settings=settings, max_length=Epoch(EPOCHS))
+
+    assert_close(weights_of(trial.model), by_hand(shared_tmp_path))
+    most = per_device_batch_size + (per_device_batch_size == 2)  # no process gets one sample of three
+    assert max(len(numbers) for _, numbers in trial.given) <= most
+
+
+def test_each_update_takes_the_next_samples_of_the_epoch(shared_tmp_path: Path) -> None:
+    """All of them once, whoever computes them; a process without samples of its own repeats some."""
+    trial = fit(Numbered, shared_tmp_path, settings=sizes(), max_length=Epoch(EPOCHS))
+
+    taken: dict[int, set[int]] = {}
+    for of_rank in gather_objects(trial.given):
+        for batch_idx, numbers in of_rank:
+            taken.setdefault(batch_idx, set()).update(numbers)
+    orders = order_of_epochs(shared_tmp_path)
+    expected = [set(order[begin : begin + UPDATE]) for order in orders for begin in range(0, SAMPLES, UPDATE)]
+    assert taken == dict(enumerate(expected))
+
+
+def test_an_update_smaller_than_the_processes(shared_tmp_path: Path) -> None:
+    """A process whose samples count nothing takes part."""
+    trial = fit(Numbered, shared_tmp_path, settings=sizes(1, 4), max_length=Batch(30))
+    again = fit(Numbered, shared_tmp_path, settings=sizes(1, 1), max_length=Batch(30))
+    assert_close(weights_of(trial.model), weights_of(again.model))
+    assert not torch.equal(weights_of(trial.model)[0], trial.first[0])
+
+
+@pytest.mark.parametrize("per_device_batch_size", [2, 100])
+def test_batches_and_epochs_count_updates(per_device_batch_size: int, shared_tmp_path: Path) -> None:
+    """Lengths, periods, indices and events are the same, into however many pieces an update is cut."""
+    trial = fit(
+        Numbered,
+        shared_tmp_path,
+        settings=sizes(UPDATE, per_device_batch_size),
+        max_length=Batch(5),
+        validation_period=Epoch(1),
+        checkpoint_period=Batch(3),
+        reporting_period=Batch(100),
+    )
+    assert sorted(set(trial.trained)) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 4)]
+    assert trial.notes.events == ["W3", "C3", "W4", "V4", "W5", "V5", "C5"]
+
+
+def test_epochs_begin_and_end_once(shared_tmp_path: Path) -> None:
+    """Callbacks are not told of pieces."""
+    told: list[tuple[str, int]] = []
+
+    class Tells(pa_trial.PyTorchCallback):
+        @override
+        def on_training_epoch_start(self, epoch_idx: int) -> None:
+            told.append(("start", epoch_idx))
+
+        @override
+        def on_training_epoch_end(self, epoch_idx: int) -> None:
+            told.append(("end", epoch_idx))
+
+    fit(Numbered, shared_tmp_path, {"tells": Tells()}, settings=sizes(UPDATE, 1), max_length=Epoch(2))
+    assert told == [("start", 0), ("end", 0), ("start", 1), ("end", 1)]
+
+
+def test_drop_last_leaves_out_what_does_not_fill_an_update(shared_tmp_path: Path) -> None:
+    """An epoch of 27 samples has three updates of seven."""
+    trial = fit(variant(Numbered, drops_last=True), shared_tmp_path, settings=sizes(), max_length=Epoch(2))
+    assert trial.trained[-1] == (1, 5)
+    with pytest.raises(EmptyLoaderError, match="do not fill an update of 28"):
+        fit(variant(Numbered, drops_last=True), shared_tmp_path, settings=sizes(28), max_length=Epoch(2))
+
+
+def test_the_context_tells_the_sizes(shared_tmp_path: Path) -> None:
+    """They count more than a hyperparameter."""
+    hparams = {"global_batch_size": 4}
+    with pa_trial.init(checkpoint_dir=shared_tmp_path, hparams=hparams, **sizes(256, 32)) as context:
+        assert (context.get_global_batch_size(), context.get_per_slot_batch_size()) == (256, 32)
+
+
+@pytest.mark.parametrize(("saved_with", "interrupted_at"), [(3, 5), (2, 8)])
+def test_a_resumed_training_goes_on_with_the_next_update(
+    saved_with: int, interrupted_at: int, shared_tmp_path: Path
+) -> None:
+    """Also with another ``per_device_batch_size``."""
+    settings = sizes(UPDATE, saved_with)
+    fit(Numbered, shared_tmp_path, settings=settings, max_length=Batch(interrupted_at))
+    (checkpoint,) = shared_tmp_path.iterdir()
+    trial = fit(Numbered, shared_tmp_path, settings=sizes(), max_length=Epoch(EPOCHS), latest_checkpoint=checkpoint)
+    assert trial.trained[0][1] == interrupted_at
+    assert_close(weights_of(trial.model), by_hand(shared_tmp_path))
+
+
+def test_an_update_that_was_left_between_its_pieces_is_begun_again(shared_tmp_path: Path) -> None:
+    """Its first gradients do not count twice."""
+
+    class GivesUp(Numbered):
+        @override
+        def before_batch(self, batch_idx: int) -> None:
+            if self.trained.count((1, 5)) == 1:
+                raise InvalidHP("the loss does not fall")
+
+    with pytest.raises(SystemExit):
+        fit(GivesUp, shared_tmp_path, settings=sizes(UPDATE, 2), max_length=Epoch(EPOCHS))
+    (checkpoint,) = shared_tmp_path.iterdir()
+    trial = fit(Numbered, shared_tmp_path, settings=sizes(), max_length=Epoch(EPOCHS), latest_checkpoint=checkpoint)
+    assert trial.trained[0][1] == 5
+    assert_close(weights_of(trial.model), by_hand(shared_tmp_path))
+
+
+SCRIPT = """
+import sys
+import torch
+from pa_trial import Batch
+from pa_trial.collectives import rank
+from tests.support.pa_trial.saved_checkpoints import changed_trial_state
+from tests.support.pa_trial.updates import Numbered, sizes
+from tests.support.trials import fit
+from pathlib import Path
+
+folder, length, *latest = sys.argv[1:]
+asked = {"latest_checkpoint": latest[0]} if latest else {}
+trial = fit(Numbered, Path(folder), settings=sizes(), max_length=Batch(int(length)), **asked)
+if rank() == 0:
+    torch.save(trial.model.state_dict(), "weights.pt")
+    print("trained", sorted({batch_idx for _, batch_idx in trial.trained}))
+"""
+
+
+@pytest.mark.runs_on("one_process")
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
+def test_another_number_of_processes_goes_on_with_the_next_update(
+    before: int, after: int, launch: Launch, tmp_path: Path
+) -> None:
+    """In the middle of an epoch, with the same weights as a training that was never interrupted."""
+    folder = tmp_path / "checkpoints"
+    path = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    assert launch(SCRIPT, str(folder), "5", ranks=before, env={"PYTHONPATH": path}).status == 0
+    (checkpoint,) = folder.iterdir()
+    resumed = launch(SCRIPT, str(folder), "12", checkpoint.name, ranks=after, env={"PYTHONPATH": path})
+
+    assert "trained [5, 6, 7, 8, 9, 10, 11]" in resumed.output
+    model = double_model()
+    model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    assert_close(weights_of(model), by_hand(tmp_path))
+
+
+@pytest.mark.runs_on("one_process")
+@pytest.mark.parametrize("now", [{}, sizes(14)], ids=["batches", "another size"])
+def test_another_number_of_processes_needs_the_same_size(now: dict[str, int], tmp_path: Path) -> None:
+    """Otherwise a batch would be another part of the data."""
+    fit(Numbered, tmp_path, settings=sizes(), max_length=Batch(2))
+    (checkpoint,) = tmp_path.iterdir()
+    checkpoint = changed_trial_state(checkpoint, num_processes=5)
+    with pytest.raises(InvalidCheckpointException, match="a different number of processes"):
+        fit(Numbered, tmp_path, settings=now, max_length=Batch(4), latest_checkpoint=checkpoint)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "given",
+    [sizes(per_device_batch_size=None), sizes(samples_per_update=None), sizes(aggregation_frequency=2)],
+    ids=["no batch size", "no size of an update", "aggregation"],
+)
+def test_sizes_that_are_not_clear_are_refused(given: dict[str, Any]) -> None:
+    """Before anything is done."""
+    with pytest.raises(ConfigurationError, match="both and alone"):
+        pa_trial.init(**given)
+
+
+@pytest.mark.parametrize("given", [sizes(0, 3), sizes(UPDATE, 0), sizes(7.5, 3)])
+def test_sizes_are_whole_numbers(given: dict[str, Any], shared_tmp_path: Path) -> None:
+    """At least one sample."""
+    with pytest.raises(ConfigurationError, match=r"samples_per_update|batch_size"):
+        fit(Numbered, shared_tmp_path, settings=given, max_length=Batch(1))
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(numbered(), 3, sampler=RandomSampler(range(SAMPLES), replacement=True)),
+        DataLoader(numbered(), batch_sampler=[[0, 1], [2, 3, 4]]),
+        TorchDataLoader(numbered(), 3),
+    ],
+    ids=["sampler", "batch sampler", "torch"],
+)
+def test_loaders_with_batches_of_their_own_are_refused(loader: Any, shared_tmp_path: Path) -> None:
+    """Nobody knows how to cut them."""
+
+    class Own(Numbered):
+        @override
+        def build_training_data_loader(self) -> Any:
+            self.context.experimental.disable_dataset_reproducibility_checks()
+            return loader
+
+    with pytest.raises(ConfigurationError, match="cannot be cut into updates"):
+        fit(Own, shared_tmp_path, settings=sizes(), max_length=Batch(1))
+
+
+@pytest.mark.parametrize("per_device_batch_size", [1, 100])
+def test_steps_between_backward_passes_are_refused(per_device_batch_size: int, shared_tmp_path: Path) -> None:
+    """Whether it would matter or not: the program works on any number of processes, or on none."""
+
+    class Twice(Numbered):
+        @override
+        def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            for _ in range(2):
+                self.context.backward(self.loss(batch))
+                self.context.step_optimizer(self.optimizer)
+            return {}
+
+    with pytest.raises(InvalidExperimentException, match=r"call backward\(\) before step_optimizer\(\)"):
+        fit(Twice, shared_tmp_path, settings=sizes(UPDATE, per_device_batch_size), max_length=Batch(1))
+
+
+def test_the_step_zeroes_gradients(shared_tmp_path: Path) -> None:
+    """As it does with other aggregated gradients."""
+
+    class Keeps(Numbered):
+        @override
+        def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            self.context.step_optimizer(self.optimizer, auto_zero_grads=False)
+            return {}
+
+    with pytest.raises(InvalidExperimentException, match="auto_zero_grads=False"):
+        fit(Keeps, shared_tmp_path, settings=sizes(), max_length=Batch(1))
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_processes_with_other_sizes_are_refused(shared_tmp_path: Path) -> None:
+    """They would wait for each other in different places."""
+    with pytest.raises(RanksDifferError, match="samples_per_update"):
+        fit(Numbered, shared_tmp_path, settings=sizes(UPDATE + rank()), max_length=Batch(1))
+
+
+def test_several_passes_of_several_optimizers(shared_tmp_path: Path) -> None:
+    """All before the first step: the gradients of a loop with whole updates."""
+
+    class Parts(Numbered):
+        @override
+        def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            self.context.backward(0.25 * self.loss(batch))
+            self.context.backward(0.75 * self.loss(batch))
+            self.context.step_optimizer(self.optimizer)
+            return {}
+
+    trial = fit(Parts, shared_tmp_path, settings=sizes(UPDATE, 2), max_length=Epoch(EPOCHS))
+    assert_close(weights_of(trial.model), by_hand(shared_tmp_path))
