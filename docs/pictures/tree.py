@@ -57,7 +57,9 @@ def svg(style: PlotStyle) -> str:
             for process, block in enumerate(("0, 1, 2", "3, 4, 5"))
         ),
     ]
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
+    opening = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
+    )
     return "\n".join([opening, f"<style>text {{ font: 13px {WORDS} }}</style>", *elements, "</svg>\n"])
 
 
