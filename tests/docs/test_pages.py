@@ -10,7 +10,7 @@ from tests.docs.pages import ROOT, Page, all_pages
 from tests.docs.running import TIME_LIMIT, run_page
 
 PAGES = all_pages()
-EACH_NIGHT = {"docs/launching.md", "docs/sharding.md"}
+EACH_NIGHT = {"docs/launching.md", "docs/same-bits.md", "docs/sharding.md"}
 """Pages that launch several times on several processes, half a minute together; `--more-cases` runs them."""
 
 

@@ -23,6 +23,7 @@ TESTED_IN = {
     "reports": "test_split_properties.py::test_reported_losses_are_means_over_tokens",
     "evaluation": "test_split_properties.py::test_evaluations_of_all_sizes_are_those_of_one_process",
     "augmentation": "test_two_ranks.py::test_augmentation_does_not_depend_on_the_number_of_ranks",
+    "reproducible": "test_any_processes.py::test_a_run_ends_the_same_on_one_two_and_three_processes",
     "sharded": "sharding/test_sharded_training.py::test_five_updates_are_those_of_one_process",
     "replicated": "sharding/test_replicated_pieces.py::test_five_updates_on_two_by_two_processes_are_those_of_one",
     "batchnorm": "test_guarantees.py::test_what_is_not_exact_differs_between_splits",
