@@ -365,7 +365,7 @@ def test_layers_that_are_added_are_found() -> None:
 def test_a_second_backward_pass_is_refused_once_gradients_are_sent() -> None:
     """Between two updates, backward passes are nobody's business."""
     model = Branches()
-    tree = GradientTree([model], num_values=1)
+    tree = GradientTree([model], num_values=1, bucket_bytes=200)
     batch = inputs_of(0, 0)
     for _ in range(2):
         make_update(model, tree, losses_of(0, [["first"]] * 2), weights_of(2), overlaps=True)

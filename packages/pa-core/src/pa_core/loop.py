@@ -598,7 +598,7 @@ class Loop:
         steps.end_step()
         own_items, rank_sync = trained.accumulation.items, self.engine.rank_sync
         if self.engine.num_processes == 1:
-            trained.finish_exchange(rank_sync.local_flags(own_items))
+            trained.finish_exchange(())
             return own_items
         try:
             return rank_sync.before_update(trained.finish_exchange, own_items, at_once=at_once, may_stop=may_stop)

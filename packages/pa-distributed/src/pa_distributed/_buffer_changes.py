@@ -41,6 +41,11 @@ class Buffers:
         self._versions: list[int] = []
         self.find()
 
+    @property
+    def exist(self) -> bool:
+        """Whether any module has one."""
+        return bool(self._holders)
+
     def __len__(self) -> int:
         """Return the number of buffers."""
         return len(self._buffers)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any, Final, cast
 
 import torch
@@ -29,6 +30,7 @@ __all__ = ["GradientTree"]
 # torch annotates its collectives only in part
 _collectives: Any = dist
 
+_PAIR: Final = 2
 _ALIGNMENT: Final = 64
 """In bytes: kernels take other ways through tensors that begin elsewhere."""
 
@@ -37,12 +39,18 @@ class _Flat:
     """Gradients of one bucket side by side.
 
     Attributes:
+        whole: What is sent where all of it is sent to all: the other two.
         tensor: All of them, with zeros between and after them.
+        notes: Room behind them for numbers that travel along.
         views: Each in the shape and the layout of its parameter, as autograd makes them.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], sizes: Sequence[int], numel: int) -> None:
-        self.tensor = torch.zeros(numel, dtype=parameters[0].dtype, device=parameters[0].device)
+    def __init__(self, parameters: Sequence[Tensor], sizes: Sequence[int], numel: int, num_notes: int) -> None:
+        like = parameters[0]
+        numel_of_notes = num_notes * 8 // like.element_size()
+        self.whole = torch.zeros(numel + numel_of_notes, dtype=like.dtype, device=like.device)
+        self.tensor, notes = self.whole.split_with_sizes([numel, numel_of_notes])
+        self.notes = notes.view(torch.float64)
         pieces = zip(torch.split(self.tensor[: sum(sizes)], list(sizes)), parameters, strict=True)
         self.views = [
             piece.as_strided(one.shape, torch.empty_like(one, device="meta").stride()) for piece, one in pieces
@@ -54,6 +62,7 @@ class _Bucket:
 
     Attributes:
         parameters: What they are the gradients of.
+        num_notes: How many numbers may travel along.
         nodes: What the micro-batches of this process add up to so far.
         awaited: The parameters that the last backward pass has not come to yet; None while nothing is sent.
         is_sent: Whether the gradients of the update are on their way.
@@ -61,10 +70,11 @@ class _Bucket:
 
     def __init__(self, parameters: list[nn.Parameter], num_processes: int) -> None:
         self.parameters = parameters
+        self.num_notes = 0
         unit = max(1, _ALIGNMENT // parameters[0].element_size())
         self._sizes = [_rounded(one.numel(), unit) for one in parameters]
         self.chunk = _rounded(-(-sum(self._sizes) // num_processes), unit)
-        self._numel = self.chunk * num_processes
+        self.numel = self.chunk * num_processes
         self._free: list[_Flat] = []
         self._lent: list[_Flat] = []
         self.nodes: list[Node[_Flat]] = []
@@ -77,6 +87,11 @@ class _Bucket:
         """Take all memory back."""
         self._free += self._lent
         self._lent, self.nodes, self.awaited, self.is_sent = [], [], None, False
+
+    def reserve(self, num_notes: int) -> None:
+        """Let so many numbers travel along from now on, between two updates."""
+        if num_notes != self.num_notes:
+            self.num_notes, self._free = num_notes, []
 
     def take(self, index: int, count: int) -> None:
         """Add the gradients that a micro-batch has left in the parameters."""
@@ -93,7 +108,7 @@ class _Bucket:
 
     def lend(self) -> _Flat:
         """Return memory for one node."""
-        flat = self._free.pop() if self._free else _Flat(self.parameters, self._sizes, self._numel)
+        flat = self._free.pop() if self._free else _Flat(self.parameters, self._sizes, self.numel, self.num_notes)
         self._lent.append(flat)
         return flat
 
@@ -156,6 +171,8 @@ class GradientTree:
         self._changes: list[Node[Changes]] = []
         self._all: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []
+        self._trainable: list[bool] = []
+        self._sends_all = False
         self._buckets: list[_Bucket] = []
         self._present: list[bool] = []
         self._hooks: list[RemovableHandle] = []
@@ -180,15 +197,19 @@ class GradientTree:
         Args:
             count: The number of its micro-batches on all processes.
         """
-        parameters = [one for one in self._all if one.requires_grad]
-        if list(map(id, parameters)) != list(map(id, self._parameters)):
-            self._set_parameters(parameters)
+        trainable = [one.requires_grad for one in self._all]
+        if trainable != self._trainable:
+            self._set_parameters(trainable)
         for bucket in self._buckets:
             bucket.start_update()
-        self._present = [False] * len(parameters)
+        self._present = [False] * len(self._parameters)
         self._count, self._num_started, self._changes, self._is_open = count, 0, [], True
         self._upcoming = list(reversed(block_of(count, self._rank, self._world)))
-        self._buffers.save()
+        self.save_buffers()
+        of_ranks = nodes_of_ranks(count, self._world)
+        self._sends_all = self._world == _PAIR and max(map(len, of_ranks)) == 1
+        if self._buckets and self._sends_all:
+            self._buckets[-1].reserve(self._num_values + len(self._present) + len(self._buffers))
 
     def start_batch(self, *, overlaps: bool = False) -> None:
         """Begin the next micro-batch of this process.
@@ -198,7 +219,7 @@ class GradientTree:
                 process: there is only one pass.
         """
         self._clear_gradients()
-        self._buffers.restore()
+        self.restore_buffers()
         self._versions = versions_of(self._parameters)
         if overlaps and len(self._upcoming) == 1 and self._world > 1:
             for bucket in self._buckets:
@@ -221,7 +242,8 @@ class GradientTree:
             )
         self._versions = None
         index = self._upcoming.pop()
-        push(self._changes, Node(0, index, self._buffers.changes(weight)), self._count, self._buffers.add)
+        if self._buffers.exist:
+            push(self._changes, Node(0, index, self._buffers.changes(weight)), self._count, self._buffers.add)
         for number, one in enumerate(self._parameters):
             self._present[number] |= one.grad is not None
         if self._world == self._count == 1:  # they are the result already
@@ -239,11 +261,9 @@ class GradientTree:
         Returns:
             Their sums over all processes, on the device.
         """
-        for bucket in self._buckets:
-            if self._world > 1 and not bucket.is_sent:
-                self._send(bucket)
-        sums, present = self._share_notes(values)
-        self._finish_buffers(present[len(self._parameters) :])
+        sums, present = self._exchange(values)
+        if self._buffers.exist:
+            self._finish_buffers(present[len(self._parameters) :])
         if self._world > 1:
             self._receive()
         if self._world == self._count == 1:
@@ -262,30 +282,32 @@ class GradientTree:
         """Let the buffers be what they were before an update that is not made; does nothing between two updates."""
         if self._is_open:
             self._is_open = False
-            self._buffers.restore()
+            self.restore_buffers()
             self._clear_gradients()
 
     def save_buffers(self) -> None:
         """Keep what the buffers are, between two updates."""
-        self._buffers.save()
+        if self._buffers.exist:
+            self._buffers.save()
 
     def restore_buffers(self) -> None:
         """Let the buffers be what they were when they were kept."""
-        self._buffers.restore()
+        if self._buffers.exist:
+            self._buffers.restore()
 
     def close(self) -> None:
         """Leave the parameters alone."""
         while self._hooks:
             self._hooks.pop().remove()
-        self._buckets, self._parameters = [], []
+        self._buckets, self._parameters, self._trainable = [], [], []
 
     # Parameters
 
-    def _set_parameters(self, parameters: list[nn.Parameter]) -> None:
+    def _set_parameters(self, trainable: list[bool]) -> None:
         self.close()
-        self._parameters = parameters
+        self._trainable, self._parameters = trainable, list(compress(self._all, trainable))
         by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-        for parameter in reversed(parameters):
+        for parameter in reversed(self._parameters):
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
         for of_dtype in by_dtype.values():
             for group in _grouped(of_dtype, self._bucket_bytes):
@@ -307,7 +329,8 @@ class GradientTree:
                 do="Add the losses up, and go backward through the sum.",
             )
         bucket.awaited.discard(id(parameter))
-        while self._num_started < len(self._buckets) and not self._buckets[self._num_started].awaited:
+        # The last one waits for the notes, which are not known before the pass has ended.
+        while self._num_started < len(self._buckets) - 1 and not self._buckets[self._num_started].awaited:
             started = self._buckets[self._num_started]
             started.take(self._upcoming[-1], self._count)
             self._send(started)
@@ -319,11 +342,50 @@ class GradientTree:
     # Exchange
 
     @torch.no_grad()
-    def _send(self, bucket: _Bucket) -> None:
-        """Send to each process its chunk of the nodes of this one."""
+    def _exchange(self, values: Sequence[float]) -> tuple[Tensor, list[bool]]:
+        """Send what was not sent during the backward pass, and the notes of this process.
+
+        Returns:
+            The sums of the values, and of which parameters and buffers any process has a gradient or a change. Only
+            where this process has not all gradients, or there are buffers, is anything read from the device.
+        """
+        changed = {number for node in self._changes for number in node.value}
+        present = [*self._present, *(number in changed for number in range(len(self._buffers)))]
+        if self._world == 1:
+            return torch.tensor(values, dtype=torch.float64, device=self._device), present
+        own = torch.tensor([*values, *present], dtype=torch.float64)
+        for bucket in self._buckets:
+            if not bucket.is_sent:
+                self._send(bucket, own if self._sends_all and bucket is self._buckets[-1] else None)
+        if self._sends_all and self._buckets:
+            last = self._buckets[-1]
+            last.work.wait()
+            of_each = last.received.view(self._world, -1)[:, last.numel :].view(torch.float64)
+        else:
+            own = own.to(self._device)
+            gathered = own.new_empty(self._world * len(own))
+            all_gather_single(gathered, own, async_op=True).wait()  # here, where the wait is seen as one for gradients
+            of_each = gathered.view(self._world, -1)
+        sums, of_any = torch.tensor_split(of_each.sum(0), [self._num_values])
+        if all(self._present) and not len(self._buffers):
+            return sums, present
+        return sums, cast("list[bool]", (of_any > 0).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+
+    def _send(self, bucket: _Bucket, notes: Tensor | None = None) -> None:
+        """Send to each process its chunk of the nodes of this one; or all to both, if each of two has one node.
+
+        That is as many bytes in one exchange, instead of two.
+        """
         self._num_started += 1
         bucket.is_sent = True
         of_ranks = [len(nodes) for nodes in nodes_of_ranks(self._count, self._world)]
+        if self._sends_all:
+            flat = bucket.nodes[0].value if bucket.nodes else bucket.lend()
+            if notes is not None:
+                flat.notes.copy_(notes)
+            bucket.received = flat.whole.new_empty(self._world * len(flat.whole))
+            bucket.work = all_gather_single(bucket.received, flat.whole, async_op=True)
+            return
         own = [node.value.tensor for node in bucket.nodes]
         sent = own[0] if own else bucket.parameters[0].new_empty(0)
         if len(own) > 1:
@@ -339,39 +401,24 @@ class GradientTree:
 
     @torch.no_grad()
     def _receive(self) -> None:
-        """Add up the chunk of this process of each bucket in the order of the tree, and give it to all."""
+        """Add up what has arrived in the order of the tree: all of it, or a chunk which is then given to all."""
         nodes = [node for of_rank in nodes_of_ranks(self._count, self._world) for node in of_rank]
         for bucket in self._buckets:
             bucket.work.wait()
+            result = bucket.nodes[0].value if bucket.nodes else bucket.lend()
+            bucket.nodes = [Node(0, 0, result)]
+            if self._sends_all:
+                one, other = bucket.received.view(self._world, -1)[:, : bucket.numel]
+                result.tensor.copy_(one) if len(nodes) == 1 else torch.add(one, other, out=result.tensor)
+                continue
             added: list[Node[Tensor]] = []
             for node, value in zip(nodes, torch.split(bucket.received, bucket.chunk), strict=True):
                 push(added, Node(node.level, node.place, value), self._count, _add_in_place)
-            result = bucket.nodes[0].value if bucket.nodes else bucket.lend()
-            bucket.nodes = [Node(0, 0, result)]
             bucket.received = added[0].value
             bucket.work = all_gather_single(result.tensor, bucket.received, async_op=True)
         for bucket in self._buckets:
             bucket.work.wait()
             bucket.work, bucket.received, bucket.awaited = None, torch.empty(0), None
-
-    # Notes: the numbers of each process, and what has gradients and changes
-
-    def _share_notes(self, values: Sequence[float]) -> tuple[Tensor, list[bool]]:
-        """Return the sums of the values, and of which parameters and buffers any process has a gradient or a change.
-
-        Only where this process has not all gradients, or there are buffers, is anything read from the device.
-        """
-        changed = {number for node in self._changes for number in node.value}
-        own_present = [*self._present, *(number in changed for number in range(len(self._buffers)))]
-        if self._world == 1:
-            return torch.tensor(values, dtype=torch.float64, device=self._device), own_present
-        own = torch.tensor([*values, *own_present], dtype=torch.float64).to(self._device)
-        gathered = own.new_empty(self._world * len(own))
-        all_gather_single(gathered, own, async_op=True).wait()  # here, where the wait is seen as one for gradients
-        sums, present = torch.tensor_split(gathered.view(self._world, -1).sum(0), [self._num_values])
-        if all(self._present) and not len(self._buffers):
-            return sums, own_present
-        return sums, cast("list[bool]", (present > 0).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
     # Buffers
 

@@ -148,7 +148,7 @@ class ExactLossTracker(LossTracker):
         if batch_size == 0:
             return
         self._count += batch_size
-        if isinstance(loss, Tensor):
+        if isinstance(loss, Tensor) and not loss.is_cpu:
             self._transfer.send(loss, tag=batch_size)
             self._add_all(self._transfer.arrived())
         else:
