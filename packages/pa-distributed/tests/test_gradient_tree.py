@@ -376,7 +376,7 @@ def test_a_second_backward_pass_is_refused_once_gradients_are_sent() -> None:
     tree.start_batch(overlaps=True)
     torch.autograd.backward(model.loss(batch, PARTS))
     with pytest.raises(InvalidArgumentError, match="A second backward pass of a micro-batch"):
-        torch.autograd.backward(model.loss(batch, ["first"]))
+        torch.autograd.backward(model.loss(batch, ["exact"]))
 
 
 def test_a_closed_tree_leaves_the_parameters_alone() -> None:

@@ -176,7 +176,8 @@ class GradientTree:
         self._buckets: list[_Bucket] = []
         self._present: list[bool] = []
         self._hooks: list[RemovableHandle] = []
-        self._count, self._num_started, self._is_open = 0, 0, False
+        self._count, self._num_started = 0, 0
+        self._is_open = self._is_first = False
         self._upcoming: list[int] = []
         self._versions: list[int] | None = None
         self.find()
@@ -203,7 +204,8 @@ class GradientTree:
         for bucket in self._buckets:
             bucket.start_update()
         self._present = [False] * len(self._parameters)
-        self._count, self._num_started, self._changes, self._is_open = count, 0, [], True
+        self._count, self._num_started, self._changes = count, 0, []
+        self._is_open = self._is_first = True
         self._upcoming = list(reversed(block_of(count, self._rank, self._world)))
         self.save_buffers()
         of_ranks = nodes_of_ranks(count, self._world)
@@ -219,7 +221,9 @@ class GradientTree:
                 process: there is only one pass.
         """
         self._clear_gradients()
-        self.restore_buffers()
+        if not self._is_first:
+            self.restore_buffers()
+        self._is_first = False
         self._versions = versions_of(self._parameters)
         if overlaps and len(self._upcoming) == 1 and self._world > 1:
             for bucket in self._buckets:

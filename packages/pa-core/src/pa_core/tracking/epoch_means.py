@@ -152,7 +152,7 @@ class ExactLossTracker(LossTracker):
             self._transfer.send(loss, tag=batch_size)
             self._add_all(self._transfer.arrived())
         else:
-            self._add(float(loss) * batch_size)
+            self._add(float(loss.item() if isinstance(loss, Tensor) else loss) * batch_size)
 
     def _add_all(self, losses: Iterable[tuple[int, float]]) -> None:
         for batch_size, loss in losses:
