@@ -124,7 +124,7 @@ def test_epochs_of_ones_own_are_refused() -> None:
     model = nn.Linear(4, 1)
     options: dict[str, Any] = {"reproducible": "any_processes"}
     trainer = _OwnEpoch(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), [], **options)
-    with pytest.raises(UnsupportedConfigurationError, match="_OwnEpoch._run_train_epoch"):
+    with pytest.raises(UnsupportedConfigurationError, match="_OwnEpoch"):
         trainer.train(DATA, 1, samples_per_update=12)
 
 

@@ -602,8 +602,8 @@ class Trainer(
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
             if self.reproducible:
                 raise UnsupportedConfigurationError(
-                    f"{type(self).__qualname__}._run_train_epoch replaces the steps of a reproducible run. Override the "
-                    "methods that it calls, or leave reproducible out."
+                    f"{type(self).__qualname__}._run_train_epoch replaces the steps of a reproducible run. Override "
+                    "what it calls, such as calculate_train_batch_loss, or leave reproducible out."
                 )
             self._trained.exchange_each_pass()
 

@@ -238,8 +238,8 @@ def _require_searchable(trainer: Trainer[Any, Any, Any, Any]) -> None:
     optimizer = trainer.named_optimizers().get("optimizer")
     if trainer.reproducible:
         raise UnsupportedConfigurationError(
-            "A learning rate cannot be searched for with a reproducible trainer. Search with a Trainer of the same model "
-            "without reproducible."
+            "A learning rate cannot be searched for with a reproducible trainer. Search with another one of the same "
+            "model, without reproducible."
         )
     if trainer.is_sharded or optimizer is None:
         why = "a sharded model" if trainer.is_sharded else "no optimizer, or one that is made when a run starts"
