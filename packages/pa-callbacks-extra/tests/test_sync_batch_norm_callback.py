@@ -13,7 +13,15 @@ from torch.utils.data import SequentialSampler, TensorDataset
 from typing_extensions import override
 
 from pa_callbacks_extra import ConvertSyncBatchNormCallback, ModelEmaCallback
-from pa_core import AnyTrainer, Run, StepBasedEvaluationCallback, StopTrainingError, Trainer, TrainerCallback
+from pa_core import (
+    AnyTrainer,
+    ConfigurationError,
+    Run,
+    StepBasedEvaluationCallback,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+)
 from pa_core.model_tensors import whole_tensor
 from pa_core.testing import TinyClassifier, make_classification
 from tests.launching import Launch
@@ -225,6 +233,16 @@ def test_on_one_process_nothing_is_converted() -> None:
         return dict(model.state_dict())
 
     torch.testing.assert_close(state_after(ConvertSyncBatchNormCallback()), state_after(), rtol=0, atol=0)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_reproducible_run_refuses_statistics_of_all_processes() -> None:
+    """Also on one process, where nothing would be converted: the same script is to run on several."""
+    model = TinyClassifier(batch_norm=True)
+    callbacks = [ConvertSyncBatchNormCallback()]
+    trainer = Trainer(model, nn.CrossEntropyLoss(), sgd(model), callbacks, reproducible="any_processes")
+    with pytest.raises(ConfigurationError, match=r"ConvertSyncBatchNormCallback.* reproducible"):
+        trainer.train(make_classification(20), 1, samples_per_update=12)
 
 
 class Squared(nn.BatchNorm2d):

@@ -48,7 +48,7 @@ def run_of(model: Any, optimizer: Any, **options: Any) -> Run[Any, Any]:
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        pytest.param({"samples_per_update": None}, "samples_per_update", id="no size of updates"),
+        pytest.param({"samples_per_update": None}, r"pass samples_per_update=", id="no size of updates"),
         pytest.param({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps", id="accumulation"),
         pytest.param({"train_dataset": DataLoader(DATA, batch_size=4)}, "DataLoader", id="a loader"),
         pytest.param({"eval_dataset": DataLoader(DATA, batch_size=4)}, "DataLoader", id="a loader of an evaluation"),
@@ -56,17 +56,32 @@ def run_of(model: Any, optimizer: Any, **options: Any) -> Run[Any, Any]:
         pytest.param({"train_dataloader_kwargs": {"sampler": RandomSampler(DATA)}}, "sampler", id="a sampler"),
         pytest.param({"order": TokenBudget([1] * 24, max_tokens=6)}, "TokenBudget", id="batches of an order"),
         pytest.param(
+            {"order": TokenBudget([1] * 24, max_tokens=6), "samples_per_update": None}, "TokenBudget", id="order alone"
+        ),
+        pytest.param(
             {"train_dataloader_kwargs": {"keyed_augmentation": False}}, "keyed_augmentation", id="draws without keys"
+        ),
+        pytest.param(
+            {"eval_dataset": DATA, "eval_dataloader_kwargs": {"keyed_augmentation": False}},
+            "keyed_augmentation",
+            id="draws without keys in an evaluation",
+        ),
+        pytest.param(
+            {"eval_dataset": DATA, "eval_dataloader_kwargs": {"drop_last": True}},
+            "drop_last",
+            id="an evaluation of some samples",
         ),
     ],
 )
 def test_data_that_cannot_be_cut_by_position_are_refused(arguments: dict[str, Any], match: str) -> None:
-    """Before anything is trained."""
+    """Before anything is trained, and in the words of what was passed."""
     model = nn.Linear(4, 1)
     before = model.weight.detach().clone()
     train: Any = trainer_of(model=model).train
-    with pytest.raises(ConfigurationError, match=match):
+    with pytest.raises(ConfigurationError, match=match) as refusal:
         train(**{"train_dataset": DATA, "num_epochs": 1, "samples_per_update": 12, **arguments})
+    assert "reproducible" in str(refusal.value)
+    assert "fixed" not in str(refusal.value).lower()
     assert model.weight.equal(before)
 
 
@@ -96,6 +111,23 @@ def test_a_limit_of_batches_is_refused() -> None:
         trainer_of(LimitBatchesCallback(2)).train(DATA, 1, samples_per_update=12)
 
 
+class _OwnEpoch(Trainer[nn.Module]):
+    @override
+    def _run_train_epoch(self, train_dl: Any) -> None:
+        for batch in train_dl:
+            self.backward_step(self.calculate_train_batch_loss(batch)["loss"])
+            self.optimizer_step()
+
+
+def test_epochs_of_ones_own_are_refused() -> None:
+    """Nobody would add up their gradients."""
+    model = nn.Linear(4, 1)
+    options: dict[str, Any] = {"reproducible": "any_processes"}
+    trainer = _OwnEpoch(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), [], **options)
+    with pytest.raises(UnsupportedConfigurationError, match="_OwnEpoch"):
+        trainer.train(DATA, 1, samples_per_update=12)
+
+
 @pytest.mark.runs_on("two_ranks")
 def test_sharded_models_are_refused() -> None:
     """Each process would have a part of the gradients alone."""
@@ -105,11 +137,21 @@ def test_sharded_models_are_refused() -> None:
         trainer.train(TensorDataset(*sentences(24)), 1, samples_per_update=12)
 
 
-def test_several_updates_of_a_batch_are_refused() -> None:
-    """What they are made of is decided within the loop."""
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        pytest.param({"samples_per_update": None}, r"pass samples_per_update=", id="no size of updates"),
+        pytest.param(
+            {"samples_per_update": None, "max_updates_per_batch": 2}, "leave out max_updates", id="updates of a batch"
+        ),
+        pytest.param({"gradient_accumulation_steps": 2}, "leave out gradient_accumulation", id="accumulation"),
+    ],
+)
+def test_runs_whose_updates_follow_the_processes_are_refused(options: dict[str, Any], match: str) -> None:
+    """What an update is made of is known before the loop."""
     model = nn.Linear(4, 1)
-    with pytest.raises(ConfigurationError, match="max_updates_per_batch"):
-        run_of(model, SGD(model.parameters(), lr=0.1), max_updates_per_batch=2)
+    with pytest.raises(ConfigurationError, match=match):
+        run_of(model, SGD(model.parameters(), lr=0.1), **options)
 
 
 def test_a_callback_that_gathers_in_steps_is_refused() -> None:

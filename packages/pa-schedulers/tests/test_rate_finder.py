@@ -313,6 +313,15 @@ def test_a_model_without_its_parameters_is_refused() -> None:
         find_learning_rate(trainer, samples())
 
 
+def test_a_reproducible_trainer_is_refused() -> None:
+    """The batches of a search follow the number of processes."""
+    model = nn.Linear(8, 3)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[], reproducible="any_processes")
+    with pytest.raises(UnsupportedConfigurationError, match="without reproducible"):
+        find_learning_rate(trainer, samples())
+
+
 def test_a_model_in_place_of_a_trainer_is_refused() -> None:
     """With an error that says what is expected."""
     with pytest.raises(ArgumentTypeError, match="trainer of type Linear"):

@@ -8,7 +8,7 @@ from torch import nn
 from typing_extensions import override
 
 from pa_callbacks_extra.sync_batch_norm_layers import Participants, restore_layers, synchronise_layers
-from pa_core import AnyTrainer, TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, TrainerCallback
 from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.distributed import num_processes
 
@@ -32,6 +32,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     raises must therefore not come out of ``calculate_train_batch_loss``; raise it in a callback.
 
     Raises:
+        ConfigurationError: The run is reproducible on any number of processes.
         UnsupportedConfigurationError: A layer is a subclass of a torch batch norm layer with a custom ``forward``,
             which would be lost.
 
@@ -57,6 +58,11 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Convert the layers, if there are several processes."""
         self._restore()
+        if trainer.reproducible:
+            raise ConfigurationError(
+                "The statistics of ConvertSyncBatchNormCallback follow the processes, and those of a reproducible run "
+                "do not: leave out the callback, or reproducible."
+            )
         if num_processes() == 1:
             return
         has_accelerator = trainer.device.type != "cpu"

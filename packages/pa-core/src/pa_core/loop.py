@@ -198,6 +198,8 @@ class Loop:
         """
         for one in data:
             one.check_for(type(self.trainer), self.trainer.process_index, self.trainer.num_processes)
+        if self.reproducible is not None:
+            self.reproducible.check_arguments(data, asked)
         check_arguments_of_loaders(data, asked.per_device_batch_size, asked.collate_fn)
 
     def create_loader(

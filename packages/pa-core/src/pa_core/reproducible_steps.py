@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, is_slice
+from pa_core.data.data_arguments import GivenData, order_makes_batches
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.model_tensors import is_sharded_module
@@ -20,6 +21,7 @@ from pa_core.run_arguments import RunArguments
 from pa_core.trained import MicroBatch
 from pa_core.types import SizedIterable
 from pa_data import KeyedDataLoader
+from pa_data.orders import order_of_dataset
 from pa_data.rng import mix, seed_rng
 
 _AFTER_UPDATE: Final = -1
@@ -45,25 +47,50 @@ class ReproducibleSteps:
         self._has_begun = False
         self._samples = 0
 
-    def require_usable(
-        self, asked: RunArguments, loaders: Iterable[SizedIterable | None], models: Mapping[str, nn.Module]
-    ) -> None:
-        """Raise an error for a run that cannot give the same bits on any number of processes.
+    @staticmethod
+    def check_arguments(data: Iterable[GivenData], asked: RunArguments) -> None:
+        """Raise an error for arguments that a reproducible run cannot follow, before a loader is made.
 
         Args:
+            data: The data to train on or to evaluate.
             asked: The arguments of the run.
-            loaders: Its loaders.
-            models: What it calls, by name.
 
         Raises:
-            ConfigurationError: An argument contradicts, or the loader is limited or has an order of its own.
-            UnsupportedConfigurationError: A model is sharded, or has layers that follow the number of processes.
+            ConfigurationError: An argument contradicts, or the size of updates is missing.
         """
         if asked.max_updates_per_batch is not None or asked.gradient_accumulation_steps != 1:
             name = "gradient_accumulation_steps" if asked.max_updates_per_batch is None else "max_updates_per_batch"
             raise ConfigurationError(
                 f"The updates of a reproducible run follow from samples_per_update: leave out {name}, {_WAY_OUT}"
             )
+        for one in data:
+            if one.purpose == "eval" or one.loader is not None:
+                continue
+            kwargs = one.kwargs or {}
+            if order_makes_batches(one.order, one.data, kwargs):
+                order = order_of_dataset(one.data) if one.order is None else one.order
+                raise ConfigurationError(
+                    "A reproducible run makes its batches itself, by position in the order of the samples.",
+                    given=f"the order {type(order).__name__}, which makes batches of any size",
+                    do=f"Pass another order, {_WAY_OUT}",
+                )
+            if asked.samples_per_update is None and "samples_per_update" not in kwargs:
+                raise ConfigurationError(
+                    "A reproducible run needs the size of its updates: pass samples_per_update=..., which is the same "
+                    "on any number of processes."
+                )
+
+    def require_usable(self, loaders: Iterable[SizedIterable | None], models: Mapping[str, nn.Module]) -> None:
+        """Raise an error for loaders and models that cannot give the same bits on any number of processes.
+
+        Args:
+            loaders: The loaders of the run.
+            models: What it calls, by name.
+
+        Raises:
+            ConfigurationError: A loader is limited or has an order of its own.
+            UnsupportedConfigurationError: A model is sharded, or has layers that follow the number of processes.
+        """
         for loader in loaders:
             if loader is not None:
                 self._require_own_batches(loader)

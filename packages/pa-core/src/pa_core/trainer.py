@@ -23,7 +23,7 @@ from pa_core.data.data_arguments import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.default_step import check_step_output, count_items, name_step
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.errors import NonFiniteLossError, StopTrainingError
+from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.extra_models import require_one_trained_module
 from pa_core.loop import Loop
 from pa_core.progress import Phase
@@ -314,7 +314,7 @@ class Trainer(
             if self._loop.reproducible is not None:
                 called: dict[str, nn.Module] = {"model": self.get_model(), **self.modules}
                 loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()
-                self._loop.reproducible.require_usable(asked, loaders_of_run, called)
+                self._loop.reproducible.require_usable(loaders_of_run, called)
             self._start_training_together()
             steps = loaders.steps_per_update(self.train_dataloader, per_device_batch_size, gradient_accumulation_steps)
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
@@ -600,6 +600,11 @@ class Trainer(
         trained: dict[str, nn.Module] = {"model": self.model, **self._engine.added.trained(self.optimizer)}
         self._trained.start(trained, {**self.modules, **trained})
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
+            if self.reproducible:
+                raise UnsupportedConfigurationError(
+                    f"{type(self).__qualname__}._run_train_epoch replaces the steps of a reproducible run. Override "
+                    "what it calls, such as calculate_train_batch_loss, or leave reproducible out."
+                )
             self._trained.exchange_each_pass()
 
     @override

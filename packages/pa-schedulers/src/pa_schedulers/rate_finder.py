@@ -151,7 +151,8 @@ def find_learning_rate(
     Raises:
         ArgumentTypeError: ``trainer`` is not a trainer.
         ConfigurationError: An argument cannot work, the trainer sets its rates itself, or no loss is finite.
-        UnsupportedConfigurationError: The model is sharded, or its optimizer or parameters are made in a run.
+        UnsupportedConfigurationError: The trainer is reproducible, the model is sharded, or its optimizer or parameters
+            are made in a run.
 
     Example:
         >>> from pa_core.testing import make_regression
@@ -235,6 +236,11 @@ class _Search(TrainerCallback):
 
 def _require_searchable(trainer: Trainer[Any, Any, Any, Any]) -> None:
     optimizer = trainer.named_optimizers().get("optimizer")
+    if trainer.reproducible:
+        raise UnsupportedConfigurationError(
+            "A learning rate cannot be searched for with a reproducible trainer. Search with another one of the same "
+            "model, without reproducible."
+        )
     if trainer.is_sharded or optimizer is None:
         why = "a sharded model" if trainer.is_sharded else "no optimizer, or one that is made when a run starts"
         raise UnsupportedConfigurationError(

@@ -351,7 +351,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 one.watch_steps(self.optimizers[name])
             self.train_dataloader = loaders.split_for_training(self.train_dataloader)
             if self._loop.reproducible is not None:
-                self._loop.reproducible.require_usable(asked, [self.train_dataloader], self.models)
+                self._loop.reproducible.require_usable([self.train_dataloader], self.models)
             steps = loaders.steps_per_update(self.train_dataloader, size, asked.gradient_accumulation_steps)
             asked = replace(asked, gradient_accumulation_steps=steps)
             per_batch = asked.max_updates_per_batch

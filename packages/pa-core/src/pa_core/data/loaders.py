@@ -202,6 +202,7 @@ class Loaders:
         elif kwargs.get("shuffle"):
             kwargs["order"] = Shuffled(kwargs.pop("algorithm", None))
         if self._fixed_batches:
+            _require_reproducible(purpose, kwargs)
             kwargs["fixed_batches"], allows_empty_shares = True, False
         has_too_few = allows_empty_shares and count_samples(dataset) < self._accelerator.num_processes
         return KeyedDataLoader(
@@ -333,6 +334,16 @@ class Loaders:
         speaks = count.is_per_process or self._accelerator.is_main_process
         if speaks and count.phase not in self._warned_in and count.warn_of_difference():
             self._warned_in.add(count.phase)
+
+
+def _require_reproducible(purpose: Purpose, kwargs: Mapping[str, Any]) -> None:
+    """Raise an error for arguments of a loader with which a run is not reproducible."""
+    if not kwargs.get("keyed_augmentation", True):
+        raise ConfigurationError(
+            "The random numbers of a reproducible run follow from the sample: leave out keyed_augmentation=False."
+        )
+    if purpose == "eval" and kwargs.get("drop_last"):
+        raise ConfigurationError("A reproducible run evaluates every sample: leave out drop_last=True.")
 
 
 def batches_on_device(
