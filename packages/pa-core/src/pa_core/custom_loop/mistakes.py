@@ -120,6 +120,22 @@ def evaluates(what: str) -> ConfigurationError:
     )
 
 
+def evaluates_by_callback() -> ConfigurationError:
+    """Return the error of a callback that evaluates a run, which a custom loop does itself."""
+    return ConfigurationError(
+        "A custom loop runs its evaluations itself, and a callback requests one. Remove the callback, and iterate over "
+        "run.evaluation_batches(dataset) in the loop."
+    )
+
+
+def late_model(name: str) -> ConfigurationError:
+    """Return the error of a model that is added to a run which has been made."""
+    return ConfigurationError(
+        f"A run is given all of its models when it is made, not by add_module({name!r}, ...). Write Run({{'model': "
+        f"..., {name!r}: ...}}, {{'model': ..., {name!r}: ...}}, ...)."
+    )
+
+
 def update_is_over(number: int, what: str) -> ConfigurationError:
     """Return the error of a call of an update after the loop has continued."""
     return ConfigurationError(

@@ -848,10 +848,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         Raises:
             ConfigurationError: In any case.
         """
-        raise ConfigurationError(
-            "A custom loop runs its evaluations itself, and a callback requests one. Remove the callback, and iterate "
-            "over run.evaluation_batches(dataset) in the loop."
-        )
+        raise mistakes.evaluates_by_callback()
 
     @override
     def add_module(
@@ -872,10 +869,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         Raises:
             ConfigurationError: In any case.
         """
-        raise ConfigurationError(
-            f"A run is given all of its models when it is made, not by add_module({name!r}, ...). Write Run({{'model': "
-            f"..., {name!r}: ...}}, {{'model': ..., {name!r}: ...}}, ...)."
-        )
+        raise mistakes.late_model(name)
 
 
 @contextmanager
