@@ -646,7 +646,7 @@ class AnyTrainer(ABC):
 
     @property
     def reproducible(self) -> bool:
-        """Whether runs give the same bits on any number of processes."""
+        """Whether results are bit-for-bit identical on any number of processes."""
         return self._engine.reproducible
 
     def fingerprint(self) -> str:

@@ -138,7 +138,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             ``gradient_accumulation_steps`` then counts the batches of the loop. None, the default, is for loops that do
             not call ``updates(batches)``.
         samples_per_update: The number of samples of an update, on any number of processes; see ``Trainer.train``.
-        reproducible: "any_processes" makes the run give the same bits on any number of processes; see ``Trainer``.
+        reproducible: "any_processes" makes results bit-for-bit identical on any number of processes; see ``Trainer``.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
