@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from pa_core.default_step import unusable_kind
-from pa_core.errors import ConfigurationError
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_data.batches import describe_batch
 
 
@@ -125,6 +125,13 @@ def evaluates_by_callback() -> ConfigurationError:
     return ConfigurationError(
         "A custom loop runs its evaluations itself, and a callback requests one. Remove the callback, and iterate over "
         "run.evaluation_batches(dataset) in the loop."
+    )
+
+
+def shared_scaler() -> UnsupportedConfigurationError:
+    """Return the error of several optimizers in fp16."""
+    return UnsupportedConfigurationError(
+        "Several optimizers cannot share the gradient scaler of fp16. Pass mixed_precision='bf16', which needs no scaler."
     )
 
 

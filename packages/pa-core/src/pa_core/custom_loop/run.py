@@ -26,7 +26,7 @@ from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.default_step import require_count
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
+from pa_core.errors import ConfigurationError, StopTrainingError
 from pa_core.loop import Loop, Steps
 from pa_core.model_tensors import reshard
 from pa_core.placeholders import create_scheduler
@@ -244,10 +244,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 resume_allow=resume_allow,
             )
             if self._accelerator.scaler is not None and len(self._given.optimizer_names) > 1:
-                raise UnsupportedConfigurationError(
-                    "Several optimizers cannot share the gradient scaler of fp16. Pass mixed_precision='bf16', which "
-                    "needs no scaler."
-                )
+                raise mistakes.shared_scaler()
         self.collate_fn = collate_fn
         self._engine.gradient_clip_norm = gradient_clip_norm
         self._engine.makes_optimizer = not self._given.optimizers
