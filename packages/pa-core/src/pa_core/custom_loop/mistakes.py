@@ -131,7 +131,8 @@ def evaluates_by_callback() -> ConfigurationError:
 def shared_scaler() -> UnsupportedConfigurationError:
     """Return the error of several optimizers in fp16."""
     return UnsupportedConfigurationError(
-        "Several optimizers cannot share the gradient scaler of fp16. Pass mixed_precision='bf16', which needs no scaler."
+        "Several optimizers cannot share the gradient scaler of fp16. Pass mixed_precision='bf16', which needs no "
+        "scaler."
     )
 
 
