@@ -48,7 +48,7 @@ KINDS: dict[str, str | tuple[str, int]] = {
     "docs/several-machines.md": "scaling",
     "docs/sharding.md": "scaling",
     "docs/training-states.md": "understanding",
-    "docs/trials.md": ("migration", 1200),
+    "docs/trials.md": ("migration", 1360),
     "docs/troubleshooting.md": ("how-to", 1600),
     "docs/typing.md": "reference",
     "docs/why.md": "understanding",

@@ -17,14 +17,14 @@ ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
-    "code lines of pa-core": 13_000,
-    "code lines of all packages": 28_500,
-    "code lines of tests": 46_000,
+    "code lines of pa-core": 13_200,
+    "code lines of all packages": 29_720,
+    "code lines of tests": 47_790,
     "code lines of a module of pa-core": 500,
     "lines of trainer.py": 650,
     "words of architecture.md": 2_500,
     "files of an update": 13,
-    "modules of ours that an import loads": 161,
+    "modules of ours that an import loads": 170,
     "other modules that an import loads": 2,  # secrets and hmac
     "time of an import, compared with that of accelerate": 2.5,  # 1.3 on an idle machine
     "more files of a save": 20,

@@ -124,7 +124,7 @@ trainer.scheduler.step()  # type: ignore[union-attr]  # pyright: ignore[reportOp
 
 # Trainers of any kind
 
-AnyTrainer(net, None, None, [], None, mixed_precision=None, cpu=None, max_wait_seconds=None)  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]  # pa_core.AnyTrainer: it is abstract
+AnyTrainer(net, None, None, [], None, mixed_precision=None, cpu=None, max_wait_seconds=None, reproducible=None)  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]  # pa_core.AnyTrainer: it is abstract
 needs_plain_trainer(net_trainer)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.AnyTrainer: what Trainer without parameters is not
 
 # Settings

@@ -646,7 +646,7 @@ class AnyTrainer(ABC):
 
     @property
     def reproducible(self) -> bool:
-        """Whether runs give the same bits on any number of processes."""
+        """Whether results are bit-for-bit identical on any number of processes."""
         return self._engine.reproducible
 
     def fingerprint(self) -> str:
@@ -670,10 +670,7 @@ class AnyTrainer(ABC):
             >>> trainer.fingerprint() == before
             False
         """
-        if not self._engine.reproducible:
-            for model in self.named_models().values():
-                distributed.broadcast_buffers(model)
-        return fingerprint(self)
+        return fingerprint(self, gives_buffers=not self.reproducible)
 
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node, without breaking progress bars.

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from numbers import Number
 from typing import Any, cast
 
-import numpy as np
 from torch import Tensor
 
+from pa_core.distributed import broadcast_buffers
 from pa_core.rank_checks import bytes_of, digest_of_weights
 from pa_core.sharding.sharded_states import gather_state
 from pa_core.tracking import RunHistory
@@ -18,15 +18,19 @@ from pa_core.training_state.snapshotable import ResumableRun
 from pa_distributed import require_same
 
 
-def fingerprint(run: ResumableRun) -> str:
+def fingerprint(run: ResumableRun, *, gives_buffers: bool) -> str:
     """Return a digest of weights, buffers, optimizers, schedulers and metrics; every process must call this.
 
     Args:
         run: The run.
+        gives_buffers: Whether all processes get the buffers of rank zero first, as in training states.
 
     Raises:
         RanksDifferError: One of them is not the same on all processes.
     """
+    if gives_buffers:
+        for model in run.named_models().values():
+            broadcast_buffers(model)
     optimizers = {name: gather_state(one.state_dict(), keep=True) for name, one in run.named_optimizers().items()}
     parts = {
         "weights": digest_of_weights(run.named_models()),
@@ -59,7 +63,7 @@ def _pieces(value: Any) -> Iterator[bytes | memoryview]:
         value = [*cast("Mapping[object, object]", value).items()]
     elif isinstance(value, set):
         value = sorted(cast("set[object]", value), key=repr)
-    elif isinstance(value, np.ndarray):
+    elif hasattr(value, "tolist") and not isinstance(value, Tensor):  # of numpy, which need not be there
         value = value.tolist()
     if isinstance(value, list | tuple):
         entries = cast("list[object]", value)

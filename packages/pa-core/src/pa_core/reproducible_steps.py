@@ -1,6 +1,6 @@
-"""What makes the steps of a run give the same bits on any number of processes.
+"""Steps of a run that are bit-for-bit identical on any number of processes.
 
-An update is cut into micro-batches by position. Each of them draws from RNGs of its own and begins with the buffers
+An update is cut into micro-batches by position. Each of them draws from its own RNGs and begins with the buffers
 from before the update, and their gradients are added up in a fixed tree. So it does not matter who computes them.
 """
 
@@ -115,7 +115,7 @@ class ReproducibleSteps:
             )
         if is_slice(loader) and not may_be_limited:
             raise ConfigurationError(
-                "A limit counts the batches of each process, so it means other samples on another number of processes.",
+                "A limit counts the batches of each process, and means other samples on a different number of them.",
                 given=f"reproducible, and {loader.slice_size} batches of a loader",
                 do="Pass max_num_train_steps, or a torch.utils.data.Subset to evaluate.",
             )
@@ -174,7 +174,7 @@ class ReproducibleSteps:
             is_trial: Whether the evaluation is left after the first batches, and nothing is recorded.
 
         Raises:
-            ConfigurationError: The loader is limited, or has an order of its own.
+            ConfigurationError: The loader is limited, or has its own order.
         """
         keyed = self._require_own_batches(loader, may_be_limited=is_trial)
         trees = [trained.tree for trained in self._engine.trained.values() if trained.is_reproducible]

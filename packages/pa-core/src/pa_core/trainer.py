@@ -85,9 +85,9 @@ class Trainer(
         create_optimizer_fn: A function that is called with the model and returns its optimizer; pass it in place of
             ``optimizer``. It is called once, when the first training run begins, after the model was sharded, if it is.
             You only need it for optimizers that read the shapes of their parameters when they are made.
-        reproducible: "any_processes" makes runs give the same bits on any number of processes: the same weights,
-            history and predictions. ``train()`` then needs ``samples_per_update``, and ``per_device_batch_size`` is the
-            size of the micro-batches that updates are cut into. None, the default, promises the same up to rounding.
+        reproducible: "any_processes" makes weights, history and predictions bit-for-bit identical on any number of
+            processes. ``train()`` then needs ``samples_per_update``, and ``per_device_batch_size`` is the size of the
+            micro-batches that updates are cut into. None, the default, promises equality up to rounding.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.

@@ -89,7 +89,8 @@ def make_reproducible(*callbacks: TrainerCallback, is_so: bool = True) -> Traine
 
 def train_in_updates(trainer: Trainer, **options: Any) -> None:
     """Train with eight samples in an update, of which an epoch has seven."""
-    trainer.train(make_classification(52), 3, **{"per_device_batch_size": 8, "samples_per_update": 8, **options})
+    arguments: dict[str, Any] = {"per_device_batch_size": 8, "samples_per_update": 8, **options}
+    trainer.train(make_classification(52), 3, **arguments)
 
 
 def interrupt(folder: Path, *, is_reproducible: bool = True) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class EpochOrders:
 class UpdateOrders(EpochOrders):
     """The same order, cut into updates of as many samples on any number of processes.
 
-    What is numbered is the shares of the processes in the updates: number ``first`` is that of process
+    What is numbered is the shares of the processes in the updates: number ``first`` is the share of process
     ``first % stride`` in update ``first // stride``.
 
     Attributes:
@@ -109,7 +109,7 @@ class UpdateOrders(EpochOrders):
         """Yield each piece of a process: epoch, its order, positions, weight, and whether it is the last of its update.
 
         The gradient of an update is the mean over the processes of the sums of their weighted gradients. Where a
-        process has no sample, it computes those of the chief, with a weight of zero, as all processes come together.
+        process has no sample, it computes a piece of the chief, with weight zero, as all processes come together.
         """
         split, begin, every = self.split, first // stride, self.split.steps_per_update
         for epoch in count(begin // len(self)):

@@ -66,7 +66,7 @@ def init(
         stop_on_signals: The signals after which a checkpoint is saved and training is left.
         max_wait_seconds: The seconds that a process waits for another one; None waits forever.
         samples_per_update: The number of samples of all processes in an optimizer step, the same on any number of
-            processes. The gradient is that of the mean loss over all of them. ``Batch``, ``batch_idx`` and the length
+            processes. The gradient is computed of their mean loss. ``Batch``, ``batch_idx`` and the length
             of an epoch then count updates, and ``train_batch`` is called for each piece of an update that this process
             computes. Only with ``per_device_batch_size``, and instead of ``aggregation_frequency``.
         per_device_batch_size: The most samples that one process computes at a time; it replaces the ``batch_size`` of

@@ -25,7 +25,7 @@ class SavedTrial(NamedTuple):
         path: Its folder.
         progress: How far the training had come.
         digest: Identifies its content.
-        samples_per_update: That of the training; None without one.
+        samples_per_update: The samples in an update of the training; None without a number.
         num_processes: The number of processes of the training; None if unknown.
         aggregation_frequency: The frequency of the training; None if unknown.
         calls: The calls of ``fit`` that have led to it, by name: after how many batches each was continued, or, of the

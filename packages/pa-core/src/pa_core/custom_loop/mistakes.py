@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from pa_core.default_step import unusable_kind
-from pa_core.errors import ConfigurationError
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_data.batches import describe_batch
 
 
@@ -117,6 +117,30 @@ def evaluates(what: str) -> ConfigurationError:
     return ConfigurationError(
         f"An evaluation does not train: {what} in the body of a loop over evaluation batches. Move it after the "
         "evaluation."
+    )
+
+
+def evaluates_by_callback() -> ConfigurationError:
+    """Return the error of a callback that evaluates a run, which a custom loop does itself."""
+    return ConfigurationError(
+        "A custom loop runs its evaluations itself, and a callback requests one. Remove the callback, and iterate over "
+        "run.evaluation_batches(dataset) in the loop."
+    )
+
+
+def shared_scaler() -> UnsupportedConfigurationError:
+    """Return the error of several optimizers in fp16."""
+    return UnsupportedConfigurationError(
+        "Several optimizers cannot share the gradient scaler of fp16. Pass mixed_precision='bf16', which needs no "
+        "scaler."
+    )
+
+
+def late_model(name: str) -> ConfigurationError:
+    """Return the error of a model that is added to a run which has been made."""
+    return ConfigurationError(
+        f"A run is given all of its models when it is made, not by add_module({name!r}, ...). Write Run({{'model': "
+        f"..., {name!r}: ...}}, {{'model': ..., {name!r}: ...}}, ...)."
     )
 
 

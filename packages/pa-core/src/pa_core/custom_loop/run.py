@@ -26,7 +26,7 @@ from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.default_step import require_count
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
+from pa_core.errors import ConfigurationError, StopTrainingError
 from pa_core.loop import Loop, Steps
 from pa_core.model_tensors import reshard
 from pa_core.placeholders import create_scheduler
@@ -138,7 +138,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             ``gradient_accumulation_steps`` then counts the batches of the loop. None, the default, is for loops that do
             not call ``updates(batches)``.
         samples_per_update: The number of samples of an update, on any number of processes; see ``Trainer.train``.
-        reproducible: "any_processes" makes the run give the same bits on any number of processes; see ``Trainer``.
+        reproducible: "any_processes" makes results bit-for-bit identical on any number of processes; see ``Trainer``.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -244,10 +244,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 resume_allow=resume_allow,
             )
             if self._accelerator.scaler is not None and len(self._given.optimizer_names) > 1:
-                raise UnsupportedConfigurationError(
-                    "Several optimizers cannot share the gradient scaler of fp16. Pass mixed_precision='bf16', which "
-                    "needs no scaler."
-                )
+                raise mistakes.shared_scaler()
         self.collate_fn = collate_fn
         self._engine.gradient_clip_norm = gradient_clip_norm
         self._engine.makes_optimizer = not self._given.optimizers
@@ -848,10 +845,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         Raises:
             ConfigurationError: In any case.
         """
-        raise ConfigurationError(
-            "A custom loop runs its evaluations itself, and a callback requests one. Remove the callback, and iterate "
-            "over run.evaluation_batches(dataset) in the loop."
-        )
+        raise mistakes.evaluates_by_callback()
 
     @override
     def add_module(
@@ -872,10 +866,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         Raises:
             ConfigurationError: In any case.
         """
-        raise ConfigurationError(
-            f"A run is given all of its models when it is made, not by add_module({name!r}, ...). Write Run({{'model': "
-            f"..., {name!r}: ...}}, {{'model': ..., {name!r}: ...}}, ...)."
-        )
+        raise mistakes.late_model(name)
 
 
 @contextmanager
