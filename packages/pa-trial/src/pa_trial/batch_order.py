@@ -217,7 +217,8 @@ class KeyedShare(SkipBatchSampler):
         super().__init__(batches, skip)
         self.first: int = skip * batches.num_workers + batches.rank
         self.stride: int = batches.num_workers
-        self.order, self._repeat = order, repeat
+        self.order = order
+        self._repeat = repeat
 
     def requests(self) -> Iterator[BatchRequest]:
         """Return what each batch is made from."""
