@@ -191,8 +191,9 @@ def test_the_message_says_how_the_samples_of_an_update_stay_as_many(folder: Path
 
 
 def test_the_documentation_lists_each_name_with_its_reason() -> None:
-    """The page on resuming and the messages say the same."""
+    """The page on resuming and the messages say the same, apart from links."""
     page = (Path(__file__).parents[4] / "docs" / "resuming.md").read_text()
+    page = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", page)
     assert dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, flags=re.MULTILINE)) == RESUME_OVERRIDES
 
 

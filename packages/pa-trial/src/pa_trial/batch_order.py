@@ -215,8 +215,10 @@ class KeyedShare(SkipBatchSampler):
         self, batches: DistributedBatchSampler, skip: int, order: EpochOrders | SamplerOrder, repeat: bool
     ) -> None:
         super().__init__(batches, skip)
-        self.first, self.stride = skip * batches.num_workers + batches.rank, batches.num_workers
-        self.order, self._repeat = order, repeat
+        self.first: int = skip * batches.num_workers + batches.rank
+        self.stride: int = batches.num_workers
+        self.order = order
+        self._repeat = repeat
 
     def requests(self) -> Iterator[BatchRequest]:
         """Return what each batch is made from."""
