@@ -18,7 +18,7 @@ PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
     "code lines of pa-core": 13_200,
-    "code lines of all packages": 29_720,
+    "code lines of all packages": 29_800,
     "code lines of tests": 47_790,
     "code lines of a module of pa-core": 500,
     "lines of trainer.py": 650,

@@ -31,6 +31,8 @@ __all__ = ["GradientTree"]
 _collectives: Any = dist
 
 _PAIR: Final = 2
+_SMALL: Final = 1 << 20
+"""In bytes: an exchange of so many takes longer for its beginning than for its bytes."""
 _ALIGNMENT: Final = 64
 """In bytes: kernels take other ways through tensors that begin elsewhere."""
 
@@ -66,6 +68,8 @@ class _Bucket:
         nodes: What the micro-batches of this process add up to so far.
         awaited: The parameters that the last backward pass has not come to yet; None while nothing is sent.
         is_sent: Whether the gradients of the update are on their way.
+        is_small: Whether its bytes count for little.
+        sends_all: Whether all of it is sent to all in this update.
     """
 
     def __init__(self, parameters: list[nn.Parameter], num_processes: int) -> None:
@@ -75,6 +79,8 @@ class _Bucket:
         self._sizes = [_rounded(one.numel(), unit) for one in parameters]
         self.chunk = _rounded(-(-sum(self._sizes) // num_processes), unit)
         self.numel = self.chunk * num_processes
+        self.is_small = self.numel * parameters[0].element_size() <= _SMALL
+        self.sends_all = False
         self._free: list[_Flat] = []
         self._lent: list[_Flat] = []
         self.nodes: list[Node[_Flat]] = []
@@ -172,7 +178,6 @@ class GradientTree:
         self._all: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []
         self._trainable: list[bool] = []
-        self._sends_all = False
         self._buckets: list[_Bucket] = []
         self._present: list[bool] = []
         self._hooks: list[RemovableHandle] = []
@@ -209,8 +214,10 @@ class GradientTree:
         self._upcoming = list(reversed(block_of(count, self._rank, self._world)))
         self.save_buffers()
         of_ranks = nodes_of_ranks(count, self._world)
-        self._sends_all = self._world == _PAIR and max(map(len, of_ranks)) == 1
-        if self._buckets and self._sends_all:
+        has_one_node_each = self._world == _PAIR and max(map(len, of_ranks)) == 1
+        for bucket in self._buckets:
+            bucket.sends_all = has_one_node_each and bucket.is_small
+        if self._sends_notes_along:
             self._buckets[-1].reserve(self._num_values + len(self._present) + len(self._buffers))
 
     def start_batch(self, *, overlaps: bool = False) -> None:
@@ -345,6 +352,10 @@ class GradientTree:
 
     # Exchange
 
+    @property
+    def _sends_notes_along(self) -> bool:
+        return bool(self._buckets) and self._buckets[-1].sends_all
+
     @torch.no_grad()
     def _exchange(self, values: Sequence[float]) -> tuple[Tensor, list[bool]]:
         """Send what was not sent during the backward pass, and the notes of this process.
@@ -360,8 +371,8 @@ class GradientTree:
         own = torch.tensor([*values, *present], dtype=torch.float64)
         for bucket in self._buckets:
             if not bucket.is_sent:
-                self._send(bucket, own if self._sends_all and bucket is self._buckets[-1] else None)
-        if self._sends_all and self._buckets:
+                self._send(bucket, own if bucket is self._buckets[-1] else None)
+        if self._sends_notes_along:
             last = self._buckets[-1]
             last.work.wait()
             of_each = last.received.view(self._world, -1)[:, last.numel :].view(torch.float64)
@@ -376,14 +387,14 @@ class GradientTree:
         return sums, cast("list[bool]", (of_any > 0).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
     def _send(self, bucket: _Bucket, notes: Tensor | None = None) -> None:
-        """Send to each process its chunk of the nodes of this one; or all to both, if each of two has one node.
+        """Send to each process its chunk of the nodes of this one; or all of a small bucket to both of two processes.
 
-        That is as many bytes in one exchange, instead of two.
+        If each has one node, that is as many bytes, in one exchange instead of two.
         """
         self._num_started += 1
         bucket.is_sent = True
         of_ranks = [len(nodes) for nodes in nodes_of_ranks(self._count, self._world)]
-        if self._sends_all:
+        if bucket.sends_all:
             flat = bucket.nodes[0].value if bucket.nodes else bucket.lend()
             if notes is not None:
                 flat.notes.copy_(notes)
@@ -411,7 +422,7 @@ class GradientTree:
             bucket.work.wait()
             result = bucket.nodes[0].value if bucket.nodes else bucket.lend()
             bucket.nodes = [Node(0, 0, result)]
-            if self._sends_all:
+            if bucket.sends_all:
                 one, other = bucket.received.view(self._world, -1)[:, : bucket.numel]
                 result.tensor.copy_(one) if len(nodes) == 1 else torch.add(one, other, out=result.tensor)
                 continue
