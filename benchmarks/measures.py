@@ -67,7 +67,11 @@ def time_of_step(task: Task, run: Callable[[Task, int], None], clock: Callable[[
 def time_of_update(task: Task, run: Callable[[Task, int], None]) -> float:
     """Microseconds from one update to the next of a run over the epochs of the task, without its start and its end."""
     updated: list[float] = []
-    task.optimizer.register_step_post_hook(lambda *_: updated.append(time.perf_counter()))
+
+    def update(*_: object) -> None:
+        updated.append(time.perf_counter())
+
+    task.optimizer.register_step_post_hook(update)
     run(task, task.num_epochs)
     return (updated[-1] - updated[0]) / (len(updated) - 1) * 1e6
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from pa_distributed._errors import InvalidArgumentError
-from pa_distributed._torch import BUFFERS, versions_of
+from pa_distributed._torch import BUFFERS, foreach, versions_of
 
 Changes: TypeAlias = dict[int, Tensor]
-"""By the number of the buffer, in double precision: its weighed change, or the whole numbers that all agree on."""
+"""By the number of the group, in double precision: its weighed change, or the whole numbers that all agree on."""
 
 _SMALL: Final = 1 << 13
 """In elements; most masks and tables are larger."""
@@ -26,6 +27,81 @@ class _Buffer(NamedTuple):
     tensor: Tensor
 
 
+class _Group:
+    """Buffers of one type that are looked at together, as each operation takes longer for its beginning than for them.
+
+    Attributes:
+        is_weighed: Whether the mean of their changes counts; whole numbers have to agree.
+        numel: How many elements they have.
+        saved: What they were before the update, one after the other.
+    """
+
+    def __init__(self, members: Sequence[_Buffer], *, always_changes: bool) -> None:
+        self._members = members
+        self._always_changes = always_changes
+        self._tensors = [one.tensor for one in members]
+        self._sizes = [tensor.numel() for tensor in self._tensors]
+        self._versions = self._saved_versions = [-1]
+        self.is_weighed: bool = self._tensors[0].is_floating_point()
+        self.numel: int = sum(self._sizes)
+        self.saved: Tensor = torch.empty(0)
+
+    def save(self) -> None:
+        """Keep what they are; a copy that is still true is kept."""
+        self._versions = versions_of(self._tensors)
+        if self._always_changes or self._saved_versions != self._versions:
+            self._saved_versions, self.saved = self._versions, _flat(self._tensors)
+
+    def restore(self) -> None:
+        """Let them be what was saved."""
+        for one in self._members:
+            one.holder[one.key] = one.tensor
+        self.assign(self.saved)
+
+    def assign(self, flat: Tensor) -> None:
+        """Give them values.
+
+        Args:
+            flat: The values one after the other.
+        """
+        pieces = zip(torch.split(flat, self._sizes), self._tensors, strict=True)
+        foreach("copy_", self._tensors, [piece.view(tensor.shape) for piece, tensor in pieces])
+        self._versions = versions_of(self._tensors)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether they may be something else than when they were saved."""
+        if self._always_changes or versions_of(self._tensors) != self._versions:
+            return True
+        return any(one.holder.get(one.key) is not one.tensor for one in self._members)
+
+    def values(self) -> Tensor:
+        """Return what they are now, one after the other.
+
+        Raises:
+            InvalidArgumentError: One has another shape or type than before.
+        """
+        now = [one.holder.get(one.key) for one in self._members]
+        for one, after in zip(self._members, now, strict=True):
+            before = one.tensor
+            if after is None or (after.shape, after.dtype) != (before.shape, before.dtype) or after.is_complex():
+                raise InvalidArgumentError(
+                    f"The forward pass has given the buffer {one.name} another shape or type, so it has no mean.",
+                    given=f"{_described(after)}, before {_described(before)}",
+                    do="Keep the shape of buffers, or keep what grows in a plain attribute.",
+                )
+        return _flat(cast("list[Tensor]", now))
+
+    def name_at(self, index: int) -> str:
+        """Return the name of the buffer that an element belongs to.
+
+        Args:
+            index: The number of the element.
+        """
+        ends = accumulate(self._sizes)
+        return next(one.name for one, end in zip(self._members, ends, strict=True) if index < end)
+
+
 class Buffers:
     """Lets each micro-batch of an update begin with the same buffers, and finds what it has changed.
 
@@ -36,9 +112,8 @@ class Buffers:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
         self._holders: list[tuple[str, dict[str, Tensor | None]]] = []
-        self._buffers: list[_Buffer] = []
-        self._saved: dict[int, tuple[int, Tensor]] = {}  # by their numbers: version and copy
-        self._versions: list[int] = []
+        self._found: list[int] = []
+        self._groups: list[_Group] = []
         self.find()
 
     @property
@@ -47,8 +122,8 @@ class Buffers:
         return bool(self._holders)
 
     def __len__(self) -> int:
-        """Return the number of buffers."""
-        return len(self._buffers)
+        """Return the number of groups that they are looked at in."""
+        return len(self._groups)
 
     def find(self) -> None:
         """Look again for the modules that have buffers; what they hold is looked at for each update."""
@@ -68,21 +143,17 @@ class Buffers:
             for key, tensor in holder.items()
             if tensor is not None
         }
-        if [id(one.tensor) for one in self._buffers] != list(found):
-            self._buffers, self._saved = list(found.values()), {}
-        self._versions = self._versions_now()
-        for number, (one, version) in enumerate(zip(self._buffers, self._versions, strict=True)):
-            if number not in self._saved or _is_small(one.tensor) or self._saved[number][0] != version:
-                self._saved[number] = version, one.tensor.clone()
+        if self._found != list(found):
+            self._found, self._groups = list(found), _grouped(found.values())
+        for group in self._groups:
+            group.save()
 
     @torch.no_grad()
     def restore(self) -> None:
         """Let the buffers be what they were before the update."""
-        for number in self._changed():
-            one = self._buffers[number]
-            one.holder[one.key] = one.tensor
-            one.tensor.copy_(self._saved[number][1])
-        self._versions = self._versions_now()
+        for group in self._groups:
+            if group.has_changed:
+                group.restore()
 
     @torch.no_grad()
     def changes(self, weight: float) -> Changes:
@@ -95,16 +166,10 @@ class Buffers:
             InvalidArgumentError: A buffer has another shape or type than before.
         """
         changes: Changes = {}
-        for number in self._changed():
-            one = self._buffers[number]
-            before, after = self._saved[number][1], one.holder[one.key]
-            if after is None or (after.shape, after.dtype) != (before.shape, before.dtype) or after.is_complex():
-                raise InvalidArgumentError(
-                    f"The forward pass has given the buffer {one.name} another shape or type, so it has no mean.",
-                    given=f"{_described(after)}, before {_described(before)}",
-                    do="Keep the shape of buffers, or keep what grows in a plain attribute.",
-                )
-            changes[number] = (after.double() - _base(before)) * weight if after.is_floating_point() else after.double()
+        for number, group in enumerate(self._groups):
+            if group.has_changed:
+                now = group.values().double()
+                changes[number] = (now - _base(group.saved)) * weight if group.is_weighed else now
         return changes
 
     def add(self, left: Changes, right: Changes) -> Changes:
@@ -114,16 +179,18 @@ class Buffers:
             InvalidArgumentError: Whole numbers differ; on an accelerator nobody waits for them to be compared.
         """
         for number, change in right.items():
-            one, other = self._buffers[number], left.get(number)
+            group, other = self._groups[number], left.get(number)
             if other is None:
                 left[number] = change
-            elif one.tensor.is_floating_point():
+            elif group.is_weighed:
                 left[number] = other + change
             else:
                 left[number] = joined = torch.where(other.isnan(), change, other)
-                if change.device.type == "cpu" and not ((joined == change) | change.isnan()).all():
+                differs = (joined != change) & ~change.isnan()
+                if change.device.type == "cpu" and differs.any():
+                    name = group.name_at(int(differs.nonzero()[0]))
                     raise InvalidArgumentError(
-                        f"Micro-batches have left different whole numbers in the buffer {one.name}.",
+                        f"Micro-batches have left different whole numbers in the buffer {name}.",
                         do="Count in a floating-point buffer, whose changes are averaged, or outside of the model.",
                     )
         return left
@@ -137,25 +204,27 @@ class Buffers:
         """
         self.restore()
         for number, change in changes.items():
-            tensor = self._buffers[number].tensor
-            if tensor.is_floating_point():
-                tensor.copy_(_base(tensor) + change)
+            group = self._groups[number]
+            saved = group.saved
+            if group.is_weighed:
+                group.assign((_base(saved) + change).to(saved.dtype))
             else:  # what is larger than a double holds exactly, and did not change, stays
-                tensor.copy_(torch.where(tensor.double() == change, tensor, change.to(tensor.dtype)))
+                group.assign(torch.where(saved.double() == change, saved, change.to(saved.dtype)))
 
     def flat(self, changes: Changes, numbers: Sequence[int]) -> Tensor:
         """Return the changes of some buffers one after the other; whole numbers that are the same as before are NaN.
 
         Args:
             changes: The changes.
-            numbers: The numbers of the buffers.
+            numbers: The numbers of the groups.
         """
-        return torch.cat([self._change(changes, number).reshape(-1) for number in numbers])
+        return torch.cat([self._change(changes, number) for number in numbers])
 
     def _change(self, changes: Changes, number: int) -> Tensor:
-        tensor = self._buffers[number].tensor
-        nothing = 0.0 if tensor.is_floating_point() else math.nan
-        return changes[number] if number in changes else torch.full_like(tensor, nothing, dtype=torch.float64)
+        if number in changes:
+            return changes[number]
+        group = self._groups[number]
+        return torch.full_like(group.saved, 0.0 if group.is_weighed else math.nan, dtype=torch.float64)
 
     def unflat(self, flat: Tensor, numbers: Sequence[int]) -> Changes:
         """Return what ``flat`` was made of.
@@ -164,28 +233,32 @@ class Buffers:
             flat: Its result.
             numbers: As there.
         """
-        tensors = [self._buffers[number].tensor for number in numbers]
-        pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
-        return {number: piece.view(one.shape) for number, piece, one in zip(numbers, pieces, tensors, strict=True)}
+        pieces = torch.split(flat, [self._groups[number].numel for number in numbers])
+        return dict(zip(numbers, pieces, strict=True))
 
     def numel(self, numbers: Sequence[int]) -> int:
-        """Return how many elements buffers have.
+        """Return how many elements groups have.
 
         Args:
             numbers: Their numbers.
         """
-        return sum(self._buffers[number].tensor.numel() for number in numbers)
+        return sum(self._groups[number].numel for number in numbers)
 
-    def _changed(self) -> list[int]:
-        versions = zip(self._versions, self._versions_now(), strict=True)
-        return [
-            number
-            for number, (one, (before, now)) in enumerate(zip(self._buffers, versions, strict=True))
-            if _is_small(one.tensor) or one.holder.get(one.key) is not one.tensor or before != now
-        ]
 
-    def _versions_now(self) -> list[int]:
-        return versions_of(one.tensor for one in self._buffers)
+def _grouped(buffers: Iterable[_Buffer]) -> list[_Group]:
+    """Small buffers of a type are looked at together, others one by one."""
+    together: dict[torch.dtype, list[_Buffer]] = {}
+    alone: list[_Group] = []
+    for one in buffers:
+        if _is_small(one.tensor):
+            together.setdefault(one.tensor.dtype, []).append(one)
+        else:
+            alone.append(_Group([one], always_changes=False))
+    return [*(_Group(members, always_changes=True) for members in together.values()), *alone]
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _base(tensor: Tensor) -> Tensor:
