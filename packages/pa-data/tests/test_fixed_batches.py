@@ -121,7 +121,7 @@ def test_an_evaluation_with_fixed_batches_is_repeated() -> None:
         ({"split": "eval", "samples_per_update": 4}, "makes no updates: leave out samples_per_update=4"),
         ({"order": TokenBudget([1] * 10, max_tokens=3), "batch_size": None}, "fixed_batches=True with TokenBudget"),
     ],
-    ids=str,
+    ids=["size of updates", "keyed draws", "draws of evaluations", "drop_last", "evaluation in updates", "order"],
 )
 def test_options_with_which_batches_cannot_be_the_same_are_refused(options: dict[str, Any], message: str) -> None:
     """The error says what to leave out, or to pass."""

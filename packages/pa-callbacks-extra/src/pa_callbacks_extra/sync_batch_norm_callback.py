@@ -60,8 +60,8 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         self._restore()
         if trainer.reproducible:
             raise ConfigurationError(
-                "The statistics of ConvertSyncBatchNormCallback follow the processes, and those of a reproducible run "
-                "do not: leave out the callback, or reproducible."
+                "ConvertSyncBatchNormCallback makes statistics follow the processes, and a reproducible run follows "
+                "none: leave out the callback, or reproducible."
             )
         if num_processes() == 1:
             return

@@ -81,14 +81,14 @@ class ReproducibleSteps:
                 )
 
     def require_usable(self, loaders: Iterable[SizedIterable | None], models: Mapping[str, nn.Module]) -> None:
-        """Raise an error for loaders and models that cannot give the same bits on any number of processes.
+        """Raise an error for loaders and models with which a run follows the number of processes.
 
         Args:
             loaders: The loaders of the run.
             models: What it calls, by name.
 
         Raises:
-            ConfigurationError: A loader is limited or has an order of its own.
+            ConfigurationError: A loader is limited or has its own order.
             UnsupportedConfigurationError: A model is sharded, or has layers that follow the number of processes.
         """
         for loader in loaders:
