@@ -434,6 +434,27 @@ def test_as_many_bytes_are_sent_as_by_a_ring(monkeypatch: pytest.MonkeyPatch, bu
     assert ring <= sum(sent) <= 1.01 * ring
 
 
+@pytest.mark.runs_on("one_process")
+def test_a_layer_that_is_replaced_is_found() -> None:
+    """The new one is trained in its place, although it has as many parameters."""
+    model = nn.Sequential(nn.Linear(2, 1))
+    tree = GradientTree([model])
+    for update in range(3):
+        tree.find()
+        tree.start_update(2)
+        for _ in range(2):
+            tree.start_batch()
+            torch.autograd.backward(model(torch.ones(3, 2)).mean() / 2)
+            tree.end_batch(0.5)
+        tree.finish()
+        weight, _bias = model.parameters()
+        assert weight.grad is not None
+        assert torch.equal(weight.grad, torch.ones(1, 2))
+        tree.end_update()
+        if update == 0:
+            model[0] = nn.Linear(2, 1)
+
+
 SCRIPT = """
 import hashlib, os, torch, torch.distributed as dist
 from pa_distributed import prepare_gloo

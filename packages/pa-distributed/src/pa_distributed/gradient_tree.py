@@ -194,7 +194,10 @@ class GradientTree:
 
     def find(self) -> None:
         """Look again for parameters and buffers, as layers may have been added; not within an update."""
-        self._all = list(dict.fromkeys(one for module in self._modules for one in module.parameters()))
+        found = list(dict.fromkeys(one for module in self._modules for one in module.parameters()))
+        if list(map(id, found)) != list(map(id, self._all)):
+            self.close()
+            self._all = found
         self._buffers.find()
 
     def start_update(self, count: int) -> None:
