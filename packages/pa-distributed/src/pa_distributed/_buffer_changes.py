@@ -14,7 +14,9 @@ from pa_distributed._errors import InvalidArgumentError
 from pa_distributed._torch import BUFFERS, foreach, versions_of
 
 Changes: TypeAlias = dict[int, Tensor]
-"""By the number of the group, in double precision: its weighed change, or the whole numbers that all agree on."""
+"""By the number of the group, in double precision: its weighed change, or the whole numbers that all agree on.
+
+Of the only micro-batch of an update: what it has left."""
 
 _SMALL: Final = 1 << 13
 """In elements; most masks and tables are larger."""
@@ -156,11 +158,12 @@ class Buffers:
                 group.restore()
 
     @torch.no_grad()
-    def changes(self, weight: float) -> Changes:
+    def changes(self, weight: float | None) -> Changes:
         """Return what a micro-batch has changed.
 
         Args:
-            weight: Its part in the samples of the update.
+            weight: Its part in the samples of the update; None for the only one, which tells what buffers are now, as
+                a difference that is added again may be rounded.
 
         Raises:
             InvalidArgumentError: A buffer has another shape or type than before.
@@ -168,8 +171,9 @@ class Buffers:
         changes: Changes = {}
         for number, group in enumerate(self._groups):
             if group.has_changed:
-                now = group.values().double()
-                changes[number] = (now - _base(group.saved)) * weight if group.is_weighed else now
+                changes[number] = now = group.values().double()
+                if weight is not None and group.is_weighed:
+                    changes[number] = (now - _base(group.saved)) * weight
         return changes
 
     def add(self, left: Changes, right: Changes) -> Changes:
@@ -196,18 +200,19 @@ class Buffers:
         return left
 
     @torch.no_grad()
-    def apply(self, changes: Changes) -> None:
+    def apply(self, changes: Changes, *, is_only: bool) -> None:
         """Change the buffers by what all micro-batches of the update add up to.
 
         Args:
             changes: The sum.
+            is_only: Whether they are of the only one.
         """
         self.restore()
         for number, change in changes.items():
             group = self._groups[number]
             saved = group.saved
             if group.is_weighed:
-                group.assign((_base(saved) + change).to(saved.dtype))
+                group.assign((change if is_only else _base(saved) + change).to(saved.dtype))
             else:  # what is larger than a double holds exactly, and did not change, stays
                 group.assign(torch.where(saved.double() == change, saved, change.to(saved.dtype)))
 

@@ -31,8 +31,6 @@ __all__ = ["GradientTree"]
 _collectives: Any = dist
 
 _PAIR: Final = 2
-_SMALL: Final = 1 << 20
-"""In bytes: an exchange of so many takes longer for its beginning than for its bytes."""
 _ALIGNMENT: Final = 64
 """In bytes: kernels take other ways through tensors that begin elsewhere."""
 
@@ -41,7 +39,7 @@ class _Flat:
     """Gradients of one bucket side by side.
 
     Attributes:
-        whole: What is sent where all of it is sent to all: the other two.
+        whole: What one of two processes sends to the other: the next two.
         tensor: All of them, with zeros between and after them.
         notes: Room behind them for numbers that travel along.
         views: Each in the shape and the layout of its parameter, as autograd makes them.
@@ -68,8 +66,9 @@ class _Bucket:
         nodes: What the micro-batches of this process add up to so far.
         awaited: The parameters that the last backward pass has not come to yet; None while nothing is sent.
         is_sent: Whether the gradients of the update are on their way.
-        is_small: Whether its bytes count for little.
-        sends_all: Whether all of it is sent to all in this update.
+        received: The chunks that have arrived of all processes.
+        swapped: What has arrived of the other of two.
+        work: What is in progress.
     """
 
     def __init__(self, parameters: list[nn.Parameter], num_processes: int) -> None:
@@ -79,15 +78,14 @@ class _Bucket:
         self._sizes = [_rounded(one.numel(), unit) for one in parameters]
         self.chunk = _rounded(-(-sum(self._sizes) // num_processes), unit)
         self.numel = self.chunk * num_processes
-        self.is_small = self.numel * parameters[0].element_size() <= _SMALL
-        self.sends_all = False
         self._free: list[_Flat] = []
         self._lent: list[_Flat] = []
         self.nodes: list[Node[_Flat]] = []
         self.awaited: set[int] | None = None
         self.is_sent = False
-        self.received = torch.empty(0)
+        self.received = parameters[0].new_empty(0)
         self.work: Any = None
+        self.swapped: _Flat
 
     def start_update(self) -> None:
         """Take all memory back."""
@@ -118,6 +116,11 @@ class _Bucket:
         self._lent.append(flat)
         return flat
 
+    def result(self) -> _Flat:
+        """Return the only node, or the first of them; memory for it where this process has none."""
+        self.nodes = self.nodes[:1] or [Node(0, 0, self.lend())]
+        return self.nodes[0].value
+
     def _add(self, left: _Flat, right: _Flat) -> _Flat:
         left.tensor.add_(right.tensor)
         self._lent.remove(right)
@@ -134,7 +137,8 @@ class GradientTree:
     ``drop_update`` puts them back.
 
     Buffers begin each micro-batch as they were before the update, and change by the weighted mean of the changes, in
-    double precision. Whole numbers, such as batch norm's count of batches, must change to the same value.
+    double precision. Whole numbers, such as batch norm's count of batches, must change to the same value. What the only
+    micro-batch of an update leaves stays as it is.
 
     Without ``torch.distributed``, this process computes all micro-batches.
 
@@ -182,7 +186,7 @@ class GradientTree:
         self._present: list[bool] = []
         self._hooks: list[RemovableHandle] = []
         self._count, self._num_started = 0, 0
-        self._is_open = self._is_first = False
+        self._is_open = self._is_first = self._swaps = False
         self._upcoming: list[int] = []
         self._versions: list[int] | None = None
         self.find()
@@ -216,11 +220,9 @@ class GradientTree:
         self._is_open = self._is_first = True
         self._upcoming = list(reversed(block_of(count, self._rank, self._world)))
         self.save_buffers()
-        of_ranks = nodes_of_ranks(count, self._world)
-        has_one_node_each = self._world == _PAIR and max(map(len, of_ranks)) == 1
-        for bucket in self._buckets:
-            bucket.sends_all = has_one_node_each and bucket.is_small
-        if self._sends_notes_along:
+        # Then both may send all of it: as many bytes, in one exchange instead of two.
+        self._swaps = self._world == _PAIR and max(map(len, nodes_of_ranks(count, self._world))) == 1
+        if self._swaps and self._buckets:
             self._buckets[-1].reserve(self._num_values + len(self._present) + len(self._buffers))
 
     def start_batch(self, *, overlaps: bool = False) -> None:
@@ -256,12 +258,13 @@ class GradientTree:
             )
         self._versions = None
         index = self._upcoming.pop()
-        if self._buffers.exist:
-            push(self._changes, Node(0, index, self._buffers.changes(weight)), self._count, self._buffers.add)
         for number, one in enumerate(self._parameters):
             self._present[number] |= one.grad is not None
-        if self._world == self._count == 1:  # they are the result already
+        if self._world == self._count == 1:  # gradients and buffers are the result already
             return
+        if self._buffers.exist:
+            changes = self._buffers.changes(None if self._count == 1 else weight)
+            push(self._changes, Node(0, index, changes), self._count, self._buffers.add)
         for bucket in self._buckets:
             if not bucket.is_sent:
                 bucket.take(index, self._count)
@@ -275,13 +278,13 @@ class GradientTree:
         Returns:
             Their sums over all processes, on the device.
         """
+        if self._world == self._count == 1:
+            return torch.tensor(values, dtype=torch.float64, device=self._device)
         sums, present = self._exchange(values)
         if self._buffers.exist:
             self._finish_buffers(present[len(self._parameters) :])
         if self._world > 1:
             self._receive()
-        if self._world == self._count == 1:
-            return sums
         is_present = dict(zip(map(id, self._parameters), present, strict=False))
         for bucket in self._buckets:
             for one, view in zip(bucket.parameters, bucket.nodes[0].value.views, strict=True):
@@ -355,10 +358,6 @@ class GradientTree:
 
     # Exchange
 
-    @property
-    def _sends_notes_along(self) -> bool:
-        return bool(self._buckets) and self._buckets[-1].sends_all
-
     @torch.no_grad()
     def _exchange(self, values: Sequence[float]) -> tuple[Tensor, list[bool]]:
         """Send what was not sent during the backward pass, and the notes of this process.
@@ -375,12 +374,11 @@ class GradientTree:
         for bucket in self._buckets:
             if not bucket.is_sent:
                 self._send(bucket, own if bucket is self._buckets[-1] else None)
-        if self._sends_notes_along:
-            last = self._buckets[-1]
-            last.work.wait()
-            of_each = last.received.view(self._world, -1)[:, last.numel :].view(torch.float64)
+        own = own.to(self._device)
+        if self._swaps and self._buckets:
+            self._buckets[-1].work.wait()
+            of_each = torch.stack([own, self._buckets[-1].swapped.notes])
         else:
-            own = own.to(self._device)
             gathered = own.new_empty(self._world * len(own))
             all_gather_single(gathered, own, async_op=True).wait()  # here, where the wait is seen as one for gradients
             of_each = gathered.view(self._world, -1)
@@ -390,32 +388,26 @@ class GradientTree:
         return sums, cast("list[bool]", (of_any > 0).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
     def _send(self, bucket: _Bucket, notes: Tensor | None = None) -> None:
-        """Send to each process its chunk of the nodes of this one; or all of a small bucket to both of two processes.
-
-        If each has one node, that is as many bytes, in one exchange instead of two.
-        """
+        """Send all of a bucket to the other of two processes, or to each process its chunk of the nodes of this one."""
         self._num_started += 1
         bucket.is_sent = True
-        of_ranks = [len(nodes) for nodes in nodes_of_ranks(self._count, self._world)]
-        if bucket.sends_all:
-            flat = bucket.nodes[0].value if bucket.nodes else bucket.lend()
+        if self._swaps:
+            own, bucket.swapped = bucket.result(), bucket.lend()
             if notes is not None:
-                flat.notes.copy_(notes)
-            bucket.received = flat.whole.new_empty(self._world * len(flat.whole))
-            bucket.work = all_gather_single(bucket.received, flat.whole, async_op=True)
+                own.notes.copy_(notes)
+            sizes = [0, 0]
+            sizes[1 - self._rank] = len(own.whole)
+            bucket.work = _all_to_all(bucket.swapped.whole, own.whole, sizes, sizes)
             return
-        own = [node.value.tensor for node in bucket.nodes]
-        sent = own[0] if own else bucket.parameters[0].new_empty(0)
-        if len(own) > 1:
-            sent = torch.cat([one.view(self._world, -1) for one in own], dim=1).view(-1)
-        bucket.received = sent.new_empty(sum(of_ranks) * bucket.chunk)
-        bucket.work = _collectives.all_to_all_single(
-            bucket.received,
-            sent,
-            [number * bucket.chunk for number in of_ranks],
-            [len(own) * bucket.chunk] * self._world,
-            async_op=True,
-        )
+        of_ranks = [len(nodes) for nodes in nodes_of_ranks(self._count, self._world)]
+        nodes = [node.value.tensor for node in bucket.nodes]
+        sent = nodes[0] if nodes else bucket.received[:0]
+        if len(nodes) > 1:
+            sent = torch.cat([one.view(self._world, -1) for one in nodes], dim=1).view(-1)
+        if len(bucket.received) != sum(of_ranks) * bucket.chunk:
+            bucket.received = sent.new_empty(sum(of_ranks) * bucket.chunk)
+        sizes = [number * bucket.chunk for number in of_ranks]
+        bucket.work = _all_to_all(bucket.received, sent, sizes, [len(nodes) * bucket.chunk] * self._world)
 
     @torch.no_grad()
     def _receive(self) -> None:
@@ -423,20 +415,20 @@ class GradientTree:
         nodes = [node for of_rank in nodes_of_ranks(self._count, self._world) for node in of_rank]
         for bucket in self._buckets:
             bucket.work.wait()
-            result = bucket.nodes[0].value if bucket.nodes else bucket.lend()
-            bucket.nodes = [Node(0, 0, result)]
-            if bucket.sends_all:
-                one, other = bucket.received.view(self._world, -1)[:, : bucket.numel]
-                result.tensor.copy_(one) if len(nodes) == 1 else torch.add(one, other, out=result.tensor)
-                continue
-            added: list[Node[Tensor]] = []
-            for node, value in zip(nodes, torch.split(bucket.received, bucket.chunk), strict=True):
-                push(added, Node(node.level, node.place, value), self._count, _add_in_place)
-            bucket.received = added[0].value
-            bucket.work = all_gather_single(result.tensor, bucket.received, async_op=True)
+            result = bucket.result()
+            if not self._swaps:
+                added: list[Node[Tensor]] = []
+                for node, value in zip(nodes, torch.split(bucket.received, bucket.chunk), strict=True):
+                    push(added, Node(node.level, node.place, value), self._count, _add_in_place)
+                bucket.work = all_gather_single(result.tensor, added[0].value, async_op=True)
+            elif len(nodes) == self._world:
+                of_ranks = [result.tensor, bucket.swapped.tensor]
+                torch.add(of_ranks[self._rank], of_ranks[1 - self._rank], out=result.tensor)
+            elif self._rank > 0:  # the first process has the only one
+                result.tensor.copy_(bucket.swapped.tensor)
         for bucket in self._buckets:
             bucket.work.wait()
-            bucket.work, bucket.received, bucket.awaited = None, torch.empty(0), None
+            bucket.work = bucket.awaited = None
 
     # Buffers
 
@@ -456,11 +448,16 @@ class GradientTree:
                 for one, flat in zip(of_rank, flats, strict=False):
                     value = self._buffers.unflat(flat, numbers)
                     push(self._changes, Node(one.level, one.place, value), self._count, self._buffers.add)
-        self._buffers.apply(self._changes[0].value if self._changes else {})
+        self._buffers.apply(self._changes[0].value if self._changes else {}, is_only=self._count == 1)
 
     @property
     def _device(self) -> torch.device:
         return self._parameters[0].device if self._parameters else torch.device("cpu")
+
+
+def _all_to_all(received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> Any:
+    """Begin to send to each process its part of a tensor."""
+    return _collectives.all_to_all_single(received, sent, received_sizes, sent_sizes, async_op=True)
 
 
 def _add_in_place(left: Tensor, right: Tensor) -> Tensor:
