@@ -74,8 +74,8 @@ def _of_trials(
 
 def _of_reproducible_steps(task: str, ranks: int, limit: float) -> Comparison:
     return Comparison(
-        f"a reproducible step, {task}, {'one process' if ranks == 1 else 'two processes'}",
-        f"in_turn clock {task} {' '.join(REPRODUCIBLE)}",
+        f"an update of a reproducible run, {task}, {'one process' if ranks == 1 else 'two processes'}",
+        f"in_turn updates {task} {' '.join(REPRODUCIBLE)}",
         REPRODUCIBLE,
         limit=limit,
         ranks=ranks,
