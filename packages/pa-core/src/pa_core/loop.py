@@ -25,7 +25,7 @@ from pa_core.distributed.comparison import Describe
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.model_tensors import unwrap_model
-from pa_core.placeholders import placeholder_values
+from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.progress import Phase, Stage
 from pa_core.reproducible_steps import ReproducibleSteps
 from pa_core.run_arguments import RunArguments
@@ -248,13 +248,14 @@ class Loop:
 
     def placeholder_values(self) -> dict[str, float]:
         """Return what ``TrainerPlaceholderValues`` stand for in this run."""
-        trainer = self.trainer
-        return placeholder_values(
-            num_epochs=trainer.run_config.num_epochs,
-            num_update_steps_per_epoch=trainer.run_config.num_update_steps_per_epoch,
-            train_dataloader_len=trainer.epoch_lengths.mean_steps(trainer.run_config.num_epochs),
-            eval_dataloader_len=None if trainer.eval_dataloader is None else count_steps(trainer.eval_dataloader),
-        )
+        trainer, config = self.trainer, self.trainer.run_config
+        numbers: dict[TrainerPlaceholderValues, float | None] = {
+            TrainerPlaceholderValues.NUM_EPOCHS: config.num_epochs,
+            TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: config.num_update_steps_per_epoch,
+            TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: trainer.epoch_lengths.mean_steps(config.num_epochs),
+            TrainerPlaceholderValues.EVAL_DATALOADER_LEN: count_steps(trainer.eval_dataloader),
+        }
+        return {placeholder.value: number for placeholder, number in numbers.items() if number is not None}
 
     def require_usable_schedulers(self) -> None:
         """Raise an error for schedulers that cannot be stepped in the way that was requested."""
@@ -565,14 +566,7 @@ class Loop:
         progress.steps_in_epoch = progress.step
 
         # agree: every process stops, saves or is preempted at the same update
-        own_items = trained.accumulation.items
-        items: float | Tensor = own_items
-        if self.reproducible is not None:
-            items = self._add_up_in_tree(trained, self.reproducible, at_once=at_once, may_stop=is_first)
-        elif engine.num_processes > 1:
-            items = engine.rank_sync.before_update(
-                trained.finish_exchange, own_items, at_once=at_once, may_stop=is_first
-            )
+        items = self._exchange(trained, at_once=at_once, may_stop=is_first)
         trained.accumulation.normalise(trained.parameters, items)
 
         # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
@@ -593,19 +587,18 @@ class Loop:
                 checkpointer.check_optimizer(name, self.trainer)
         return not overflowed
 
-    def _add_up_in_tree(
-        self, trained: Trained, steps: ReproducibleSteps, *, at_once: bool, may_stop: bool
-    ) -> float | Tensor:
-        """Take the gradients of the last step, and agree as before other updates; buffers are put back at a stop."""
-        steps.end_step()
-        own_items, rank_sync = trained.accumulation.items, self.engine.rank_sync
-        if self.engine.num_processes == 1:
-            trained.finish_exchange(())
-            return own_items
+    def _exchange(self, trained: Trained, *, at_once: bool, may_stop: bool) -> float | Tensor:
+        """Exchange the gradients of an update, and return its items; of one that is not made, buffers are put back."""
+        steps, items, rank_sync = self.reproducible, trained.accumulation.items, self.engine.rank_sync
+        if steps is not None:
+            steps.end_step()
+            if self.engine.num_processes == 1:
+                trained.finish_exchange(())
         try:
-            return rank_sync.before_update(trained.finish_exchange, own_items, at_once=at_once, may_stop=may_stop)
+            return rank_sync.before_update(trained.finish_exchange, items, at_once=at_once, may_stop=may_stop)
         except StopTrainingError:
-            steps.drop_update()
+            if steps is not None:
+                steps.drop_update()
             raise
 
     def _update_by_optimizers(self, trained: Trained, overflowed: bool) -> None:

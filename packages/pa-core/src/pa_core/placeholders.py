@@ -192,34 +192,6 @@ _FactoryT = TypeVar("_FactoryT")
 _SchedulerT = TypeVar("_SchedulerT")
 
 
-def placeholder_values(
-    *, num_epochs: int, num_update_steps_per_epoch: int, train_dataloader_len: int, eval_dataloader_len: int | None
-) -> dict[str, float]:
-    """Return the numbers of a run, by the value of each member of ``TrainerPlaceholderValues``.
-
-    Args:
-        num_epochs: The epochs of the run.
-        num_update_steps_per_epoch: Optimizer updates in an epoch.
-        train_dataloader_len: Training batches of one process in an epoch.
-        eval_dataloader_len: Evaluation batches of one process; None without an evaluation dataset, for no value.
-
-    Example:
-        >>> values = placeholder_values(
-        ...     num_epochs=3, num_update_steps_per_epoch=10, train_dataloader_len=20, eval_dataloader_len=None
-        ... )
-        >>> (TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH).resolve(values)
-        30
-    """
-    values: dict[str, float] = {
-        TrainerPlaceholderValues.NUM_EPOCHS.value: num_epochs,
-        TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH.value: num_update_steps_per_epoch,
-        TrainerPlaceholderValues.TRAIN_DATALOADER_LEN.value: train_dataloader_len,
-    }
-    if eval_dataloader_len is not None:
-        values[TrainerPlaceholderValues.EVAL_DATALOADER_LEN.value] = eval_dataloader_len
-    return values
-
-
 def resolve_placeholders(factory: _FactoryT, values: Mapping[str, float]) -> _FactoryT:
     """Replace the placeholders among the arguments of a ``functools.partial`` by their numbers.
 

@@ -177,7 +177,7 @@ class ReproducibleSteps:
             ConfigurationError: The loader is limited, or has its own order.
         """
         keyed = self._require_own_batches(loader, may_be_limited=is_trial)
-        trees = [trained.tree for trained in self._engine.trained.values() if trained.is_reproducible]
+        trees = [trained.tree for trained in self._engine.trained.values()]
         for tree in trees:
             tree.save_buffers()
         for step, batch in enumerate(batches):

@@ -113,10 +113,6 @@ class Accumulation:
         self.items: float = 0.0
         self.counts_samples: bool = False
 
-    def start_epoch(self) -> None:
-        """Forget an update that was not finished."""
-        self.items = 0.0
-
     def take_counts(self, batch_size: int, items: int | None = None) -> int:
         """Take note of what a batch holds, before its loss is weighed; return the weight of the loss in reports.
 
@@ -430,16 +426,15 @@ class Trained:
         self._modules: dict[str, nn.Module] = {}
         self._sharded: ShardedModules | None = None
         self._plain: set[int] = set()
-        self._exchange: GradientExchange | None = None
-        self._tree: GradientTree | None = None
+        self._exchange: GradientExchange | GradientTree | None = None
         self._was_compared = False
 
-    def start(self, modules: Mapping[str, nn.Module], called: Mapping[str, nn.Module] | None = None) -> None:
+    def start(self, modules: Mapping[str, nn.Module], called: Mapping[str, nn.Module]) -> None:
         """Begin to train; the modules are placed already.
 
         Args:
             modules: What is trained, by name.
-            called: In a reproducible run, those whose buffers this looks after; None for the same ones.
+            called: In a reproducible run, those whose buffers this looks after.
         """
         self._modules = {name: unwrap_model(one, keep_torch_compile=False) for name, one in modules.items()}
         if any(map(is_sharded_module, self._modules.values())):
@@ -447,8 +442,7 @@ class Trained:
             self._plain = {id(parameter) for parameter in self._sharded.plain_parameters()}
         self.is_sharded = self._sharded is not None and self._accelerator.num_processes > 1
         if self.is_reproducible:
-            own = self._modules if called is None else called
-            self._tree = GradientTree(self._modules.values(), NUM_FLAGS, called=own)
+            self._exchange = GradientTree(self._modules.values(), NUM_FLAGS, called=called)
         elif self._accelerator.num_processes > 1:
             bucket_bytes, dtype = _accelerate.settings_of_exchange(self._accelerator)
             self._exchange = GradientExchange(
@@ -463,21 +457,20 @@ class Trained:
     @property
     def tree(self) -> GradientTree:
         """What adds up the gradients of a reproducible run, while it trains."""
-        assert self._tree is not None
-        return self._tree
+        assert isinstance(self._exchange, GradientTree)
+        return self._exchange
 
     def close(self) -> None:
         """End the training."""
-        for exchange in (self._exchange, self._tree):
-            if exchange is not None:
-                exchange.close()
-        self._exchange, self._tree, self._modules, self._sharded = None, None, {}, None
+        if self._exchange is not None:
+            self._exchange.close()
+        self._exchange, self._modules, self._sharded = None, {}, None
 
     def start_epoch(self) -> None:
         """Forget an update that was not finished."""
-        self.accumulation.start_epoch()
-        if self._tree is not None:
-            self._tree.find()
+        self.accumulation.items = 0.0
+        if self.is_reproducible:
+            self.tree.find()
         self.end_update()
 
     def in_batch(self, part: MicroBatch) -> AbstractContextManager[None]:
@@ -486,7 +479,7 @@ class Trained:
         Args:
             part: The part of the batch in the update.
         """
-        if self._exchange is not None and part.ends_group:
+        if isinstance(self._exchange, GradientExchange) and part.ends_group:
             self._exchange.open(overlaps=not part.some_are_empty)
         if self._sharded is None:
             return _NOTHING
@@ -495,7 +488,7 @@ class Trained:
 
     def exchange_each_pass(self) -> None:
         """Exchange the gradients of each backward pass, for an epoch that a script has written itself."""
-        if self._exchange is not None:
+        if isinstance(self._exchange, GradientExchange):
             self._exchange.average_each_pass()
 
     def require_stop_elsewhere(self, error: StopTrainingError) -> None:
@@ -514,7 +507,7 @@ class Trained:
             ) from error
 
     def finish_exchange(self, flags: Sequence[float]) -> Tensor:
-        """Average the gradients of the update over the processes; every process must call this, on several.
+        """Average the gradients of the update over the processes; every process of a run with an exchange calls this.
 
         Args:
             flags: The flags of this process.
@@ -522,11 +515,8 @@ class Trained:
         Returns:
             The sums of the flags of all processes, on the device.
         """
-        if self._tree is not None:
-            return self._tree.finish(flags)
-        if self._exchange is None:
-            return torch.tensor(flags)
-        if not self._was_compared:
+        assert self._exchange is not None
+        if isinstance(self._exchange, GradientExchange) and not self._was_compared:
             self._was_compared = True
             self._require_same_weights(self._exchange)
         return self._exchange.finish(flags)
@@ -535,8 +525,6 @@ class Trained:
         """End an update: from here on, gradients stay on their process."""
         if self._exchange is not None:
             self._exchange.end_update()
-        if self._tree is not None:
-            self._tree.end_update()
 
     def graph_tensors(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return what stands for parameters in the graph of a loss: while sharded ones are gathered, other tensors.
@@ -564,11 +552,15 @@ class Trained:
         for optimizer in self.optimizers.values():
             yield from parameters_of(optimizer)
 
-    @property
-    def has_local_gradients(self) -> bool:
-        """Whether this process has gradients that parameters do not show before they are exchanged."""
-        if self._tree is not None:
-            return self._tree.has_gradients
+    def has_gradients(self) -> bool:
+        """Whether any parameter that the optimizers update has a gradient; mostly the first one tells.
+
+        Parameters do not show some of the gradients before they are exchanged.
+        """
+        if any(parameter.grad is not None for parameter in self.parameters()):
+            return True
+        if self.is_reproducible:
+            return self.tree.has_gradients
         return self._sharded is not None and self._sharded.has_local_gradients()
 
     def _require_same_weights(self, exchange: GradientExchange) -> None:

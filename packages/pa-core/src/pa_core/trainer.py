@@ -487,7 +487,7 @@ class Trainer(
             loss = self._forward(batch, part)
             if loss is not None:
                 self.backward_step(accumulation.weigh(loss, part))
-        self._engine.progress.samples_in_group += part.global_samples or accumulation.samples_of(part)
+        self._engine.progress.samples_in_group += accumulation.samples_of(part)
 
     def _forward(self, batch: BatchT, part: MicroBatch) -> Tensor | None:
         """Calculate the loss of one batch and report it; None where there is nothing to go backward through."""

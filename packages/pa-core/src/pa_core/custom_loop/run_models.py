@@ -113,15 +113,10 @@ class RunModels:
             accelerator: The accelerator of the run.
             reproducible: Whether the run is.
         """
-        is_only_model = len(self.models) == 1
+        is_only = len(self.models) == 1
         return {
             name: TrainedModel(
-                name,
-                self.trained_by(name),
-                self.optimizers.get(name),
-                accelerator,
-                is_only_model=is_only_model,
-                reproducible=reproducible,
+                name, self.trained_by(name), accelerator, is_only_model=is_only, reproducible=reproducible
             )
             for name in self.optimizer_names
         }

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from pa_core import _accelerate
 from pa_core._torch import calls_step_hooks, dtypes_of_outputs
+from pa_core.attributes import temporarily
 from pa_core.custom_loop import mistakes
 from pa_core.default_step import unusable_kind
 from pa_core.distributed.collectives import tensors_in_graph
@@ -30,7 +31,6 @@ class TrainedModel(Trained):
     Args:
         name: The name of the optimizer.
         module: What it trains.
-        optimizer: The optimizer, None where it is made when the model is placed.
         accelerator: The accelerator of the run.
         is_only_model: Whether the run has no other model, whose gradients a backward pass would have to leave alone.
         reproducible: Whether the run is.
@@ -44,17 +44,14 @@ class TrainedModel(Trained):
         self,
         name: str,
         module: nn.Module,
-        optimizer: Optimizer | None,
         accelerator: _accelerate.AcceleratorLike,
         *,
         is_only_model: bool,
-        reproducible: bool = False,
+        reproducible: bool,
     ) -> None:
         super().__init__(accelerator, counted_by="num_items", reproducible=reproducible)
         self.name: str = name
         self.module: nn.Module = module
-        if optimizer is not None:
-            self.optimizers[name] = optimizer
         self._is_only_model = is_only_model
         self._precision = _accelerate.computed_precision(accelerator)
         self._has_checked_precision = self._precision == "no"
@@ -64,7 +61,9 @@ class TrainedModel(Trained):
     @override
     def close(self) -> None:
         super().close()
-        self.stop_watching()
+        if self._watch is not None:  # the script may step the optimizer again
+            self._watch.remove()
+            self._watch = None
 
     def watch_steps(self, optimizer: Optimizer) -> None:
         """From here on, step this optimizer, and raise an error for steps of it that the run does not make.
@@ -78,12 +77,6 @@ class TrainedModel(Trained):
         if calls_step_hooks(optimizer):
             self._watch = optimizer.register_step_pre_hook(self._require_own_step)
 
-    def stop_watching(self) -> None:
-        """Let the script step the optimizer again."""
-        if self._watch is not None:
-            self._watch.remove()
-            self._watch = None
-
     def _require_own_step(self, *_arguments: object) -> None:
         if not self._steps:
             raise ConfigurationError(
@@ -93,11 +86,8 @@ class TrainedModel(Trained):
 
     @override
     def step(self) -> None:
-        self._steps = True
-        try:
+        with temporarily(self, _steps=True):
             super().step()
-        finally:
-            self._steps = False
 
     def require_gradients_of(self, loss: object) -> None:
         """Raise an error for anything that no gradients of the module can be computed of.
@@ -150,7 +140,7 @@ class TrainedModel(Trained):
         inputs = None if self._is_only_model else self._trainable()
         with self.in_batch(part):
             if part.is_empty and not self.is_sharded:
-                gathered = tensors_in_graph(loss, without_rows) if without_rows else []
+                gathered = tensors_in_graph(loss, without_rows)
                 if not gathered:
                     return
                 loss = torch.stack([tensor[:0].sum() for tensor in gathered]).sum()
@@ -163,11 +153,6 @@ class TrainedModel(Trained):
 
     def _trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in parameters_of_module(self.module) if parameter.requires_grad]
-
-    def has_gradients(self) -> bool:
-        """Whether any parameter that the optimizer updates has a gradient; mostly the first one tells."""
-        is_seen = any(parameter.grad is not None for parameter in self.parameters())
-        return is_seen or self.has_local_gradients
 
 
 _AUTOCAST = ("Addmm", "Addbmm", "Baddbmm", "Bmm", "Convolution", "Linear", "Matmul", "Mm", "Mv", "ScaledDotProduct")

@@ -153,11 +153,11 @@ def _source_of_batches(loader: DataLoader[Any]) -> tuple[Any, int | None]:
     return batch_sampler, getattr(batch_sampler, "batch_size", None)
 
 
-def count_steps(loader: SizedIterable[Any]) -> int | None:
+def count_steps(loader: object) -> int | None:
     """Return the number of steps of an epoch, of a keyed loader the chosen one; it is the same on every process.
 
     Args:
-        loader: Any loader.
+        loader: Any loader, or none.
 
     Returns:
         The number; None of a stream, whose end alone tells.
