@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from pa_core import distributed
-from pa_core.data.custom_loader import count_steps, innermost, is_dataloader, is_keyed
+from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
 from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state.resume import Resumption
-from pa_core.training_state.run_state import Extension, RunState, capture, find_extension
+from pa_core.training_state.run_state import RunState, capture, find_extension
 from pa_core.training_state.saved_runs import newest_state
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.training_state.state_writer import (
@@ -91,19 +91,9 @@ class Checkpointer:
 
     def __init__(self, parts: RunParts) -> None:
         self.registered: list[SupportsStateDict] = []
-        self.ended_by: type[BaseException] | None = None
-        self.unchecked_optimizers: set[str] = set()
-        self._unsaved: UnsavedAttributes | None = None
         self._writer = StateWriter()
-        self._requests: list[tuple[StateRequest, dict[str, Any]]] = []  # with copies of their extras
-        self._run = parts
         self._has_trained = False
-        self._phase: Phase | None = None
-        self._rng_state: Mapping[str, Any] | None = None
-        self.is_between_steps: bool = False
-        self._num_evaluations = 0
-        self._evaluation: _Evaluation | None = None
-        self._interrupted: _Evaluation | None = None
+        self._start_run(parts)
 
     # The course of a run
 
@@ -114,14 +104,20 @@ class Checkpointer:
             parts: The parts of the new one.
         """
         self._has_trained |= self._run.resumption.settings is not None
+        self._start_run(parts)
+
+    def _start_run(self, parts: RunParts) -> None:
         self._run = parts
-        self._requests.clear()
-        self.ended_by = self._phase = self._rng_state = None
-        self.is_between_steps = False
+        self.ended_by: type[BaseException] | None = None
+        self.unchecked_optimizers: set[str] = set()
+        self._unsaved: UnsavedAttributes | None = None
+        self._requests: list[tuple[StateRequest, dict[str, Any]]] = []  # with copies of their extras
+        self._phase: Phase | None = None
+        self._rng_state: Mapping[str, Any] | None = None
+        self.is_between_steps: bool = False
         self._num_evaluations = 0
-        self._evaluation = self._interrupted = None
-        self.unchecked_optimizers.clear()
-        self._unsaved = None
+        self._evaluation: _Evaluation | None = None
+        self._interrupted: _Evaluation | None = None
 
     def leave(self) -> None:
         """Note that something begins that changes a part of the run before the others."""
@@ -344,16 +340,15 @@ class Checkpointer:
         """Raise an error for an optimizer whose state could not be saved, after its first update.
 
         Args:
-            name: Its name.
+            name: Its name, one of the unchecked ones.
             run: The run.
 
         Raises:
             CheckpointError: The state cannot be stored.
         """
-        if name in self.unchecked_optimizers:
-            self.unchecked_optimizers.remove(name)
-            optimizer = run.named_optimizers()[name]
-            check_state_of_optimizer(optimizer, optimizer.state_dict())
+        self.unchecked_optimizers.remove(name)
+        optimizer = run.named_optimizers()[name]
+        check_state_of_optimizer(optimizer, optimizer.state_dict())
 
     def _require_training(self) -> None:
         if not self._has_trained and self._run.resumption.settings is None:
@@ -378,8 +373,10 @@ class Checkpointer:
 
     def _describe(self, run: ResumableRun, position: Position) -> RunState:
         parts, resumption = self._run, self._run.resumption
-        loader, extension = innermost(run.train_dataloader), self._find_extension(run, position)
-        settings = resumption.settings or {}
+        loader, settings = innermost(run.train_dataloader), resumption.settings or {}
+        extension = find_extension(run, position, parts.progress)
+        if resumption.was_complete and resumption.saved is not None:
+            extension = resumption.saved.extension
         continues_mid_epoch = extension is not None and extension.position.phase.is_mid_epoch
         return RunState(
             position=position,
@@ -394,18 +391,6 @@ class Checkpointer:
             objects=self.registered,
             rng_state=self._rng_state if self._interrupted is None else self._interrupted.rng_state,
             extension=extension,
-        )
-
-    def _find_extension(self, run: ResumableRun, position: Position) -> Extension | None:
-        progress, resumption = self._run.progress, self._run.resumption
-        if resumption.was_complete and resumption.saved is not None:
-            return resumption.saved.extension
-        return find_extension(
-            position,
-            progress,
-            num_steps=count_steps(run.train_dataloader),
-            number_in_history=run.run_history.current_epoch,
-            is_at_last_update=progress.updates == run.run_config.max_num_train_steps,
         )
 
     def _require_phase(self) -> Phase:

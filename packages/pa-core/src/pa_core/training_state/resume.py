@@ -14,15 +14,9 @@ from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state import initial_hyperparameters
-from pa_core.training_state.arithmetic import describe_arithmetic
 from pa_core.training_state.custom_loader_state import RunLoaders
 from pa_core.training_state.fetched_states import fetched, homes_of
-from pa_core.training_state.run_settings import (
-    Difference,
-    describe_differences,
-    describe_settings,
-    with_schedule_lengths,
-)
+from pa_core.training_state.run_settings import describe_differences, describe_settings, with_schedule_lengths
 from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.saved_runs import continues_run, describe_neighbours, find_saved_run
 from pa_core.training_state.snapshotable import ResumableRun
@@ -137,15 +131,8 @@ class Resumption:
             count_steps: Returns how often a scheduler is stepped in a number of updates and epochs.
         """
         config = run.run_config
-        self.settings = describe_settings(
-            config,
-            innermost(run.train_dataloader),
-            run.named_optimizers(),
-            run.named_schedulers(),
-            stepping,
-            count_steps(config.max_num_train_steps or 0, config.num_epochs),
-            arithmetic=describe_arithmetic(run.device) if self._reproducible else None,
-        )
+        num_steps = count_steps(config.max_num_train_steps or 0, config.num_epochs)
+        self.settings = describe_settings(run, stepping, num_steps, reproducible=self._reproducible)
 
     def restore(
         self,
@@ -180,7 +167,10 @@ class Resumption:
         self.phase = saved.position.phase
         self.was_complete = self.phase is Phase.COMPLETE
         self._restore_order(run, saved)
-        _print(run, saved, differences)
+        has_other_data = any(one.name == "dataset_length" for one in differences)
+        run.print(_describe_start(saved.path, saved.position, has_other_data=has_other_data))
+        if differences:
+            run.print(describe_differences(differences))
 
     @staticmethod
     def _restore_order(run: ResumableRun, saved: SavedRun) -> None:
@@ -306,13 +296,6 @@ def _nearest_position(samples: int, split: Split) -> int:
     if isinstance(split, MicroBatchSplit) and samples < split.num_samples:
         return samples - samples % split.samples_per_update
     return split.end_before(samples) if isinstance(split, BatchSplit) else samples
-
-
-def _print(run: ResumableRun, saved: SavedRun, differences: Sequence[Difference]) -> None:
-    has_other_data = any(one.name == "dataset_length" for one in differences)
-    run.print(_describe_start(saved.path, saved.position, has_other_data=has_other_data))
-    if differences:
-        run.print(describe_differences(differences))
 
 
 def _describe_start(path: Path, position: Position, *, has_other_data: bool) -> str:

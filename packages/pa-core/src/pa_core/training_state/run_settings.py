@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
-from torch.optim import Optimizer
-
 from pa_core._torch import NESTED_SCHEDULERS
-from pa_core.data.custom_loader import describe_loader, is_keyed, length_of_dataset
+from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, length_of_dataset
 from pa_core.errors import CheckpointError, ConfigurationError
-from pa_core.run_config import TrainerRunConfig
+from pa_core.training_state.arithmetic import describe_arithmetic
+from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import StatefulScheduler
 from pa_data.orders import has_plain_order
 
@@ -35,25 +34,17 @@ _KEPT = {"seed", LENGTH_OF_SCHEDULE}
 
 
 def describe_settings(
-    config: TrainerRunConfig,
-    loader: object,
-    optimizers: Mapping[str, Optimizer],
-    schedulers: Mapping[str, object],
-    stepping: str,
-    num_scheduler_steps: int,
-    arithmetic: Mapping[str, Any] | None = None,
+    run: ResumableRun, stepping: str, num_scheduler_steps: int, *, reproducible: bool
 ) -> dict[str, Any]:
     """Return the settings by which a run is compared with one that resumes it, as plain values.
 
     Args:
-        config: The run config.
-        loader: The training loader, without slices around it.
-        optimizers: The optimizers, by name.
-        schedulers: The schedulers, by name.
-        stepping: When the schedulers are stepped, and with what.
+        run: The run.
+        stepping: When its schedulers are stepped, and with what.
         num_scheduler_steps: How often the whole run steps each.
-        arithmetic: What decides the bits of a reproducible run besides the program; None for other runs.
+        reproducible: Whether the bits of the run are to follow from the program and from what is named here.
     """
+    config, loader, schedulers = run.run_config, innermost(run.train_dataloader), run.named_schedulers()
     keyed = loader if is_keyed(loader) else None
     order = None if keyed is None or has_plain_order(keyed.given_order) else keyed.given_order
     dropped = f"batches of {config.train_per_device_batch_size * config.num_processes}"
@@ -81,11 +72,11 @@ def describe_settings(
         "gradient_clip_value": config.gradient_clip_value,
         "gradient_clip_norm": config.gradient_clip_norm,
         "mixed_precision": config.mixed_precision,
-        "optimizer": _kinds(optimizers, "optimizer"),
+        "optimizer": _kinds(run.named_optimizers(), "optimizer"),
         "scheduler": _kinds(schedulers, "scheduler"),
         "scheduler is stepped": stepping if schedulers else None,
         LENGTH_OF_SCHEDULE: num_scheduler_steps if schedulers else None,
-        **({} if arithmetic is None else {"reproducible": micro_batches, "arithmetic": dict(arithmetic)}),
+        **({"reproducible": micro_batches, "arithmetic": describe_arithmetic(run.device)} if reproducible else {}),
     }
 
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from pa_checkpoint import StoredTensor
 from pa_checkpoint.torch_states import AllOrNothing, SavedModel, does_not_fit, misfit, refusals_explained
 from pa_core import distributed
+from pa_core.data.custom_loader import count_steps
 from pa_core.errors import CheckpointError, StopTrainingError
 from pa_core.model_tensors import (
     first_names,
@@ -87,33 +88,31 @@ def by_optimizer(saved: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", saved) if isinstance(saved, dict) else {OPTIMIZER: saved}
 
 
-def find_extension(
-    position: Position,
-    progress: Progress,
-    *,
-    num_steps: int | None,
-    number_in_history: int,
-    is_at_last_update: bool,
-) -> Extension | None:
+def find_extension(run: ResumableRun, position: Position, progress: Progress) -> Extension | None:
     """Return where a run that has ended within an epoch continues; None where it continues at its position.
 
     Args:
-        position: Where the run stands.
+        run: The run.
+        position: Where it stands.
         progress: How far it has come in its last epoch.
-        num_steps: Training steps of a whole epoch; None of a stream, whose end alone tells.
-        number_in_history: The number of the current epoch in the run history.
-        is_at_last_update: Whether all updates were made, so that the run left the epoch early.
 
     Example:
+        >>> from types import SimpleNamespace
+        >>> run = SimpleNamespace(
+        ...     train_dataloader=range(10),
+        ...     run_history=SimpleNamespace(current_epoch=3),
+        ...     run_config=SimpleNamespace(max_num_train_steps=12),
+        ... )
         >>> ended = Position(Phase.COMPLETE, epochs=2, updates=12)
         >>> progress = Progress(updates=12, epochs=2, samples_in_epoch=16, steps_in_epoch=2)
-        >>> extension = find_extension(ended, progress, num_steps=10, number_in_history=3, is_at_last_update=True)
-        >>> extension.position
+        >>> find_extension(run, ended, progress).position
         Position(phase=<Phase.STEP: 'step'>, epochs=1, updates=12, samples=16, steps=2, eval_sets=())
     """
+    num_steps, number_in_history = count_steps(run.train_dataloader), run.run_history.current_epoch
     is_unfinished = progress.steps_in_epoch > 0 and (num_steps is None or progress.steps_in_epoch < num_steps)
     if progress.epoch_under_way is not None:
         return _of_stopped_epoch(position, progress, number_in_history, is_unfinished=is_unfinished)
+    is_at_last_update = progress.updates == run.run_config.max_num_train_steps
     if position.phase.is_mid_epoch or not (is_at_last_update and is_unfinished):
         return None
     rest = _mid_epoch(position, progress)._replace(epochs=position.epochs - 1)
@@ -445,14 +444,11 @@ class SavedRun:
     def restore_losses(self, run: ResumableRun) -> None:
         """Restore the means of the epoch: each process its own, or the first one all of them."""
         rank = distributed.rank()
-        losses = [one.losses for one in self._ranks]
+        own = [self._ranks[rank]] if self._is_split_as_before() else self._ranks if rank == 0 else []
         home = "cpu" if isinstance(run.loss_tracker, ExactLossTracker) else run.device  # not every device has doubles
-        if self._is_split_as_before():
-            run.loss_tracker.load_totals(losses[rank].to(home))
-        elif rank == 0:
-            run.loss_tracker.load_totals(torch.stack(losses).sum(0).to(home))
-        means = [one.step_means for one in self._ranks]
-        run.step_means.load_totals([means[rank]] if self._is_split_as_before() else means if rank == 0 else [])
+        if own:
+            run.loss_tracker.load_totals(torch.stack([one.losses for one in own]).sum(0).to(home))
+        run.step_means.load_totals([one.step_means for one in own])
 
     def state_of_loader(self, name: str, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return what is saved of a loader of this process; None where there is nothing, or nothing that can be used.
