@@ -405,7 +405,7 @@ class AnyTrainer(ABC):
             ...     print("downloaded once to a shared disk, then read by all")
             downloaded once to a shared disk, then read by all
         """
-        return processes.world_process_zero_first()
+        return processes.process_zero_first(local=False)
 
     def local_main_process_first(self) -> processes.BlockOrDecorator:
         """Let the first process of each machine run a block before the others, as ``local_process_zero_first``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -252,22 +252,6 @@ def _refuse_untrained(name: str, module: nn.Module) -> None:
         )
 
 
-def named_modules_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each module among attributes, by itself or as an item of a container, and what it is called there.
-
-    Args:
-        attributes: The attributes of an object; what its properties would return is not among them.
-
-    Example:
-        >>> layer = nn.Linear(1, 1)
-        >>> [name for name, _ in named_modules_of({"teacher": layer, "heads": [layer], "by_name": {"a": layer}})]
-        ['teacher', 'heads[0]', "by_name['a']"]
-    """
-    for name, item in items_of(attributes):
-        if isinstance(item, nn.Module):
-            yield name, item
-
-
 def require_one_trained_module(
     attributes: Mapping[str, object], model: nn.Module, added: Collection[nn.Module] = ()
 ) -> None:
@@ -314,16 +298,21 @@ def _is_copy(module: nn.Module, model: nn.Module) -> bool:
     return shapes == of_model
 
 
-def items_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield attributes and what stands in those that are containers; optimizers last, as a module says more.
+def items_of(attributes: Mapping[str, object]) -> list[tuple[str, object]]:
+    """Return attributes and what stands in those that are containers; optimizers last, as a module says more.
 
     Args:
-        attributes: The attributes of an object.
+        attributes: The attributes of an object; what its properties would return is not among them.
+
+    Example:
+        >>> layer = nn.Linear(1, 1)
+        >>> [name for name, item in items_of({"teacher": layer, "by_name": {"a": layer}}) if item is layer]
+        ['teacher', "by_name['a']"]
     """
     items = [
         item for name, attribute in attributes.items() for item in ((name, attribute), *_items_in(name, attribute))
     ]
-    return iter(sorted(items, key=lambda item: isinstance(item[1], Optimizer)))
+    return sorted(items, key=lambda item: isinstance(item[1], Optimizer))
 
 
 def _items_in(name: str, attribute: object) -> Iterable[tuple[str, object]]:

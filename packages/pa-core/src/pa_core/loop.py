@@ -362,17 +362,13 @@ class Loop:
         engine.progress.epoch_under_way = None
         self.reach(Phase.EPOCH)
 
-    @contextmanager
-    def set_back_by_one_epoch(self) -> Generator[None]:
+    def set_back_by_one_epoch(self) -> AbstractContextManager[None]:
         """Within the context, what is recorded has the number of the epoch before, as after the last one.
 
         Training states and the last events have the epoch that comes next, no matter what ends the context.
         """
-        self.trainer.run_history.clock.epoch -= 1
-        try:
-            yield
-        finally:
-            self.trainer.run_history.clock.epoch += 1
+        clock = self.trainer.run_history.clock
+        return temporarily(clock, epoch=clock.epoch - 1)
 
     def start_training(self, train_dl: SizedIterable, hook: Callable[[], None] | None = None) -> None:
         """Begin the training of an epoch, or come back to where a saved run was in it.

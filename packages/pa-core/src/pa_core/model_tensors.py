@@ -83,11 +83,8 @@ def named_parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]
         >>> list(named_parameters({"generator": generator, "discriminator": discriminator}))
         ['generator.weight', 'discriminator.weight']
     """
-    if len(models) == 1:
-        (model,) = models.values()
-        return dict(model.named_parameters(remove_duplicate=False))
     return {
-        f"{name}.{inner}": parameter
+        inner if len(models) == 1 else f"{name}.{inner}": parameter
         for name, model in models.items()
         for inner, parameter in model.named_parameters(remove_duplicate=False)
     }
@@ -111,6 +108,17 @@ def names_by_group(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> li
     """
     names = first_names(parameters)
     return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def parameters_beside(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the parameters of an optimizer that no model holds.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: The parameters of all models, by name.
+    """
+    known = first_names(parameters)
+    return [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
 
 
 def learning_rates_of(optimizer: Optimizer) -> list[float | Tensor]:

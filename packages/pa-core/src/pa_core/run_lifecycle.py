@@ -197,7 +197,8 @@ class RunLifecycle:
         Raises:
             RanksDifferError: They are not the same on all processes.
         """
-        require_same(self._describe_parts)
+        trainer = self.trainer
+        require_same(lambda: {**self._describe_used(), **trainer.named_models(), **trainer.modules})
 
     def _describe_setting(self) -> dict[str, object]:
         """What a run works with besides its arguments."""
@@ -210,10 +211,6 @@ class RunLifecycle:
             "run_history": type(trainer.run_history),
             **{f"arithmetic, {name}": value for name, value in arithmetic.items()},
         }
-
-    def _describe_parts(self) -> dict[str, object]:
-        trainer = self.trainer
-        return {**self._describe_used(), **trainer.named_models(), **trainer.modules}
 
     def _describe_used(self) -> dict[str, object]:
         """The loaders of a run, and what it trains."""

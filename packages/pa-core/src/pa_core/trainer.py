@@ -366,7 +366,8 @@ class Trainer(
         self._lifecycle.require_ready("evaluate")
         with showing_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
-            dataset = self._last_evaluated if dataset is None else dataset
+            if dataset is None:
+                dataset = self._engine.eval_sets.last_given(self.eval_dataset)
             input_checks.require_evaluation_data(dataset)
             eval_sets = EvaluationSets(dataset, "dataset", dataloader_kwargs)
             asked = RunArguments(
@@ -398,11 +399,6 @@ class Trainer(
             self._run_evaluation()
         self._engine.rank_sync.raise_non_finite_loss()
         return dict(sorted(updated.take(self.run_history).items()))
-
-    @property
-    def _last_evaluated(self) -> EvaluationData:
-        """What the run before has evaluated, unless a script has assigned another dataset since."""
-        return self._engine.eval_sets.last_given(self.eval_dataset)
 
     def _set_evaluation(self, eval_sets: EvaluationSets) -> None:
         self._engine.eval_sets = eval_sets

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.extra_models import named_modules_of
+from pa_core.extra_models import items_of
 
 
 class MoveModulesToDeviceCallback(TrainerCallback):
@@ -53,6 +54,6 @@ class MoveModulesToDeviceCallback(TrainerCallback):
 
 def _move_modules(trainer: AnyTrainer) -> None:
     placed_by_trainer = {id(trainer.model), id(trainer.get_model())}
-    for _, module in named_modules_of(vars(trainer)):
-        if id(module) not in placed_by_trainer:
-            module.to(trainer.device)
+    for _, item in items_of(vars(trainer)):
+        if isinstance(item, nn.Module) and id(item) not in placed_by_trainer:
+            item.to(trainer.device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pa_core.any_trainer import TrainerCallback
+from pa_core.attributes import temporarily
 from pa_core.batch_structure import count_samples
 from pa_core.callbacks.limit_batches import LimitBatchesCallback
 from pa_core.data.custom_loader import count_steps, end_workers, innermost, is_keyed
@@ -105,15 +106,11 @@ class Evaluations(Generic[BatchT]):
 
     @contextmanager
     def _evaluating(self, name: str | None) -> Generator[None]:
-        with self._loop.evaluating():
+        with self._loop.evaluating(), temporarily(self._loop.engine.eval_sets, name=name):
             for model in self._loop.trainer.named_models().values():
                 model.eval()
-            self._loop.engine.eval_sets.name = name
-            try:
+            with temporarily(self, is_in_batch=False):
                 yield
-            finally:
-                self._loop.engine.eval_sets.name = None
-                self.is_in_batch = False
 
     @contextmanager
     def _step(self, samples: int) -> Generator[None]:

@@ -102,8 +102,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
     Buffers of one dtype travel together, so that the cost does not grow with the number of layers.
     """
-    if not _is_alone():
-        broadcast_tensors(buffers_of_module(module))
+    broadcast_tensors(buffers_of_module(module))
 
 
 def broadcast_weights(module: nn.Module) -> None:
@@ -120,6 +119,8 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
     Args:
         tensors: Tensors of the same shapes on each process, in the same order, on the device of the run.
     """
+    if _is_alone():
+        return
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
@@ -166,12 +167,8 @@ def gather_without_rows(data: TensorsT, padding_value: float | None = None, *, w
         ArgumentTypeError: As ``gather``.
         ConfigurationError: As ``gather``.
     """
-    without = cast("TensorsT", _map_tensors(_without_rows, data))
-    return gather(without, padding_value, with_gradient=with_gradient)
-
-
-def _without_rows(tensor: Tensor) -> Tensor:
-    return tensor[:0] if tensor.dim() else tensor.reshape(1)[:0]
+    without = _map_tensors(lambda tensor: tensor[:0] if tensor.dim() else tensor.reshape(1)[:0], data)
+    return gather(cast("TensorsT", without), padding_value, with_gradient=with_gradient)
 
 
 def _map_tensors(function: Callable[[Tensor], Tensor], data: object) -> Any:

@@ -99,21 +99,25 @@ def local_process_zero_first(
         >>> load()
         'downloaded once, then loaded by all'
     """
-    block = _first_after_connecting(local=True)
+    block = process_zero_first(local=True)
     return block if function is None else block(function)
 
 
-def world_process_zero_first() -> BlockOrDecorator:
+@contextmanager
+def process_zero_first(*, local: bool) -> Generator[None]:
     """Let the process of rank zero run a block, or a function, before all others.
 
-    As ``local_process_zero_first``, for what all machines share.
+    Args:
+        local: Whether one process of each machine is the first there.
 
     Example:
-        >>> with world_process_zero_first():
+        >>> with process_zero_first(local=False):
         ...     print("written to a shared disk, then read by all")
         written to a shared disk, then read by all
     """
-    return _first_after_connecting(local=False)
+    _accelerate.process_state()
+    with rank_zero_first(local=local):
+        yield
 
 
 def run_if(applies: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -156,13 +160,6 @@ def require_all_processes(caller: str) -> None:
             f"This process would wait for others that are not going to come: {caller} in a function or block that the "
             "other processes do not run now. Call it before or after."
         )
-
-
-@contextmanager
-def _first_after_connecting(*, local: bool) -> Generator[None]:
-    _accelerate.process_state()
-    with rank_zero_first(local=local):
-        yield
 
 
 def _after_connecting(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from pa_core import _accelerate
 from pa_core._torch import PARAMETERS, has_gradient_hooks
-from pa_core.distributed.collectives import broadcast_tensors, num_processes
+from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.model_tensors import compiled_from, is_sharded, is_sharded_module, unwrap_model
 from pa_core.sharding.meta_weights import MetaWeights, NamedTensor, allocate, has_meta_tensors, tensors_of
@@ -146,7 +146,7 @@ class _Replacing:
         tensors = tensors_of(model.modules())
         # What the first process has: others may have left the weights to it.
         is_real = torch.tensor([not one.tensor.is_meta for one in tensors], dtype=torch.uint8, device=device)
-        _broadcast([is_real])
+        broadcast_tensors([is_real])
         self._real = {id(one.tensor) for one, flag in zip(tensors, is_real, strict=True) if flag}
 
     @contextmanager
@@ -162,7 +162,7 @@ class _Replacing:
         for tensor in tensors:
             # As torch does: a channels-last order cannot be split.
             tensor.data = tensor.data.to(self._device).contiguous()
-        _broadcast(tensors)
+        broadcast_tensors(tensors)
         yield
         replaced: dict[Tensor, Tensor] = {}
         for one in before:
@@ -178,11 +178,6 @@ class _Replacing:
         if unmade:
             self._meta_weights.make(unmade, self._device)
         allocate((one for one in tensors if id(one.tensor) in self._real and one.tensor.is_meta), self._device)
-
-
-def _broadcast(tensors: Sequence[Tensor]) -> None:
-    if num_processes() > 1:
-        broadcast_tensors(tensors)
 
 
 def _replace_in(optimizer: Optimizer, replaced: Mapping[Tensor, Tensor]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ def find_accelerate_state(path: Path) -> Path | None:
         return None
     if _is_accelerate_state(path):
         return path
-    return max(_states_in(path), key=lambda state: state.stat().st_mtime, default=None)
+    return max(filter(_is_accelerate_state, path.iterdir()), key=lambda state: state.stat().st_mtime, default=None)
 
 
 def refusal_of_accelerate_state(state: Path) -> CheckpointError:
@@ -39,10 +38,6 @@ def refusal_of_accelerate_state(state: Path) -> CheckpointError:
         given=f"{state} with {', '.join(names)}",
         do=f"In place of loading or resuming it, run before train(): {_code_that_loads(state)}",
     )
-
-
-def _states_in(folder: Path) -> Iterator[Path]:
-    return (entry for entry in folder.iterdir() if entry.is_dir() and _is_accelerate_state(entry))
 
 
 def _is_accelerate_state(directory: Path) -> bool:

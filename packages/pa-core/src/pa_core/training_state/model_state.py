@@ -12,7 +12,7 @@ from pa_checkpoint import StoredTensor
 from pa_checkpoint.torch_states import SavedModel, does_not_fit, misfit
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
-from pa_core.model_tensors import first_names, names_by_group, parameters_of
+from pa_core.model_tensors import names_by_group, parameters_beside
 from pa_core.types import StatefulScheduler
 
 
@@ -63,8 +63,7 @@ def _require_fitting_state(
     groups: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
     groups += added_groups(optimizer, parameters, saved)
     found = misfit(optimizer, saved.state, groups=groups)
-    known = first_names(parameters)
-    others = [tuple(one.shape) for one in parameters_of(optimizer) if id(one) not in known]
+    others = [tuple(one.shape) for one in parameters_beside(optimizer, parameters)]
     if found is None and [tuple(one.shape) for one in saved.parameters_beside_the_model] != others:
         found = f"its parameters outside of the model have other shapes than {', '.join(map(str, others)) or 'none'}"
     if found is not None:
@@ -94,8 +93,7 @@ def restore_parameters_beside_the_model(
         parameters: The parameters of all models, by name.
         saved: What was saved.
     """
-    known = first_names(parameters)
-    others = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
+    others = parameters_beside(optimizer, parameters)
     for parameter, one in zip(others, saved.parameters_beside_the_model, strict=True):
         StoredTensor.of(one).read_into(parameter)
 

@@ -193,7 +193,8 @@ class Resumption:
         """
         if self.saved is not None and not self._is_mid_epoch:
             self.loaders.resume_between_epochs(run, self.saved, self.settings or {})
-            self._restore_callbacks_and_rng(run, self.saved)
+            self.saved.restore_callbacks(run)
+            self.saved.restore_rng_state(run)
         while self._has_epochs_left(run):
             self._choose_order(run, self._progress.epochs)
             yield self._progress.epochs
@@ -244,7 +245,8 @@ class Resumption:
         )
         if not saved.is_extended:
             saved.restore_losses(run)
-        self._restore_callbacks_and_rng(run, saved)
+        saved.restore_callbacks(run)
+        saved.restore_rng_state(run)
         self.phase = None
         return phase
 
@@ -272,11 +274,6 @@ class Resumption:
     @property
     def _is_mid_epoch(self) -> bool:
         return self.phase is not None and self.phase.is_mid_epoch
-
-    @staticmethod
-    def _restore_callbacks_and_rng(run: ResumableRun, saved: SavedRun) -> None:
-        saved.restore_callbacks(run)
-        saved.restore_rng_state(run)
 
     def _choose_order(self, run: ResumableRun, epoch: int) -> None:
         """Choose the epoch whose order the training loader follows; custom data loaders may read it."""

@@ -19,11 +19,10 @@ from pa_core import distributed
 from pa_core.data.custom_loader import count_steps
 from pa_core.errors import CheckpointError, StopTrainingError
 from pa_core.model_tensors import (
-    first_names,
     is_sharded_module,
     named_parameters,
     names_by_group,
-    parameters_of,
+    parameters_beside,
     supports_state_dict,
 )
 from pa_core.progress import Phase, Position, Progress
@@ -219,12 +218,10 @@ def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
 
 
 def _capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-    names = first_names(parameters)
-    others = [parameter.detach() for parameter in parameters_of(optimizer) if id(parameter) not in names]
     return {
         "state": optimizer.state_dict(),
         "parameters": names_by_group(optimizer, parameters),
-        "parameters_beside_the_model": others,
+        "parameters_beside_the_model": [one.detach() for one in parameters_beside(optimizer, parameters)],
     }
 
 

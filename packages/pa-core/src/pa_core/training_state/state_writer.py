@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from weakref import ref
@@ -243,7 +244,7 @@ class StateWriter:
             {**parts, "extras": extras},
             summary=_summary(request, position, run),
             blocking=not request.asynchronous,
-            around=self._around(request, run),
+            around=partial(self._around, request, run),
         )
 
     def settle(self) -> None:
@@ -269,24 +270,20 @@ class StateWriter:
         except (CheckpointError, OtherProcessError, OSError) as error:
             failure.add_note(f"Besides, the last training state could not be written: {error}")
 
-    def _around(self, request: StateRequest, run: str) -> Callable[[Path], Any]:
-        """Return the context in which the first process writes a state to a folder that is still this run's."""
-
-        @contextmanager
-        def around(directory: Path) -> Generator[Path]:
-            folder = directory.parent
-            try:
-                self.check_folders([folder])
-                if request.keeps_other_runs:
-                    directory = Folder(folder).path_for(directory.name, run)
-                yield directory
-                if request.on_saved is not None:
-                    request.on_saved(directory)
-            except (CheckpointError, OSError):
-                self.check_folders([folder])  # if it has gone meanwhile, that is the reason to tell
-                raise
-
-        return around
+    @contextmanager
+    def _around(self, request: StateRequest, run: str, directory: Path) -> Generator[Path]:
+        """The context in which the first process writes a state to a folder that is still this run's."""
+        folder = directory.parent
+        try:
+            self.check_folders([folder])
+            if request.keeps_other_runs:
+                directory = Folder(folder).path_for(directory.name, run)
+            yield directory
+            if request.on_saved is not None:
+                request.on_saved(directory)
+        except (CheckpointError, OSError):
+            self.check_folders([folder])  # if it has gone meanwhile, that is the reason to tell
+            raise
 
 
 def _summary(request: StateRequest, position: Position, run: str) -> dict[str, str | int | bool]:
