@@ -38,6 +38,7 @@ from typing_extensions import TypeVar, override
 
 from pa_core import _accelerate, checkpoint, compatibility, distributed, input_checks
 from pa_core._tqdm import bars_hidden
+from pa_core.attributes import temporarily
 from pa_core.callback_checks import (
     implements,
     require_callback,
@@ -1044,11 +1045,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """Called before each training batch."""
 
     def on_train_step_end(
-        self,
-        trainer: TrainerT_contra,
-        batch: BatchT_contra,
-        batch_output: OutputT_contra,
-        **kwargs: Any,
+        self, trainer: TrainerT_contra, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
     ) -> None:
         """Called after the loss of a training batch was calculated, before its backward pass.
 
@@ -1080,11 +1077,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """Called before each evaluation batch."""
 
     def on_eval_step_end(
-        self,
-        trainer: TrainerT_contra,
-        batch: BatchT_contra,
-        batch_output: OutputT_contra,
-        **kwargs: Any,
+        self, trainer: TrainerT_contra, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
     ) -> None:
         """Called after each evaluation batch.
 
@@ -1240,15 +1233,9 @@ class CallbackHandler(Generic[_TrainerT]):
     @contextmanager
     def replaced_by(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> Generator[None]:
         """Within the context, call only the given callbacks; the registered ones are always restored."""
-        registered = self.callbacks
-        self.callbacks = []
-        self._listeners.clear()
-        try:
+        with temporarily(self, callbacks=[], _listeners={}):
             self.add_callbacks(callbacks)
             yield
-        finally:
-            self.callbacks = registered
-            self._listeners.clear()
 
     @overload
     def call_event(self, event: str, *args: Any, **kwargs: Any) -> None: ...

@@ -82,7 +82,8 @@ class Engine:
         self.loaders: Loaders = Loaders(accelerator, fixed_batches=reproducible)
         self.added: AddedModules = AddedModules()
         self.eval_sets: EvaluationSets = EvaluationSets()
-        self.losses: LossTracker = self._new_losses()
+        self._make_losses = ExactLossTracker if reproducible else LossTracker
+        self.losses: LossTracker = self._make_losses()
         self.means: StepMeans = StepMeans(exact=reproducible)
         self.gradient_clip_norm: float | None = None
         self.running: RunKind | None = None
@@ -114,8 +115,11 @@ class Engine:
         self.is_at_empty_batch: bool = False
 
     def _parts_of_run(self) -> RunParts:
-        accumulations = {name: one.accumulation for name, one in self.trained.items()}
-        return RunParts(self.progress, self.resumption, accumulations, self.rank_sync, scaler=self.accelerator.scaler)
+        scaler = self.accelerator.scaler
+        return RunParts(self.progress, self.resumption, self.rank_sync, self._nominal_items, scaler=scaler)
+
+    def _nominal_items(self) -> dict[str, float | None]:
+        return {name: one.accumulation.nominal for name, one in self.trained.items()}
 
     def require_between_steps(self, what: str) -> None:
         """Raise an error within a step of a reproducible run, as not all processes have as many steps.
@@ -178,10 +182,7 @@ class Engine:
 
     def separate_means(self) -> AbstractContextManager[None]:
         """Return a context in which losses and logged values belong to something else, such as an evaluation."""
-        return temporarily(self, losses=self._new_losses(), means=StepMeans(exact=self.reproducible))
-
-    def _new_losses(self) -> LossTracker:
-        return ExactLossTracker() if self.reproducible else LossTracker()
+        return temporarily(self, losses=self._make_losses(), means=StepMeans(exact=self.reproducible))
 
     @contextmanager
     def kept(self, trainer: object) -> Generator[None]:

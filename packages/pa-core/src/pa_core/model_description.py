@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import filterfalse, groupby
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pa_core._torch import CHILDREN
@@ -74,7 +73,7 @@ def _measures(modules: Sequence[nn.Module]) -> tuple[tuple[str, ...], tuple[str,
     cells = (
         f"{sum(one.numel() for one in known):,}",
         f"{sum(one.numel() for one in known if one.requires_grad):,}",
-        _format_memory(sum(map(_memory, tensors))),
+        _format_memory(sum(piece.numel() * piece.element_size() for piece in map(local_piece, tensors))),
         ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in known or tensors})),
     )
     return cells, tuple(kind for kind, applies in kinds.items() if applies)
@@ -100,11 +99,6 @@ def _likeness(child: tuple[str, nn.Module]) -> object:
     name, module = child
     is_numbered = name.isdigit() and any(True for _ in module.parameters())
     return (type(module), _measures([module])) if is_numbered else name
-
-
-def _memory(tensor: Tensor) -> int:
-    piece: Any = local_piece(tensor)
-    return int(piece.numel() * piece.element_size())
 
 
 def _format_memory(size: float) -> str:

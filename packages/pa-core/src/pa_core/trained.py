@@ -351,7 +351,8 @@ def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: in
     arriving, step = iter(batches), count.given
     while True:
         group = deque(islice(arriving, accumulation_steps))
-        fewest, most = _fewest_and_most(len(group), count)
+        of_each = gather_objects(len(group)) if count.is_per_process else [len(group)]
+        fewest, most = min(of_each), max(of_each)
         if most == 0:
             break
         for number in range(most):
@@ -366,14 +367,6 @@ def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: in
             )
             yield part, group.popleft() if group else None
     count.has_ended = True
-
-
-def _fewest_and_most(number: int, count: BatchCount) -> tuple[int, int]:
-    """The smallest and the largest number of batches that the processes have for an update."""
-    if not count.is_per_process:
-        return number, number
-    of_each = gather_objects(number)
-    return min(of_each), max(of_each)
 
 
 def _without_samples(count: BatchCount, first: int, accumulation_steps: int) -> Iterator[tuple[MicroBatch, Any]]:
@@ -397,8 +390,8 @@ class Trained:
 
     Args:
         accelerator: The accelerator of the run.
-        counted_by: What the script gives the number of items as, for messages.
         reproducible: Whether gradients are added up in an order that does not follow the processes.
+        counted_by: What the script gives the number of items as, for messages.
 
     Attributes:
         optimizers: The optimizers that are stepped together, by name.
@@ -410,11 +403,7 @@ class Trained:
     """
 
     def __init__(
-        self,
-        accelerator: _accelerate.AcceleratorLike,
-        *,
-        counted_by: str = "num_items_in_batch",
-        reproducible: bool = False,
+        self, accelerator: _accelerate.AcceleratorLike, *, reproducible: bool, counted_by: str = "num_items_in_batch"
     ) -> None:
         self.optimizers: dict[str, Optimizer] = {}
         self.schedulers: dict[str, StatefulScheduler] = {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -329,7 +329,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         asked = self._asked
         self.train_dataset = cast("Dataset[Any]", self._train_data.dataset)
         with ExitStack() as block:
-            block.enter_context(_open_block())
+            block.callback(_block_is_open.reset, _block_is_open.set(True))
             block.enter_context(self._lifecycle.running("train", {**self._trained}, asked.describe))
             self._loop.find_state(asked)
             loaders, size = self._engine.loaders, asked.per_device_batch_size
@@ -867,12 +867,3 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             ConfigurationError: In any case.
         """
         raise mistakes.late_model(name)
-
-
-@contextmanager
-def _open_block() -> Generator[None]:
-    token = _block_is_open.set(True)
-    try:
-        yield
-    finally:
-        _block_is_open.reset(token)

@@ -10,11 +10,9 @@ from pa_core.errors import ConfigurationError, EmptyDatasetError
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
 
-_EFFECT = {
-    ("training", True): "The epoch ends after its length, and the rest is not trained on. ",
-    ("training", False): "The run makes fewer updates than planned, and its schedule does not come to its end. ",
-    ("evaluation", True): "",
-    ("evaluation", False): "",
+_EFFECT_ON_TRAINING = {
+    True: "The epoch ends after its length, and the rest is not trained on. ",
+    False: "The run makes fewer updates than planned, and its schedule does not come to its end. ",
 }
 """What follows from more batches than the length, or fewer."""
 
@@ -75,10 +73,11 @@ class BatchCount:
         """Warn if the length was not true, and return whether that is so."""
         if not (self.has_more or self.missing):
             return False
+        effect = _EFFECT_ON_TRAINING[self.has_more] if self.phase == "training" else ""
         number = f"more than {self.expected} batches" if self.has_more else f"{self.given} of these batches"
         warn_user(
             f"A loader whose length is {self.expected} yielded {number} in {self.phase}: "
-            f"{describe_loader(self._loader)}. {_EFFECT[self.phase, self.has_more]}Let __len__ return the number of "
+            f"{describe_loader(self._loader)}. {effect}Let __len__ return the number of "
             "batches of an epoch, or of the samples of a dataset. Of several workers, each iterates over an "
             "IterableDataset: let each yield its own share (see torch.utils.data.get_worker_info)."
         )
