@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.model_tensors import parameters_of
-
-_LoaderT = TypeVar("_LoaderT")
 
 
 def check_trainer_arguments(model: object, loss_func: object, optimizer: object) -> None:
@@ -264,8 +261,8 @@ def check_sanity_evaluation(num_batches: int, eval_dataset: object) -> None:
         )
 
 
-def require_evaluation_loader(loader: _LoaderT | None) -> _LoaderT:
-    """Return the evaluation loader of a run that evaluates within its epochs.
+def require_evaluation_loader(loader: object) -> None:
+    """Raise an error for a run that evaluates within its epochs, and has nothing to evaluate.
 
     Args:
         loader: The loader, None in a run that does not evaluate.
@@ -277,7 +274,6 @@ def require_evaluation_loader(loader: _LoaderT | None) -> _LoaderT:
         raise ConfigurationError(
             "The run has no evaluation dataset to evaluate. Pass one, or remove the callback that evaluates."
         )
-    return loader
 
 
 def check_kind_of_module(module: object, argument: str) -> None:

@@ -322,13 +322,6 @@ class Loop:
         """Whether all updates are made, perhaps mid-epoch."""
         return self.engine.progress.updates == self.trainer.run_config.max_num_train_steps
 
-    @property
-    def batches_per_group(self) -> int:
-        """How many batches of the training loader belong together: between two groups, states are saved."""
-        if self.asked.max_updates_per_batch is not None:
-            return 1
-        return self.trainer.run_config.gradient_accumulation_steps
-
     def remaining_epochs(self) -> Iterator[int]:
         """Iterate over the numbers of the epochs that are left, from 0."""
         for epoch in self.engine.resumption.remaining_epochs(self.trainer):
@@ -396,7 +389,7 @@ class Loop:
         Args:
             train_dl: The loader of the epoch.
         """
-        engine, count = self.engine, self.count
+        engine, count, config = self.engine, self.count, self.trainer.run_config
         engine.progress.resumed_steps = steps_done = engine.progress.steps_in_epoch
         if self.is_at_last_update:  # the run had its last update before it was interrupted
             return Steps(())
@@ -407,7 +400,7 @@ class Loop:
         batches = micro_batches(
             train_dl,
             self._remaining_batches(train_dl),
-            accumulation_steps=self.batches_per_group,
+            accumulation_steps=1 if self.asked.max_updates_per_batch else config.gradient_accumulation_steps,
             rank=self.trainer.process_index,
             num_processes=self.trainer.num_processes,
             steps_done=steps_done,

@@ -44,8 +44,7 @@ class ReproducibleSteps:
         self._engine = engine
         self._overlaps = overlaps
         self._part: MicroBatch | None = None
-        self._has_begun = False
-        self._samples = 0
+        self._samples = 0  # of the steps of the update so far
 
     @staticmethod
     def check_arguments(data: Iterable[GivenData], asked: RunArguments) -> None:
@@ -125,7 +124,7 @@ class ReproducibleSteps:
 
     def start_update(self) -> None:
         """Begin an update."""
-        self._part, self._has_begun, self._samples = None, False, 0
+        self._part, self._samples = None, 0
 
     def start_step(self, part: MicroBatch) -> None:
         """Begin a step, after the one before.
@@ -134,8 +133,7 @@ class ReproducibleSteps:
             part: The part of its batch in the update.
         """
         self.end_step()
-        if not self._has_begun:
-            self._has_begun = True
+        if self._samples == 0:
             for trained in self._engine.trained.values():
                 trained.tree.start_update(part.num_micro_batches)
         self._samples += part.global_samples or 0

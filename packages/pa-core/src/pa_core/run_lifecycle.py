@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -184,7 +184,9 @@ class RunLifecycle:
             undo.callback(restore)
         if is_sharded:
             undo.callback(reshard, called)
-            undo.callback(called.register_forward_hook(_not_compiled(_reshard_unless_backward_follows)).remove)
+            # Outside of compiled graphs, as torch's hooks that gather the pieces are.
+            hook: Any = cast("Any", torch.compiler).disable(_reshard_unless_backward_follows)
+            undo.callback(called.register_forward_hook(hook).remove)
         if for_training:
             distributed.broadcast_weights(unwrap_model(called, keep_torch_compile=False))
         return called
@@ -267,10 +269,3 @@ def _reshard_unless_backward_follows(module: nn.Module, *_call: object) -> None:
     """What stays gathered would not follow the weights, and hide the pieces of the optimizer."""
     if not torch.is_grad_enabled():
         reshard(module)
-
-
-def _not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that stays outside of compiled graphs, as torch's hooks that gather the pieces do."""
-    compiler: Any = torch.compiler  # torch annotates it only in part
-    disabled: Callable[..., None] = compiler.disable(hook)
-    return disabled
