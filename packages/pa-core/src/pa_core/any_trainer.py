@@ -163,7 +163,7 @@ class AnyTrainer(ABC):
         self.run_history = InMemoryRunHistory() if run_history is None else run_history
         self.eval_dataset = self.collate_fn = self.create_scheduler_fn = self.scheduler = None
         self.eval_dataloader = self.gradient_norm = self.resume_from = None
-        self.run_config = self.train_dataset = self.train_dataloader = self.epoch_lengths = _unset()
+        self.run_config = self.train_dataset = self.train_dataloader = self.epoch_lengths = cast("Any", None)
         self.preemptible = False
         accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)
         processes.prepare_process(accelerator)
@@ -1274,8 +1274,3 @@ class CallbackHandler(Generic[_TrainerT]):
         """Warn about each ``on_`` method that was never called by the end of a run."""
         for callback in self.callbacks:
             warn_of_unknown_events(callback, {*EVENT_NAMES, *self._fired}, self._warned)
-
-
-def _unset() -> Any:
-    """The value of attributes that have one from the first run on, and are typed as if they always had."""
-    return None

@@ -672,7 +672,7 @@ class Loop:
         modes = [(module, module.training) for model in models.values() for module in model.modules()]
         trainer.model = unwrap_model(wrapped)
         try:
-            with engine.progress.at(stage), engine.separate_means():
+            with temporarily(engine.progress, stage=stage), engine.separate_means():
                 for model in trainer.named_models().values():
                     distributed.broadcast_buffers(model)
                 yield

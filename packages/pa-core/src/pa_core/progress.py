@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from pa_core.attributes import temporarily
 from pa_core.distributed.comparison import RUN_END
 from pa_core.tracking import RunClock
 
@@ -121,14 +119,6 @@ class Progress:
     def start_epoch(self) -> None:
         """Set the counters of an epoch to zero."""
         self.steps_in_epoch = self.samples_in_epoch = self.samples_in_group = 0
-
-    def at(self, stage: Stage) -> AbstractContextManager[None]:
-        """Return a context in which the run is in another stage.
-
-        Args:
-            stage: That stage.
-        """
-        return temporarily(self, stage=stage)
 
     def finish_group(self, clock: RunClock, *, makes_update: bool) -> None:
         """Move the samples of the group to the epoch and the clock, and count its update.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from pa_core import distributed
+from pa_core.attributes import temporarily
 from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
@@ -197,14 +198,9 @@ class Checkpointer:
 
     # Evaluations
 
-    @contextmanager
-    def evaluating(self) -> Generator[None]:
-        """The context of an evaluation, which may be within another one."""
-        self._num_evaluations += 1
-        try:
-            yield
-        finally:
-            self._num_evaluations -= 1
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Return the context of an evaluation, which may be within another one."""
+        return temporarily(self, _num_evaluations=self._num_evaluations + 1)
 
     @contextmanager
     def interruptible(self, phase: Phase, run: ResumableRun, eval_sets: Sequence[str | None] = ()) -> Generator[None]:

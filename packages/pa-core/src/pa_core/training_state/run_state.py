@@ -108,33 +108,23 @@ def find_extension(run: ResumableRun, position: Position, progress: Progress) ->
         Position(phase=<Phase.STEP: 'step'>, epochs=1, updates=12, samples=16, steps=2, eval_sets=())
     """
     num_steps, number_in_history = count_steps(run.train_dataloader), run.run_history.current_epoch
-    is_unfinished = progress.steps_in_epoch > 0 and (num_steps is None or progress.steps_in_epoch < num_steps)
-    if progress.epoch_under_way is not None:
-        return _of_stopped_epoch(position, progress, number_in_history, is_unfinished=is_unfinished)
-    is_at_last_update = progress.updates == run.run_config.max_num_train_steps
-    if position.phase.is_mid_epoch or not (is_at_last_update and is_unfinished):
-        return None
-    rest = _mid_epoch(position, progress)._replace(epochs=position.epochs - 1)
-    return Extension(rest, number_in_history - 1)
-
-
-def _of_stopped_epoch(
-    position: Position, progress: Progress, number_in_history: int, *, is_unfinished: bool
-) -> Extension | None:
-    """As above, where the run was stopped at one of the steps or events of an epoch, or preempted there."""
+    samples, steps = progress.samples_in_epoch, progress.steps_in_epoch
+    is_unfinished = steps > 0 and (num_steps is None or steps < num_steps)
+    mid_epoch = position._replace(phase=Phase.STEP, samples=samples, steps=steps, eval_sets=())
+    if progress.epoch_under_way is None:
+        is_at_last_update = progress.updates == run.run_config.max_num_train_steps
+        if position.phase.is_mid_epoch or not (is_at_last_update and is_unfinished):
+            return None
+        return Extension(mid_epoch._replace(epochs=position.epochs - 1), number_in_history - 1)
+    # It was stopped at one of the steps or events of an epoch, or preempted there.
     if is_unfinished and position.phase in (Phase.COMPLETE, Phase.EVALUATION):
-        return Extension(_mid_epoch(position, progress), number_in_history)
+        return Extension(mid_epoch, number_in_history)
     if position.phase is not Phase.COMPLETE:
         return None
-    if position.epochs > (progress.epoch_under_way or 0):
+    if position.epochs > progress.epoch_under_way:
         return Extension(position._replace(phase=Phase.EPOCH), number_in_history + 1)
-    phase = Phase.EVALUATION if progress.steps_in_epoch else Phase.EPOCH
+    phase = Phase.EVALUATION if steps else Phase.EPOCH
     return Extension(position._replace(phase=phase), number_in_history)
-
-
-def _mid_epoch(position: Position, progress: Progress) -> Position:
-    steps, samples = progress.steps_in_epoch, progress.samples_in_epoch
-    return position._replace(phase=Phase.STEP, samples=samples, steps=steps, eval_sets=())
 
 
 _LOSS_FUNC, _SCHEDULER = "loss_func", "scheduler"
