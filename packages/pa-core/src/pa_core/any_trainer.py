@@ -163,6 +163,7 @@ class AnyTrainer(ABC):
         self.run_history = InMemoryRunHistory() if run_history is None else run_history
         self.eval_dataset = self.collate_fn = self.create_scheduler_fn = self.scheduler = None
         self.eval_dataloader = self.gradient_norm = self.resume_from = None
+        # They have a value from the first run on, and are typed as if they always had.
         self.run_config = self.train_dataset = self.train_dataloader = self.epoch_lengths = cast("Any", None)
         self.preemptible = False
         accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)

@@ -109,11 +109,7 @@ def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P,
 
 
 def build_checkpoint(
-    trained: Mapping[str, Trained],
-    extras: Mapping[str, Any] | None,
-    *,
-    keep: bool = True,
-    trainable_only: bool = False,
+    trained: Mapping[str, Trained], extras: Mapping[str, Any] | None, *, keep: bool = True, trainable_only: bool = False
 ) -> dict[str, Any]:
     """Collect what a checkpoint file holds; every process must call this where a model is sharded.
 

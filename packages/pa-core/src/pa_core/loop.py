@@ -755,9 +755,7 @@ class Loop:
         """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
         resumption, trainer = self.engine.resumption, self.trainer
         phase = resumption.resume_steps(
-            trainer,
-            train_dl,
-            report=lambda steps: self.call(TrainerCallback.on_train_steps_passed_over, steps=steps),
+            trainer, train_dl, report=lambda steps: self.call(TrainerCallback.on_train_steps_passed_over, steps=steps)
         )
         if phase is Phase.INTERMEDIATE_EVALUATION:
             with temporarily(self.engine.checkpointer, is_between_steps=True):

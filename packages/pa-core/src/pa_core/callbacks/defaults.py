@@ -22,9 +22,7 @@ DEFAULT_CALLBACKS: tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...] = (
 )
 
 
-def get_default_callbacks(
-    progress_bar: bool = True,
-) -> tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...]:
+def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...]:
     """Return the default callbacks, in their order.
 
     Args:

@@ -78,9 +78,7 @@ def local_process_zero_first(function: None = None) -> BlockOrDecorator: ...
 def local_process_zero_first(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
 
 
-def local_process_zero_first(
-    function: Callable[_P, _R] | None = None,
-) -> BlockOrDecorator | Callable[_P, _R]:
+def local_process_zero_first(function: Callable[_P, _R] | None = None) -> BlockOrDecorator | Callable[_P, _R]:
     """Let the first process of each machine run a block, or a function, before the others.
 
     Every process must come there. Where the first one raises an exception, the others do not wait any longer, and run

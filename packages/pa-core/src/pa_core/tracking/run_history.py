@@ -73,12 +73,7 @@ class RunClock:
 
     def state_dict(self) -> dict[str, float]:
         """Return the readings."""
-        return {
-            "epoch": self.epoch,
-            "update": self.update,
-            "samples": self.samples,
-            "seconds": self.seconds,
-        }
+        return {name: getattr(self, name) for name in _MOMENT}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from the readings that ``state_dict`` returned; a clock that runs keeps running."""

@@ -314,10 +314,7 @@ def _capture_between_epochs(loader: object) -> dict[str, Any]:
     """
     fetching = _accelerate.fetching_loader(loader)
     has_workers = is_dataloader(fetching) and fetching.persistent_workers
-    return {
-        "generators": capture_generators(loader),
-        "has_workers": has_workers and has_iterator(fetching),
-    }
+    return {"generators": capture_generators(loader), "has_workers": has_workers and has_iterator(fetching)}
 
 
 def _restore_between_epochs(loader: object, saved: Mapping[str, Any]) -> None:

@@ -31,9 +31,7 @@ class SavedOptimizer(NamedTuple):
 
 
 def require_same_optimizers(
-    optimizers: Mapping[str, Optimizer],
-    parameters: Mapping[str, nn.Parameter],
-    saved: Mapping[str, SavedOptimizer],
+    optimizers: Mapping[str, Optimizer], parameters: Mapping[str, nn.Parameter], saved: Mapping[str, SavedOptimizer]
 ) -> None:
     """Raise an error for anything that was saved of other optimizers, or of optimizers of other parameters.
 

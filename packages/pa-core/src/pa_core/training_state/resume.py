@@ -62,10 +62,7 @@ class Resumption:
     # Before the run starts
 
     def find(
-        self,
-        run: ResumableRun,
-        resume_from: str | Path | None,
-        resume_missing: Literal["error", "start"],
+        self, run: ResumableRun, resume_from: str | Path | None, resume_missing: Literal["error", "start"]
     ) -> None:
         """Find the state to resume from, before the loaders are made; every process must call this.
 
