@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
-    "code lines of pa-core": 13_200,
+    "code lines of pa-core": 13_000,
     "code lines of all packages": 29_800,
     "code lines of tests": 47_790,
     "code lines of a module of pa-core": 500,
