@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pa_data.rng import seed_rng
 from pa_preflight._findings import Finding
@@ -18,7 +17,7 @@ from pa_preflight._observer import LossCall, ModelCall, is_same, tensors_in, wit
 _TARGET_KEYS = ("label", "labels", "target", "targets", "y")
 _FEW = 3
 _LARGE, _SMALL_CLIP = 30.0, 1000.0
-_NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 
 
 @dataclass
@@ -76,8 +75,8 @@ def check_batch(first: FirstBatch, clip_norm: float | None) -> Iterator[Finding]
         yield Finding(
             "loss-not-finite",
             f"The loss of the first batch is {float(first.loss)}, though inputs and targets are finite.",
-            "Look for log(0), division by 0 or overflow; train one update with TerminateOnNaNCallback, which reports the "
-            "cause.",
+            "Look for log(0), division by 0 or overflow; train one update with TerminateOnNaNCallback, which "
+            "reports the cause.",
         )
     else:
         yield from _check_targets(first)
@@ -103,13 +102,14 @@ def _check_targets(first: FirstBatch) -> Iterator[Finding]:
 def _with_other_targets(batch: Any) -> Any:
     """Return the batch with its targets in another order; None if they are not known, or all the same."""
     if isinstance(batch, Mapping):
-        keys = [key for key in batch if key in _TARGET_KEYS and isinstance(batch[key], Tensor)]
-        parts = {key: _rolled(batch[key]) for key in keys}
-        return {**batch, **parts} if any(part is not None for part in parts.values()) else None
-    if isinstance(batch, (list, tuple)) and len(batch) > 1 and isinstance(batch[-1], Tensor):
-        rolled = _rolled(batch[-1])
-        return None if rolled is None else type(batch)((*batch[:-1], rolled)) if type(batch) in (list, tuple) else None
-    return None
+        named = cast("Mapping[str, Any]", batch)
+        rolled = {key: _rolled(named[key]) for key in _TARGET_KEYS if isinstance(named.get(key), Tensor)}
+        return {**named, **rolled} if rolled and None not in rolled.values() else None
+    if type(batch) not in (list, tuple):
+        return None
+    parts = cast("list[Any]", batch)
+    last = _rolled(parts[-1]) if len(parts) > 1 and isinstance(parts[-1], Tensor) else None
+    return None if last is None else type(parts)((*parts[:-1], last))
 
 
 def _rolled(tensor: Tensor) -> Tensor | None:
@@ -125,7 +125,13 @@ def _check_gradients(first: FirstBatch, clip_norm: float | None) -> Iterator[Fin
     parameters = [one for one in first.model.parameters() if one.requires_grad]
     seed_rng(0)
     gradients = torch.autograd.grad(first.calculate_loss(first.batch), parameters, allow_unused=True)
-    norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients if one is not None))
+    norm = math.sqrt(
+        sum(
+            float(one.double().square().sum())
+            for one in cast("tuple[Tensor | None, ...]", gradients)
+            if one is not None
+        )
+    )
     if norm > _SMALL_CLIP * clip_norm:
         yield Finding(
             "clipping-too-low",
@@ -145,9 +151,10 @@ def _check_scale(first: FirstBatch) -> Iterator[Finding]:
         if max(abs(mean), deviation) > _LARGE:
             yield Finding(
                 "inputs-not-normalised",
-                f"Inputs of shape {tuple(one.shape)} have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}; "
-                f"the largest is {largest:.3g}.",
-                "Subtract the mean of the training data and divide by its standard deviation, for each feature or channel.",
+                f"Inputs of shape {tuple(one.shape)} have a mean of {mean:.3g} and a standard deviation of "
+                f"{deviation:.3g}; the largest is {largest:.3g}.",
+                "Subtract the mean of the training data and divide by its standard deviation, for each feature or "
+                "channel.",
             )
             return
 
@@ -162,7 +169,8 @@ def _check_outputs(first: FirstBatch) -> Iterator[Finding]:
         yield Finding(
             "inputs-do-not-matter",
             f"All {len(output)} samples of the first batch have the same output, though their inputs differ.",
-            "Look for a layer whose outputs are all zero, as a ReLU of negative numbers, or one that is multiplied by zero.",
+            "Look for a layer whose outputs are all zero, as a ReLU of negative numbers, or one that is multiplied by "
+            "zero.",
         )
     elif differ:
         yield from _check_mixing(first.model, call)
@@ -180,7 +188,7 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
     try:
         with torch.no_grad():
             outputs: list[Tensor] = []
-            for change in (torch.Tensor.clone, beside_copies):
+            for change in (Tensor.clone, beside_copies):
                 seed_rng(0)
                 args, kwargs = with_tensors((call.args, call.kwargs), change)
                 outputs += tensors_in(model(*args, **kwargs))[:1]
@@ -195,7 +203,8 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
     if difference > 1e-3:  # noqa: PLR2004  # what kernels round differently is a thousand times less
         yield Finding(
             "samples-mix",
-            f"In evaluation mode, the output of a sample changes by {difference:.2g} of its size when the other samples of "
-            "the batch are exchanged.",
-            "Look for a softmax, a mean or a norm over dimension 0, for a view that joins samples, and for batch_first=True.",
+            f"In evaluation mode, the output of a sample changes by {difference:.2g} of its size when the other "
+            "samples of the batch are exchanged.",
+            "Look for a softmax, a mean or a norm over dimension 0, for a view that joins samples, and for "
+            "batch_first=True.",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Mapping
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec, Protocol, cast
 
 from torch.utils.data import DataLoader
 
@@ -60,7 +60,7 @@ def check(trainer: _Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
     """
     if not isinstance(trainer, Trainer):
         raise ArgumentTypeError(f"check needs the Trainer of the run, got a {type(trainer).__name__}.")
-    checked: Trainer[Any, Any, Any, Any] = trainer
+    checked = cast("Trainer[Any, Any, Any, Any]", trainer)
     try:
         bound = inspect.signature(checked.train).bind(*args, **kwargs)
     except TypeError as error:
@@ -68,7 +68,8 @@ def check(trainer: _Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
     bound.apply_defaults()
     if num_processes() > 1 or checked.is_sharded:
         raise UnsupportedConfigurationError(
-            "check works on one process, and not with a sharded model. Run it without a launcher, or with a smaller model."
+            "check works on one process, and not with a sharded model. Run it without a launcher, or with a smaller "
+            "model."
         )
     return _check(checked, bound.arguments)
 
@@ -76,8 +77,10 @@ def check(trainer: _Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
 def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Report:
     started = time.monotonic()
     evaluated = _sets(given["eval_dataset"])
-    asked = {**given, "eval_dataset": None, "resume_from": None, "sanity_eval_steps": 0, "watch_metric": None}
-    data, loader_kwargs = asked["train_dataset"], asked["train_dataloader_kwargs"] or {}
+    without = dict.fromkeys(("eval_dataset", "resume_from", "watch_metric"))
+    asked: dict[str, Any] = {**given, **without, "sanity_eval_steps": 0}
+    data: Any = asked["train_dataset"]
+    loader_kwargs: dict[str, Any] = asked["train_dataloader_kwargs"] or {}
     findings: list[Finding] = []
     left_out: list[str] = []
     with trainer.undoing_runs(data, *evaluated.values(), *loader_kwargs.values()):
@@ -117,11 +120,13 @@ def _sets(data: Any) -> dict[str, Any]:
     """Return what is evaluated, by name."""
     if data is None:
         return {}
-    sets = dict(data) if isinstance(data, Mapping) else {"": data}
+    sets = dict(cast("Mapping[str, Any]", data)) if isinstance(data, Mapping) else {"": data}
     return {name: one.dataset if isinstance(one, EvaluationSet) else one for name, one in sets.items()}
 
 
 def _in_order(findings: list[Finding]) -> list[Finding]:
     """Return each finding once, mistakes first."""
-    once = {(finding.name, finding.do): finding for finding in reversed(findings)}
-    return sorted(reversed(once.values()), key=lambda finding: finding.level != "mistake")
+    once: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        once.setdefault((finding.name, finding.do), finding)
+    return sorted(once.values(), key=lambda finding: finding.level != "mistake")

@@ -35,11 +35,11 @@ class Samples:
     """
 
     def __init__(self, data: Any) -> None:
-        dataset: Any = data.dataset if isinstance(data, DataLoader) else data
+        dataset = _of_loader(data)
         has_positions = isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")
         self.dataset: Any = dataset if has_positions and not isinstance(dataset, IterableDataset) else None
         size = 0 if self.dataset is None else len(self.dataset)
-        self.positions = sorted(random.Random(0).sample(range(size), min(size, _SAMPLES)))  # noqa: S311
+        self.positions = sorted(random.Random(0).sample(range(size), min(size, _SAMPLES)))
         self.samples: list[Any] = []
         until = time.monotonic() + _SECONDS
         for position in self.positions:
@@ -50,13 +50,17 @@ class Samples:
 
     def targets(self) -> Tensor | None:
         """The last part of the samples, if it is a number or a tensor of one shape."""
-        last = [one[-1] for one in self.samples if isinstance(one, (tuple, list)) and len(cast("list[Any]", one)) > 1]
-        if not last or len(last) != len(self.samples):
+        if not self.samples or not all(isinstance(one, (tuple, list)) for one in self.samples):
             return None
+        last: list[Any] = [one[-1] for one in self.samples]
         if all(isinstance(one, (int, float)) for one in last):
             return torch.tensor(last)
-        shapes = {one.shape if isinstance(one, Tensor) else None for one in last}
-        return torch.stack(last) if len(shapes) == 1 and None not in shapes else None
+        are_alike = all(isinstance(one, Tensor) and one.shape == last[0].shape for one in last)
+        return torch.stack(last) if are_alike else None
+
+
+def _of_loader(data: Any) -> Any:
+    return cast("DataLoader[Any]", data).dataset if isinstance(data, DataLoader) else data
 
 
 def check_samples(train: Samples, data: Any, options: dict[str, Any]) -> Iterator[Finding]:
@@ -72,16 +76,17 @@ def check_samples(train: Samples, data: Any, options: dict[str, Any]) -> Iterato
     if _reseeds(train.dataset):
         yield Finding(
             "augmentation-repeats",
-            "Fetching a sample seeds the global random number generators, so that what is drawn afterwards is the same in "
-            "each epoch, for augmentation and for dropout.",
+            "Fetching a sample seeds the global random number generators, so that what is drawn afterwards is the "
+            "same in each epoch, for augmentation and for dropout.",
             "Leave seeding to the trainer, which gives each sample and epoch its own random numbers.",
         )
     targets = train.targets()
     is_in_order = options.get("shuffle") is False and "sampler" not in options
     if isinstance(data, DataLoader):
-        is_in_order = isinstance(data.sampler, SequentialSampler)
+        loader = cast("DataLoader[Any]", data)
+        is_in_order = isinstance(loader.sampler, SequentialSampler)
     if is_in_order and targets is not None and targets.dim() == 1 and len(targets) >= _FEWEST:
-        changes, classes = int((targets[1:] != targets[:-1]).sum()), len(targets.unique())
+        changes, classes = int((targets[1:] != targets[:-1]).sum()), len(set(map(float, targets)))
         if 1 < classes == changes + 1 < len(targets) / 4:
             yield Finding(
                 "sorted-by-class",
@@ -109,12 +114,12 @@ def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: An
         train_data: The training data.
         data: The data to evaluate.
     """
-    shared = _shared(train, evaluation, _base(train_data), _base(data))
+    shared = _shared(train, evaluation, _of_loader(train_data), _of_loader(data))
     if shared:
         yield Finding(
             "same-samples-in-evaluation",
-            f"{shared} of the samples to evaluate are among the training samples: the evaluation shows what was learnt by "
-            "heart.",
+            f"{shared} of the samples to evaluate are among the training samples: the evaluation shows what was "
+            "learnt by heart.",
             "Divide the samples, for example with torch.utils.data.random_split.",
         )
     dataset = evaluation.dataset
@@ -134,17 +139,16 @@ def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: An
             return
 
 
-def _base(data: Any) -> Any:
-    return data.dataset if isinstance(data, DataLoader) else data
-
-
 def _shared(train: Samples, evaluation: Samples, train_set: Any, other: Any) -> str | None:
     if train_set is other:
         return "All"
-    if isinstance(train_set, Subset) and isinstance(other, Subset) and train_set.dataset is other.dataset:
+    train_base, base = (
+        getattr(one, "dataset", None) if isinstance(one, Subset) else None for one in (train_set, other)
+    )
+    if train_base is not None and train_base is base:
         shared = set(train_set.indices) & set(other.indices)
         return f"{len(shared)} of {len(other.indices)}" if shared else None
-    if isinstance(other, Subset) and other.dataset is train_set:
+    if base is train_set:
         return "All"
     if train.dataset is None or not evaluation.samples:
         return None

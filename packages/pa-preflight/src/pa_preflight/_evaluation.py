@@ -84,8 +84,8 @@ def check_evaluation(
 
 def _agree(one: dict[str, float], other: dict[str, float]) -> bool:
     return all(
-        math.isclose(value, other.get(name, math.nan), rel_tol=1e-6) or value != value for name, value in one.items()
-    )  # noqa: PLR0124  # NaN
+        math.isnan(value) or math.isclose(value, other.get(name, math.nan), rel_tol=1e-6) for name, value in one.items()
+    )
 
 
 def _shown(metrics: dict[str, float]) -> str:
@@ -102,7 +102,7 @@ def _check_scale(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
     if abs(mean - other_mean) > _AWAY * max(deviation, other_deviation) or is_wider:
         yield Finding(
             "evaluation-inputs-differ",
-            f"Inputs in training have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, in the evaluation "
-            f"{other_mean:.3g} and {other_deviation:.3g}.",
+            f"Inputs in training have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, in the "
+            f"evaluation {other_mean:.3g} and {other_deviation:.3g}.",
             "Give both datasets the same normalisation.",
         )

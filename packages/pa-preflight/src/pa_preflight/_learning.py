@@ -42,7 +42,7 @@ def check_learning(trainer: Trainer[Any, Any, Any, Any], data: Any, asked: dict[
     """
     size = asked["per_device_batch_size"]
     noted = _Losses()
-    changed = {
+    changed: dict[str, Any] = {
         "train_dataset": subset(data, size),
         "num_epochs": _UPDATES,
         "max_num_train_steps": None,
@@ -61,14 +61,15 @@ def check_learning(trainer: Trainer[Any, Any, Any, Any], data: Any, asked: dict[
     if not all(map(math.isfinite, losses)) or last > _GROWN * abs(first) + 1:
         yield Finding(
             "rate-too-high",
-            f"Trained on one batch at the learning rate {max(rates):.3g}, the loss grows from {first:.3g} to {last:.3g} in "
-            f"{len(losses)} updates.",
+            f"Trained on one batch at the learning rate {max(rates):.3g}, the loss grows from {first:.3g} to "
+            f"{last:.3g} in {len(losses)} updates.",
             "Search for a rate with pa_schedulers.find_learning_rate.",
         )
     elif first - last < (1 - _ENOUGH) * abs(first) and first != 0:
         yield Finding(
             "batch-not-learnt",
-            f"Trained on one batch of {size} samples at the learning rate {max(rates):.3g}, the loss stays at {last:.4g} "
-            f"after {len(losses)} updates; it began at {first:.4g}.",
-            "Search for a rate with pa_schedulers.find_learning_rate; if none helps, look for what keeps the model from it.",
+            f"Trained on one batch of {size} samples at the learning rate {max(rates):.3g}, the loss stays at "
+            f"{last:.4g} after {len(losses)} updates; it began at {first:.4g}.",
+            "Search for a rate with pa_schedulers.find_learning_rate; if none helps, look for what keeps the model "
+            "from it.",
         )

@@ -48,8 +48,8 @@ def check_loss(call: LossCall, total: Tensor | None) -> Iterator[Finding]:
     if call.options.get("reduction") == "sum" and len(targets) > 1 and bool(torch.isclose(call.value, total)):
         yield Finding(
             "loss-follows-batch-size",
-            f"{call.name} adds up the losses of the samples, so that gradients grow with the batch, and the last batch of "
-            "an epoch counts less.",
+            f"{call.name} adds up the losses of the samples, so that gradients grow with the batch, and the last "
+            "batch of an epoch counts less.",
             'Use reduction="mean", or divide by the number of samples.',
         )
 
@@ -59,8 +59,8 @@ def _check_distance(call: LossCall) -> Iterator[Finding]:
     if outputs.shape != targets.shape:
         yield Finding(
             "targets-broadcast",
-            f"{call.name} compares outputs of shape {tuple(outputs.shape)} with targets of shape {tuple(targets.shape)}: "
-            "each output is compared with each target.",
+            f"{call.name} compares outputs of shape {tuple(outputs.shape)} with targets of shape "
+            f"{tuple(targets.shape)}: each output is compared with each target.",
             "Give both the same shape: targets.unsqueeze(1), or outputs.squeeze(1).",
         )
     elif not targets.is_floating_point():
@@ -77,7 +77,7 @@ def _check_binary(call: LossCall) -> Iterator[Finding]:
     if outputs.shape != targets.shape:
         yield Finding(
             "targets-broadcast",
-            f"{call.name} was given outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}.",
+            f"{call.name} was given outputs of shape {tuple(outputs.shape)}, targets of shape {tuple(targets.shape)}.",
             "Give both the same shape: targets.unsqueeze(1), or outputs.squeeze(1).",
         )
     elif not targets.is_floating_point():
@@ -108,7 +108,8 @@ def _check_classes(call: LossCall) -> Iterator[Finding]:
             "targets-broadcast",
             f"{call.name} was given class indices of shape {tuple(targets.shape)} for outputs of shape "
             f"{tuple(outputs.shape)}.",
-            "Class indices have no dimension for the classes: targets.squeeze(1), or targets.argmax(1) if they are one-hot.",
+            "Class indices have no dimension for the classes: targets.squeeze(1), or targets.argmax(1) if they are "
+            "one-hot.",
         )
         return
     else:

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from pa_preflight._findings import Finding
 
 _SHOWN = 3
-_NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -57,12 +57,12 @@ def check_model(
     if half:
         yield Finding(
             "half-precision-weights",
-            f"{listed(half)}: trained weights of {names[half[0]].dtype} lose updates that are less than about a hundredth "
-            "of them, or a thousandth with float16.",
+            f"{listed(half)}: trained weights of {names[half[0]].dtype} lose updates that are less than about a "
+            "hundredth of them, or a thousandth with float16.",
             'Keep the weights in float32, and pass mixed_precision="bf16" to the trainer.',
         )
     norms = [module for one in (model, *modules) for module in one.modules() if isinstance(module, _NORMS)]
-    if batch_size == 1 and any(isinstance(one, _BatchNorm) for one in norms):
+    if batch_size == 1 and any(isinstance(one, _BATCH_NORMS) for one in norms):
         yield Finding(
             "batch-of-one-with-batch-norm",
             "The model has BatchNorm layers, and batches of one sample: there is nothing to take a mean over.",
@@ -74,7 +74,8 @@ def check_model(
     if any(id(one) in without_decay for group in decayed for one in group["params"]):
         yield Finding(
             "weight-decay-on-norms",
-            f"Weight decay of {float(decayed[0]['weight_decay']):g} also pulls biases and the weights of norm layers to 0.",
+            f"Weight decay of {float(decayed[0]['weight_decay']):g} also pulls biases and the weights of norm layers "
+            "to 0.",
             "Give them a parameter group of their own with weight_decay=0, as most recipes do.",
             "note",
         )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -180,11 +180,12 @@ def tensors_in(value: Any) -> list[Tensor]:
     """
     if isinstance(value, Tensor):
         return [value]
+    parts: list[Any] = []
     if isinstance(value, Mapping):
-        return [one for part in value.values() for one in tensors_in(part)]
-    if isinstance(value, (list, tuple)):
-        return [one for part in value for one in tensors_in(part)]
-    return []
+        parts = list(cast("Mapping[Any, Any]", value).values())
+    elif isinstance(value, (list, tuple)):
+        parts = list(cast("list[Any]", value))
+    return [one for part in parts for one in tensors_in(part)]
 
 
 def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -196,12 +197,12 @@ def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """
     if isinstance(value, Tensor):
         return change(value)
+    kind: Any = type(value)
     if isinstance(value, Mapping):
-        return type(value)({key: with_tensors(part, change) for key, part in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(with_tensors(part, change) for part in value))
+        return kind({key: with_tensors(part, change) for key, part in cast("Mapping[Any, Any]", value).items()})
     if isinstance(value, (list, tuple)):
-        return type(value)(with_tensors(part, change) for part in value)
+        parts = [with_tensors(part, change) for part in cast("list[Any]", value)]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
     return value
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pa_core import MoveModulesToDeviceCallback, Trainer
+from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
 from pa_data.rng import restored_rng_states
 from pa_preflight._batch_checks import FirstBatch, check_batch
 from pa_preflight._findings import Finding, failure
@@ -75,12 +76,17 @@ class Steps:
         """Yield what was found."""
         yield from self.findings
         if self.error is not None:
-            explained = [
-                finding for call in self.observer.loss_calls if call.value is None for finding in check_loss(call, None)
-            ]
-            if not self.findings:
-                do = "Train one update, max_num_train_steps=1, and look at the traceback."
-                yield from explained or [failure("The first update", self.error, do)]
+            if self.findings:
+                return
+            failed = [call for call in self.observer.loss_calls if call.value is None]
+            explained = [finding for call in failed for finding in check_loss(call, None)]
+            do = "Train one update, max_num_train_steps=1, and look at the traceback."
+            plain = failure("The first update", self.error, do)
+            if isinstance(self.error, BatchMismatchError):
+                plain = replace(
+                    plain, name="targets-broadcast", saw=f"{plain.saw} {self.error.given}.", do=self.error.do
+                )
+            yield from explained or [plain]
             return
         yield from self._check_updates()
 
@@ -102,7 +108,8 @@ class Steps:
             yield Finding(
                 "weights-do-not-change",
                 f"No parameter has changed after {_UPDATES} updates.",
-                "Look for an overridden optimizer_step that does not call the optimizer, and for weights that are replaced.",
+                "Look for an overridden optimizer_step that does not call the optimizer, and for weights that are "
+                "replaced.",
             )
         if observer.keeps_gradients:
             yield Finding(
@@ -120,6 +127,7 @@ class Steps:
                     "workers-are-the-bottleneck",
                     f"Fetching a batch takes {1000 * fetching:.0f} ms, the step {1000 * computing:.0f} ms, with "
                     f"{'the default number of' if workers is None else workers} workers.",
-                    f"Use num_workers={round(fetching / computing) + 1} in train_dataloader_kwargs, if there are as many cores.",
+                    f"Use num_workers={round(fetching / computing) + 1} in train_dataloader_kwargs, if there are as many "
+                    "cores.",
                     "note",
                 )
