@@ -124,14 +124,9 @@ def _check_gradients(first: FirstBatch, clip_norm: float | None) -> Iterator[Fin
         return
     parameters = [one for one in first.model.parameters() if one.requires_grad]
     seed_rng(0)
-    gradients = torch.autograd.grad(first.calculate_loss(first.batch), parameters, allow_unused=True)
-    norm = math.sqrt(
-        sum(
-            float(one.double().square().sum())
-            for one in cast("tuple[Tensor | None, ...]", gradients)
-            if one is not None
-        )
-    )
+    loss = first.calculate_loss(first.batch)
+    gradients = cast("tuple[Tensor | None, ...]", torch.autograd.grad(loss, parameters, allow_unused=True))
+    norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients if one is not None))
     if norm > _SMALL_CLIP * clip_norm:
         yield Finding(
             "clipping-too-low",

@@ -44,7 +44,7 @@ class Samples:
         until = time.monotonic() + _SECONDS
         for position in self.positions:
             seed_rng(position)
-            self.samples.append(self.dataset[position])
+            self.samples.append(cast("Any", dataset)[position])
             if time.monotonic() > until:
                 break
 
@@ -83,8 +83,7 @@ def check_samples(train: Samples, data: Any, options: dict[str, Any]) -> Iterato
     targets = train.targets()
     is_in_order = options.get("shuffle") is False and "sampler" not in options
     if isinstance(data, DataLoader):
-        loader = cast("DataLoader[Any]", data)
-        is_in_order = isinstance(loader.sampler, SequentialSampler)
+        is_in_order = isinstance(getattr(cast("object", data), "sampler", None), SequentialSampler)
     if is_in_order and targets is not None and targets.dim() == 1 and len(targets) >= _FEWEST:
         changes, classes = int((targets[1:] != targets[:-1]).sum()), len(set(map(float, targets)))
         if 1 < classes == changes + 1 < len(targets) / 4:
@@ -142,9 +141,7 @@ def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: An
 def _shared(train: Samples, evaluation: Samples, train_set: Any, other: Any) -> str | None:
     if train_set is other:
         return "All"
-    train_base, base = (
-        getattr(one, "dataset", None) if isinstance(one, Subset) else None for one in (train_set, other)
-    )
+    train_base, base = (getattr(cast("object", one), "dataset", None) for one in (train_set, other))
     if train_base is not None and train_base is base:
         shared = set(train_set.indices) & set(other.indices)
         return f"{len(shared)} of {len(other.indices)}" if shared else None

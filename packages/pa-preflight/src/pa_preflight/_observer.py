@@ -197,7 +197,7 @@ def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """
     if isinstance(value, Tensor):
         return change(value)
-    kind: Any = type(value)
+    kind = cast("Any", type(value))
     if isinstance(value, Mapping):
         return kind({key: with_tensors(part, change) for key, part in cast("Mapping[Any, Any]", value).items()})
     if isinstance(value, (list, tuple)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -47,7 +46,8 @@ class Steps:
         registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, self.observer])
         with trainer.undoing_runs(asked["train_dataset"]), registered:
             try:
-                trainer.train(**{**asked, "max_num_train_steps": _UPDATES})
+                first: dict[str, Any] = {**asked, "max_num_train_steps": _UPDATES}
+                trainer.train(**first)
             except Exception as error:
                 self.error = error
             finally:
@@ -83,9 +83,7 @@ class Steps:
             do = "Train one update, max_num_train_steps=1, and look at the traceback."
             plain = failure("The first update", self.error, do)
             if isinstance(self.error, BatchMismatchError):
-                plain = replace(
-                    plain, name="targets-broadcast", saw=f"{plain.saw} {self.error.given}.", do=self.error.do
-                )
+                plain = Finding("targets-broadcast", f"{plain.saw} {self.error.given}.", self.error.do)
             yield from explained or [plain]
             return
         yield from self._check_updates()
@@ -95,7 +93,7 @@ class Steps:
         if not all(observer.is_training):
             yield Finding(
                 "not-in-training-mode",
-                "The model is in evaluation mode when it is trained: dropout is off, and BatchNorm learns no statistics.",
+                "The model is in evaluation mode in training: dropout is off, and BatchNorm learns no statistics.",
                 "Call model.train(), which train_epoch_start does where it is not overridden.",
             )
         if observer.updates and not any(rate for update in observer.updates for rate in update.rates):
@@ -127,7 +125,6 @@ class Steps:
                     "workers-are-the-bottleneck",
                     f"Fetching a batch takes {1000 * fetching:.0f} ms, the step {1000 * computing:.0f} ms, with "
                     f"{'the default number of' if workers is None else workers} workers.",
-                    f"Use num_workers={round(fetching / computing) + 1} in train_dataloader_kwargs, if there are as many "
-                    "cores.",
+                    f"Pass num_workers={round(fetching / computing) + 1} in train_dataloader_kwargs, with as many cores.",
                     "note",
                 )
