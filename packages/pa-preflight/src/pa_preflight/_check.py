@@ -58,9 +58,10 @@ def check(trainer: _Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
         >>> [finding.name for finding in report.findings]
         ['softmax-before-cross-entropy']
     """
-    if not isinstance(trainer, Trainer):
-        raise ArgumentTypeError(f"check needs the Trainer of the run, got a {type(trainer).__name__}.")
-    checked = cast("Trainer[Any, Any, Any, Any]", trainer)
+    given: object = trainer
+    if not isinstance(given, Trainer):
+        raise ArgumentTypeError(f"check needs the Trainer of the run, got a {type(given).__name__}.")
+    checked = cast("Trainer[Any, Any, Any, Any]", given)
     try:
         bound = inspect.signature(checked.train).bind(*args, **kwargs)
     except TypeError as error:

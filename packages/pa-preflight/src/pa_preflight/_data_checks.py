@@ -60,7 +60,7 @@ class Samples:
 
 
 def _of_loader(data: Any) -> Any:
-    return cast("DataLoader[Any]", data).dataset if isinstance(data, DataLoader) else data
+    return getattr(cast("object", data), "dataset", None) if isinstance(data, DataLoader) else data
 
 
 def check_samples(train: Samples, data: Any, options: dict[str, Any]) -> Iterator[Finding]:

@@ -180,12 +180,16 @@ def tensors_in(value: Any) -> list[Tensor]:
     """
     if isinstance(value, Tensor):
         return [value]
-    parts: list[Any] = []
+    parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
-        parts = list(cast("Mapping[Any, Any]", value).values())
+        parts = _items(value).values()
     elif isinstance(value, (list, tuple)):
-        parts = list(cast("list[Any]", value))
+        parts = cast("list[Any]", value)
     return [one for part in parts for one in tensors_in(part)]
+
+
+def _items(value: object) -> dict[Any, Any]:
+    return dict(cast("Mapping[Any, Any]", value))
 
 
 def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -199,7 +203,7 @@ def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     kind = cast("Any", type(value))
     if isinstance(value, Mapping):
-        return kind({key: with_tensors(part, change) for key, part in cast("Mapping[Any, Any]", value).items()})
+        return kind({key: with_tensors(part, change) for key, part in _items(value).items()})
     if isinstance(value, (list, tuple)):
         parts = [with_tensors(part, change) for part in cast("list[Any]", value)]
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
