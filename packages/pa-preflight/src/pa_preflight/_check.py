@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ParamSpec, Protocol, cast
 
 from torch.utils.data import DataLoader
+from typing_extensions import TypeIs
 
 from pa_core import ArgumentTypeError, Trainer, UnsupportedConfigurationError
 from pa_core.data import EvaluationSet
@@ -58,10 +59,9 @@ def check(trainer: _Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
         >>> [finding.name for finding in report.findings]
         ['softmax-before-cross-entropy']
     """
-    given: object = trainer
-    if not isinstance(given, Trainer):
-        raise ArgumentTypeError(f"check needs the Trainer of the run, got a {type(given).__name__}.")
-    checked = cast("Trainer[Any, Any, Any, Any]", given)
+    checked: object = trainer
+    if not _is_trainer(checked):
+        raise ArgumentTypeError(f"check needs the Trainer of the run, got a {type(trainer).__name__}.")
     try:
         bound = inspect.signature(checked.train).bind(*args, **kwargs)
     except TypeError as error:
@@ -73,6 +73,10 @@ def check(trainer: _Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
             "model."
         )
     return _check(checked, bound.arguments)
+
+
+def _is_trainer(given: object) -> TypeIs[Trainer[Any, Any, Any, Any]]:
+    return isinstance(given, Trainer)
 
 
 def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Report:

@@ -127,7 +127,8 @@ class Observer(TrainerCallback):
         self.keeps_gradients = False
         self.fetching: list[float] = []
         self.computing: list[float] = []
-        self._before = self._started = 0.0
+        self._updated: float | None = None
+        self._started = 0.0
         self._stack = ExitStack()
 
     def close(self) -> None:
@@ -140,19 +141,19 @@ class Observer(TrainerCallback):
         hooks += [one.register_step_pre_hook(self._note_update) for one in self.optimizers]
         for hook in hooks:
             self._stack.callback(hook.remove)
-        self._before = time.perf_counter()
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self._started = time.perf_counter()
-        self.fetching.append(self._started - self._before)
+        if self._updated is not None:
+            self.fetching.append(self._started - self._updated)
         self.is_training.append(self.model.training)
         self._stack.enter_context(_Losses(self.loss_calls))
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         self.close()
-        self.computing.append(time.perf_counter() - self._started)
+        self._updated = None
         self.losses.append(batch_output["loss"].detach())
         if len(self.losses) == 1:
             self._at_first_batch(batch, batch_output["loss"])
@@ -160,6 +161,8 @@ class Observer(TrainerCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        self._updated = time.perf_counter()
+        self.computing.append(self._updated - self._started)
         gradients = [one.grad for one in self.model.parameters() if one.grad is not None]
         self.keeps_gradients |= any(bool(gradient.count_nonzero()) for gradient in gradients)
 
@@ -182,7 +185,7 @@ def tensors_in(value: Any) -> list[Tensor]:
         return [value]
     parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
-        parts = _items(value).values()
+        parts = _items(cast("object", value)).values()
     elif isinstance(value, (list, tuple)):
         parts = cast("list[Any]", value)
     return [one for part in parts for one in tensors_in(part)]
@@ -203,7 +206,7 @@ def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     kind = cast("Any", type(value))
     if isinstance(value, Mapping):
-        return kind({key: with_tensors(part, change) for key, part in _items(value).items()})
+        return kind({key: with_tensors(part, change) for key, part in _items(cast("object", value)).items()})
     if isinstance(value, (list, tuple)):
         parts = [with_tensors(part, change) for part in cast("list[Any]", value)]
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)

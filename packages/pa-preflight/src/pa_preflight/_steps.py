@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
 from pa_data.rng import restored_rng_states
@@ -117,14 +118,19 @@ class Steps:
             )
         if observer.updates:
             yield from check_gradients(observer.model, observer.updates[0].without_gradient)
-        if len(observer.fetching) > 1:
-            fetching, computing = median(observer.fetching[1:]), median(observer.computing[1:])
-            workers = (self._asked["train_dataloader_kwargs"] or {}).get("num_workers")
-            if fetching > _SLOW and fetching > computing:
-                yield Finding(
-                    "workers-are-the-bottleneck",
-                    f"Fetching a batch takes {1000 * fetching:.0f} ms, the step {1000 * computing:.0f} ms, with "
-                    f"{'the default number of' if workers is None else workers} workers.",
-                    f"Pass num_workers={round(fetching / computing) + 1} in train_dataloader_kwargs, with as many cores.",
-                    "note",
-                )
+        yield from self._check_fetching()
+
+    def _check_fetching(self) -> Iterator[Finding]:
+        observer, options = self.observer, self._asked["train_dataloader_kwargs"] or {}
+        if not observer.fetching or isinstance(self._asked["train_dataset"], DataLoader):
+            return
+        fetching, computing = min(observer.fetching), min(observer.computing)
+        workers: int = options.get("num_workers", 0)
+        most = min(round(fetching / computing) + 1, os.cpu_count() or 1)
+        if fetching > max(_SLOW, computing) and workers < most:
+            yield Finding(
+                "workers-are-the-bottleneck",
+                f"Fetching a batch takes {1000 * fetching:.0f} ms, the rest of the step {1000 * computing:.0f} ms.",
+                f"Pass num_workers={most} in train_dataloader_kwargs.",
+                "note",
+            )
