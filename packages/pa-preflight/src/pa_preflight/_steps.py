@@ -121,7 +121,8 @@ class Steps:
         yield from self._check_fetching()
 
     def _check_fetching(self) -> Iterator[Finding]:
-        observer, options = self.observer, self._asked["train_dataloader_kwargs"] or {}
+        observer = self.observer
+        options: dict[str, Any] = self._asked["train_dataloader_kwargs"] or {}
         if not observer.fetching or isinstance(self._asked["train_dataset"], DataLoader):
             return
         fetching, computing = min(observer.fetching), min(observer.computing)
