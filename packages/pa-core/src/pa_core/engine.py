@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
 
