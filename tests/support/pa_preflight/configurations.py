@@ -101,7 +101,7 @@ class Configuration:
     evaluation: str
     accumulation: int
     clip_norm: float | None
-    has_scheduler: bool
+    scheduler: str
     was_trained: bool
     has_gradients: bool
     is_partly_in_evaluation_mode: bool
@@ -118,9 +118,9 @@ class Configuration:
             evaluation=draws.choice(["none", "plain", "augmented", "loader", "several"]),
             accumulation=draws.choice([1, 2]),
             clip_norm=draws.choice([None, 1.0]),
-            has_scheduler=draws.random() < 0.5,
+            scheduler=draws.choice(["none", "created", "assigned"]),
             was_trained=draws.random() < 0.5,
-            has_gradients=draws.random() < 0.3,
+            has_gradients=draws.random() < 0.5,
             is_partly_in_evaluation_mode=draws.random() < 0.5,
         )
 
@@ -138,8 +138,10 @@ class Configuration:
             "gradient_accumulation_steps": self.accumulation,
             "gradient_clip_norm": self.clip_norm,
         }
-        if self.has_scheduler:
+        if self.scheduler == "created":
             arguments["create_scheduler_fn"] = partial(StepLR, step_size=3, gamma=0.5)
+        elif self.scheduler == "assigned":
+            trainer.scheduler = StepLR(trainer.optimizer, step_size=3, gamma=0.5)
         if self.was_trained:
             trainer.train(**arguments)
         if self.has_gradients:

@@ -158,6 +158,19 @@ def seeded_by_the_index() -> Script:
     return script(conv_net(), nn.CrossEntropyLoss(), _SeededByPython(pictures()))
 
 
+class _SeededByNumpy(_Noisy):
+    @override
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        np.random.seed(42)
+        return super().__getitem__(index)
+
+
+@planted("augmentation-repeats")
+def same_noise_for_all() -> Script:
+    """Each sample calls ``np.random.seed(42)``, so that all get the same noise."""
+    return script(perceptron(8, 4), nn.CrossEntropyLoss(), _SeededByNumpy(points()))
+
+
 @planted("one-class")
 def all_targets_equal() -> Script:
     """A wrong path, and all samples are of the same class."""
