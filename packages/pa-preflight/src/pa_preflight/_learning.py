@@ -15,7 +15,7 @@ from pa_preflight._data_checks import subset
 from pa_preflight._findings import Finding
 
 _UPDATES, _SECONDS = 100, 15.0
-_ENOUGH, _GROWN = 0.98, 3.0
+_ENOUGH, _GROWN = 0.95, 3.0
 
 
 class _Losses(TrainerCallback):

@@ -59,7 +59,7 @@ class Steps:
     def _experiment(self, batch: Any, loss: Tensor) -> None:
         trainer, observer = self._trainer, self.observer
         for call in observer.loss_calls:
-            self.findings += check_loss(call, loss.detach())
+            self.findings += check_loss(call)
         if any(finding.name == "targets-not-finite" for finding in self.findings):
             return
         first = FirstBatch(
@@ -71,7 +71,7 @@ class Steps:
             list(observer.loss_calls),
         )
         with restored_rng_states(trainer.device):
-            self.findings += check_batch(first, self._asked["gradient_clip_norm"])
+            self.findings += check_batch(first, self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"])
 
     def check(self) -> Iterator[Finding]:
         """Yield what was found."""
@@ -80,7 +80,7 @@ class Steps:
             if self.findings:
                 return
             failed = [call for call in self.observer.loss_calls if call.value is None]
-            explained = [finding for call in failed for finding in check_loss(call, None)]
+            explained = [finding for call in failed for finding in check_loss(call)]
             do = "Train one update, max_num_train_steps=1, and look at the traceback."
             plain = failure("The first update", self.error, do)
             if isinstance(self.error, BatchMismatchError):
