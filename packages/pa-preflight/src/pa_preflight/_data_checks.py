@@ -117,7 +117,7 @@ def _check_finite(train: Samples) -> Iterator[Finding]:
                     "targets-not-finite" if is_target else "inputs-not-finite",
                     f"Sample {position} of the training data has {'a target' if is_target else 'an input'} that is NaN "
                     "or infinite.",
-                    "Look for missing values, logarithms of 0 and divisions by 0; leave these samples out, or give them "
+                    "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them "
                     "a value.",
                 )
                 return

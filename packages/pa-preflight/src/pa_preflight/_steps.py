@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
+from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
 from pa_preflight._batch_checks import FirstBatch, check_batch
 from pa_preflight._findings import Finding, failure
@@ -123,7 +124,8 @@ class Steps:
     def _check_fetching(self) -> Iterator[Finding]:
         observer = self.observer
         options: dict[str, Any] = self._asked["train_dataloader_kwargs"] or {}
-        if not observer.fetching or isinstance(self._asked["train_dataset"], DataLoader):
+        data = self._asked["train_dataset"]
+        if not observer.fetching or isinstance(data, DataLoader) or is_in_memory(data):
             return
         fetching, computing = min(observer.fetching), min(observer.computing)
         workers: int = options.get("num_workers", 0)
