@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pa_preflight import check
 
+from pa_preflight import check
 from tests.support.pa_preflight.healthy import HEALTHY
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pa_preflight import check
 
+from pa_preflight import check
 from tests.support.pa_preflight.configurations import Configuration, changed, state_of
 
 SEEDS = [*range(10), *(pytest.param(seed, marks=pytest.mark.more_cases) for seed in range(10, 50))]
