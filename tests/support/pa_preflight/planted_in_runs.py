@@ -132,21 +132,6 @@ def evaluation_mode_in_training() -> Script:
     return script(conv_net(), nn.CrossEntropyLoss(), pictures(), kind=_TrainsInEvaluationMode)
 
 
-class _StaysInEvaluationMode(Trainer):
-    @override
-    def train_epoch_start(self) -> None:
-        pass
-
-
-@planted("not-in-training-mode")
-def evaluation_mode_after_an_evaluation() -> Script:
-    """An overridden ``train_epoch_start`` calls no ``super()``: from the first evaluation on, dropout is off."""
-    evaluation = points(96, seed=2)
-    return script(
-        _with_dropout(), nn.CrossEntropyLoss(), points(), eval_dataset=evaluation, kind=_StaysInEvaluationMode
-    )
-
-
 class _EvaluatesInTrainingMode(Trainer):
     @override
     def eval_epoch_start(self) -> None:

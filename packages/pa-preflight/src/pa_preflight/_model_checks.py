@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from pa_preflight._findings import Finding
 
 _SHOWN = 3
+_USUAL_DECAY = 0.01
+"""The default of AdamW; a note in nearly every script would be read by nobody."""
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _HALF = (torch.float16, torch.bfloat16)
@@ -77,7 +79,7 @@ def check_model(
         )
     without_decay = {id(one) for module in norms for one in module.parameters(recurse=False)}
     without_decay |= {id(one) for name, one in names.items() if name.endswith("bias")}
-    decayed = [group for group in groups if float(group.get("weight_decay", 0)) > 0]
+    decayed = [group for group in groups if float(group.get("weight_decay", 0)) > _USUAL_DECAY]
     if any(id(one) in without_decay for group in decayed for one in group["params"]):
         yield Finding(
             "weight-decay-on-norms",

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, TrainerCallback
+from pa_core import AnyTrainer, BatchOutput, StopTrainingError, TrainerCallback
 
 _LOSSES: Final = (
     "binary_cross_entropy",
@@ -111,14 +111,20 @@ class Observer(TrainerCallback):
         model: The model.
         optimizers: What trains it.
         at_first_batch: Called with the first batch, when its loss is known and nothing was changed.
+        num_updates: After how many updates the run ends; its schedule is that of all.
     """
 
     def __init__(
-        self, model: nn.Module, optimizers: Iterable[Optimizer], at_first_batch: Callable[[Any, Tensor], None]
+        self,
+        model: nn.Module,
+        optimizers: Iterable[Optimizer],
+        at_first_batch: Callable[[Any, Tensor], None],
+        num_updates: int,
     ) -> None:
         self.model = model
         self.optimizers = list(optimizers)
         self._at_first_batch = at_first_batch
+        self._num_updates = num_updates
         self.loss_calls: list[LossCall] = []
         self.model_calls: list[ModelCall] = []
         self.losses: list[Tensor] = []
@@ -165,6 +171,8 @@ class Observer(TrainerCallback):
         self.computing.append(self._updated - self._started)
         trained = [one for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]]
         self.keeps_gradients |= any(one.grad is not None and bool(one.grad.count_nonzero()) for one in trained)
+        if update >= self._num_updates:
+            raise StopTrainingError("That is enough.")
 
     def _note_call(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.model_calls.append(ModelCall(args, kwargs, next(iter(tensors_in(output)), None)))

@@ -41,15 +41,14 @@ class Steps:
         self._trainer, self._asked = trainer, asked
         self.findings: list[Finding] = []
         model = trainer.get_model()
-        self.observer = Observer(model, trainer.named_optimizers().values(), self._experiment)
+        self.observer = Observer(model, trainer.named_optimizers().values(), self._experiment, _UPDATES)
         self.error: Exception | None = None
         self.has_changed = False
         before = [one.detach().clone() for one in model.parameters()]
         registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, self.observer])
         with trainer.undoing_runs(asked["train_dataset"]), registered:
             try:
-                first: dict[str, Any] = {**asked, "max_num_train_steps": _UPDATES}
-                trainer.train(**first)
+                trainer.train(**asked)
             except Exception as error:
                 self.error = error
             finally:
@@ -58,7 +57,7 @@ class Steps:
             self.has_changed = not all(map(torch.equal, before, after))
 
     def _experiment(self, batch: Any, loss: Tensor) -> None:
-        trainer, observer = self._trainer, self.observer
+        trainer, observer, asked = self._trainer, self.observer, self._asked
         for call in observer.loss_calls:
             self.findings += check_loss(call)
         if any(finding.name == "targets-not-finite" for finding in self.findings):
@@ -71,8 +70,14 @@ class Steps:
             list(observer.model_calls),
             list(observer.loss_calls),
         )
-        with restored_rng_states(trainer.device):
-            self.findings += check_batch(first, self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"])
+        vars(trainer)["log"] = _ignore  # a step may log a name once, and the experiments repeat it
+        try:
+            with restored_rng_states(trainer.device):
+                self.findings += check_batch(
+                    first, self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
+                )
+        finally:
+            del vars(trainer)["log"]
 
     def check(self) -> Iterator[Finding]:
         """Yield what was found."""
@@ -137,3 +142,7 @@ class Steps:
                 f"Pass num_workers={most} in train_dataloader_kwargs.",
                 "note",
             )
+
+
+def _ignore(*_args: object, **_kwargs: object) -> None:
+    """Stands for what logs a value."""
