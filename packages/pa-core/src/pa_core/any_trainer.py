@@ -455,9 +455,9 @@ class AnyTrainer(ABC):
         """Let runs leave no trace, such as one that searches for a learning rate.
 
         Afterwards everything is restored: parameters, buffers and gradients of the model and of all modules that the
-        trainer has, optimizers, history, random numbers, generators of loaders and of their samplers, and attributes
-        of the trainer, such as ``run_config`` and the number of updates. Other changes by a dataset, a hook or a step,
-        such as to a list that it appends to, are kept.
+        trainer has, optimizers, schedulers, history, random numbers, generators of loaders and of their samplers, and
+        attributes of the trainer, such as ``run_config`` and the number of updates. Other changes by a dataset, a hook
+        or a step, such as to a list that it appends to, are kept.
 
         Args:
             *data: Loaders, and what they are made with, whose generators are restored.

@@ -21,7 +21,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @contextmanager
 def left_as_it_was(run: ResumableRun, data: Sequence[object]) -> Generator[None]:
-    """Restore modules, optimizers and random numbers: in place, as others hold the same tensors and groups.
+    """Restore modules, optimizers, schedulers and random numbers: in place, as others hold the same tensors and groups.
 
     Args:
         run: The trainer.
@@ -33,6 +33,8 @@ def left_as_it_was(run: ResumableRun, data: Sequence[object]) -> Generator[None]
         stack.enter_context(restored_rng_states(run.device, data))
         for optimizer in run.named_optimizers().values():
             stack.callback(_keep_optimizer(optimizer))
+        for scheduler in run.named_schedulers().values():
+            stack.callback(scheduler.load_state_dict, copy.deepcopy(scheduler.state_dict()))
         for module in modules.values():  # restored first: gradients follow the device of the parameters
             stack.callback(_keep_module(module))
         yield

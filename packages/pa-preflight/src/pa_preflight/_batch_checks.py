@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from pa_data.rng import seed_rng
 from pa_preflight._findings import Finding
+from pa_preflight._loss_checks import broadcast
 from pa_preflight._observer import LossCall, ModelCall, is_same, tensors_in, with_tensors
 
 _TARGET_KEYS = ("label", "labels", "target", "targets", "y")
 _FEW = 3
-_LARGE, _SMALL_CLIP = 30.0, 1000.0
+_LARGE, _SMALL_CLIP, _NEARLY = 30.0, 1000.0, 0.05
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 
 
@@ -57,12 +58,13 @@ class FirstBatch:
         return call if {len(one) for one in call.inputs} == {len(call.output)} else None
 
 
-def check_batch(first: FirstBatch, clip_norm: float | None) -> Iterator[Finding]:
+def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | None) -> Iterator[Finding]:
     """Yield what is wrong with the first batch.
 
     Args:
         first: The batch.
         clip_norm: The largest norm of the gradients that the run allows; None for any.
+        clip_value: The largest element of the gradients that it allows; None for any.
     """
     inputs = [one for call in first.model_calls for one in call.inputs]
     if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in inputs):
@@ -80,7 +82,8 @@ def check_batch(first: FirstBatch, clip_norm: float | None) -> Iterator[Finding]
         )
     else:
         yield from _check_targets(first)
-        yield from _check_gradients(first, clip_norm)
+        yield from _check_size(first)
+        yield from _check_gradients(first, clip_norm, clip_value)
     yield from _check_scale(first)
     yield from _check_outputs(first)
 
@@ -91,12 +94,18 @@ def _check_targets(first: FirstBatch) -> Iterator[Finding]:
     reconstructs = any(is_same(one, call.targets) for call in first.loss_calls for one in inputs)
     if changed is None or reconstructs:
         return
-    if first.loss_of(changed) == first.loss_of(first.batch):
-        yield Finding(
-            "targets-do-not-matter",
-            "The loss is the same to the last digit when each sample gets the target of another one.",
-            "Look at what calculate_train_batch_loss compares the outputs with.",
-        )
+    if first.loss_of(changed) != first.loss_of(first.batch):
+        return
+    targets = tensors_in(first.batch)[-1]
+    output = None if first.call is None else first.call.output
+    if output is not None and 1 < output.numel() == targets.numel() and output.shape != targets.shape:
+        yield broadcast(output, targets)
+        return
+    yield Finding(
+        "targets-do-not-matter",
+        "The loss is the same to the last digit when each sample gets the target of another one.",
+        "Look at what calculate_train_batch_loss compares the outputs with.",
+    )
 
 
 def _with_other_targets(batch: Any) -> Any:
@@ -119,20 +128,42 @@ def _rolled(tensor: Tensor) -> Tensor | None:
     return None if is_same(rolled, tensor) else rolled
 
 
-def _check_gradients(first: FirstBatch, clip_norm: float | None) -> Iterator[Finding]:
-    if clip_norm is None:
+def _check_size(first: FirstBatch) -> Iterator[Finding]:
+    """Compare the loss of the batch with that of the batch twice."""
+
+    def twice(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, tensor]) if tensor.dim() else tensor
+
+    once = first.loss_of(first.batch)
+    try:
+        ratio = first.loss_of(with_tensors(first.batch, twice)) / once if once else 1.0
+    except Exception:  # a step that works for batches of one size
+        return
+    if abs(ratio - 2) < _NEARLY:
+        yield Finding(
+            "loss-follows-batch-size",
+            f"The loss of a batch is {once:.4g}, and {ratio * once:.4g} of the same samples twice: gradients grow "
+            "with the batch, and the last batch of an epoch counts less.",
+            'Use reduction="mean", or divide by the number of samples.',
+        )
+
+
+def _check_gradients(first: FirstBatch, clip_norm: float | None, clip_value: float | None) -> Iterator[Finding]:
+    if clip_norm is None and clip_value is None:
         return
     parameters = [one for one in first.model.parameters() if one.requires_grad]
     seed_rng(0)
     loss = first.calculate_loss(first.batch)
     gradients = cast("tuple[Tensor | None, ...]", torch.autograd.grad(loss, parameters, allow_unused=True))
     norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients if one is not None))
-    if norm > _SMALL_CLIP * clip_norm:
-        yield Finding(
-            "clipping-too-low",
-            f"The gradients of the first batch have a norm of {norm:.3g}, and are clipped to {clip_norm:.3g}.",
-            "Clip at a norm that most updates stay below, such as 1.",
-        )
+    largest = max(float(one.abs().max()) for one in gradients if one is not None)
+    for name, size, clip in (("norm", norm, clip_norm), ("largest element", largest, clip_value)):
+        if clip is not None and size > _SMALL_CLIP * clip:
+            yield Finding(
+                "clipping-too-low",
+                f"The {name} of the gradients of the first batch is {size:.3g}, and is clipped to {clip:.3g}.",
+                "Clip where most updates stay below, such as a norm of 1.",
+            )
 
 
 def _check_scale(first: FirstBatch) -> Iterator[Finding]:
@@ -172,11 +203,14 @@ def _check_outputs(first: FirstBatch) -> Iterator[Finding]:
 
 
 def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
-    """Compare the output of one sample beside others, and beside copies of its neighbour."""
+    """Compare the output of the last sample beside others, and beside copies of the first one.
+
+    Of the last one, as layers that go from sample to sample give the first one what it should have.
+    """
     size = len(call.inputs[0])
 
     def beside_copies(tensor: Tensor) -> Tensor:
-        return torch.cat([tensor[:1], tensor[1:2].expand(size - 1, *tensor.shape[1:])]) if tensor.dim() else tensor
+        return torch.cat([tensor[:1].expand(size - 1, *tensor.shape[1:]), tensor[-1:]]) if tensor.dim() else tensor
 
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -192,7 +226,7 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
             module.training = is_training
     if len(outputs) != 2:  # noqa: PLR2004  # of both
         return
-    one, other = (output[0].double() for output in outputs)
+    one, other = (output[-1].double() for output in outputs)
     scale = float(one.abs().max()) + 1e-12
     difference = float((one - other).abs().max()) / scale
     if difference > 1e-3:  # noqa: PLR2004  # what kernels round differently is a thousand times less

@@ -24,6 +24,17 @@ from pa_preflight._steps import Steps
 _P = ParamSpec("_P")
 
 
+_CAUSES: Mapping[str, tuple[str, ...]] = {
+    "batch-not-learnt": ("clipping-too-low", "inputs-do-not-matter", "rate-is-zero"),
+    "loss-at-start": ("inputs-not-normalised",),
+    "loss-not-finite": ("inputs-not-finite", "targets-not-finite"),
+    "rate-too-high": ("inputs-not-finite", "targets-not-finite", "inputs-not-normalised"),
+    "step-fails": ("optimizer-of-another-model",),
+    "targets-do-not-matter": ("inputs-do-not-matter",),
+}
+"""What is left out where its cause was found."""
+
+
 class _Trains(Protocol[_P]):
     def train(self, *args: _P.args, **kwargs: _P.kwargs) -> None: ...
 
@@ -89,11 +100,16 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
     findings: list[Finding] = []
     left_out: list[str] = []
     with trainer.undoing_runs(data, *evaluated.values(), *loader_kwargs.values()):
-        optimizers = trainer.named_optimizers()
-        findings += check_model(trainer.get_model(), modules_of(trainer), optimizers, asked["per_device_batch_size"])
         samples: dict[str, Samples] = {}
         try:
             train = Samples(data)
+            findings += check_model(
+                trainer.get_model(),
+                modules_of(trainer),
+                trainer.named_optimizers(),
+                asked["per_device_batch_size"],
+                train.smallest_batch(asked),
+            )
             findings += check_samples(train, data, loader_kwargs)
             for name, one in evaluated.items():
                 samples[name] = Samples(one)
@@ -131,7 +147,9 @@ def _sets(data: Any) -> dict[str, Any]:
 
 def _in_order(findings: list[Finding]) -> list[Finding]:
     """Return each finding once, mistakes first."""
+    names = {finding.name for finding in findings}
     once: dict[tuple[str, str], Finding] = {}
     for finding in findings:
-        once.setdefault((finding.name, finding.do), finding)
+        if names.isdisjoint(_CAUSES.get(finding.name, ())):
+            once.setdefault((finding.name, finding.do), finding)
     return sorted(once.values(), key=lambda finding: finding.level != "mistake")

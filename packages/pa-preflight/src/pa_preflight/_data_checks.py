@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
-from pa_data.rng import seed_rng
+from pa_data.rng import capture_rng_state, mix, seed_rng
 from pa_preflight._findings import Finding
 from pa_preflight._observer import tensors_in
 
@@ -43,10 +43,22 @@ class Samples:
         self.samples: list[Any] = []
         until = time.monotonic() + _SECONDS
         for position in self.positions:
-            seed_rng(position)
+            seed_rng(mix(position))
             self.samples.append(cast("Any", dataset)[position])
             if time.monotonic() > until:
                 break
+
+    def smallest_batch(self, asked: dict[str, Any]) -> int:
+        """Return the number of samples of the smallest batch of an epoch, as far as it is known.
+
+        Args:
+            asked: The arguments of the run.
+        """
+        size: int = asked["per_device_batch_size"]
+        options: dict[str, Any] = asked["train_dataloader_kwargs"] or {}
+        is_plain = asked["samples_per_update"] is None and asked["order"] is None and not options.get("drop_last")
+        rest = len(self.dataset) % size if self.dataset is not None and is_plain else 0
+        return rest or size
 
     def targets(self) -> Tensor | None:
         """The last part of the samples, if it is a number or a tensor of one shape."""
@@ -80,6 +92,7 @@ def check_samples(train: Samples, data: Any, options: dict[str, Any]) -> Iterato
             "same in each epoch, for augmentation and for dropout.",
             "Leave seeding to the trainer, which gives each sample and epoch its own random numbers.",
         )
+    yield from _check_finite(train)
     targets = train.targets()
     is_in_order = options.get("shuffle") is False and "sampler" not in options
     if isinstance(data, DataLoader):
@@ -94,14 +107,31 @@ def check_samples(train: Samples, data: Any, options: dict[str, Any]) -> Iterato
             )
 
 
+def _check_finite(train: Samples) -> Iterator[Finding]:
+    for position, sample in zip(train.positions, train.samples, strict=False):
+        tensors = tensors_in(sample)
+        for number, one in enumerate(tensors):
+            if one.is_floating_point() and not bool(one.isfinite().all()):
+                is_target = number == len(tensors) - 1 > 0
+                yield Finding(
+                    "targets-not-finite" if is_target else "inputs-not-finite",
+                    f"Sample {position} of the training data has {'a target' if is_target else 'an input'} that is NaN "
+                    "or infinite.",
+                    "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them "
+                    "a value.",
+                )
+                return
+
+
 def _reseeds(dataset: Any) -> bool:
-    states: list[Any] = []
+    states: list[dict[str, Any]] = []
     for seed in (1, 2):
-        seed_rng(seed)
+        seed_rng(mix(seed))
         dataset[0]
-        states.append((torch.get_rng_state(), random.getstate()))
-    (of_torch, of_python), (other_of_torch, other_of_python) = states
-    return torch.equal(of_torch, other_of_torch) or of_python == other_of_python
+        states.append(capture_rng_state(torch.device("cpu")))
+    return any(repr(states[0][name]) == repr(states[1][name]) for name in ("python", "numpy")) or torch.equal(
+        states[0]["torch"], states[1]["torch"]
+    )
 
 
 def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: Any, data: Any) -> Iterator[Finding]:
@@ -127,7 +157,7 @@ def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: An
     for position in evaluation.positions[:5]:
         found: list[str] = []
         for seed in (1, 2):
-            seed_rng(seed)
+            seed_rng(mix(seed))
             found.append(_digest(dataset[position]))
         if found[0] != found[1]:
             yield Finding(
@@ -144,7 +174,8 @@ def _shared(train: Samples, evaluation: Samples, train_set: Any, other: Any) -> 
     train_base, base = (getattr(cast("object", one), "dataset", None) for one in (train_set, other))
     if train_base is not None and train_base is base:
         shared = set(train_set.indices) & set(other.indices)
-        return f"{len(shared)} of {len(other.indices)}" if shared else None
+        if shared:
+            return f"{len(shared)} of {len(other.indices)}"
     if base is train_set:
         return "All"
     if train.dataset is None or not evaluation.samples:
@@ -153,15 +184,24 @@ def _shared(train: Samples, evaluation: Samples, train_set: Any, other: Any) -> 
     known: list[str] = []
     until = time.monotonic() + _SECONDS
     for position in range(len(train.dataset)):
-        seed_rng(position)
+        seed_rng(mix(position))
         known.append(_digest(train.dataset[position]))
         if time.monotonic() > until:
             break
     among = set(known)
     number = sum(digest in among for digest in wanted)
-    if len(among) < (1 - _OWN_COPIES) * len(known) or number < _OVERLAP * len(wanted):
+    has_copies = len(among) < (1 - _OWN_COPIES) * len(known)
+    if number < _OVERLAP * len(wanted) or (has_copies and not _is_continuous(evaluation.samples[0])):
         return None  # samples that are alike by chance
     return f"{number} of {len(wanted)}"
+
+
+def _is_continuous(sample: Any) -> bool:
+    """Whether its numbers are so many, and no whole ones, that two samples are not alike by chance."""
+    numbers = torch.cat(
+        [one.flatten().double() for one in tensors_in(sample) if one.is_floating_point()] or [torch.empty(0)]
+    )
+    return int((numbers != numbers.round()).sum()) >= 3  # noqa: PLR2004  # digits enough
 
 
 def _digest(sample: Any) -> str:

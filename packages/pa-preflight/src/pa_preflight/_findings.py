@@ -78,7 +78,8 @@ class Report:
         number = len(self.mistakes)
         counted = "Nothing found" if not self.findings else f"{number} mistake{'' if number == 1 else 's'} found"
         lines = [f"{counted} in {self.seconds:.1f} seconds.", *map(str, self.findings)]
-        return "\n".join([*lines, *(f"Not checked: {reason}" for reason in self.left_out)])
+        lines += (f"Not checked: {reason}" for reason in self.left_out)
+        return "\n".join(lines)
 
 
 def failure(what: str, error: Exception, do: str) -> Finding:

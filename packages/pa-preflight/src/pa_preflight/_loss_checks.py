@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from pa_preflight._findings import Finding
@@ -19,12 +18,11 @@ _FAR = 100.0
 """Times the loss of a constant."""
 
 
-def check_loss(call: LossCall, total: Tensor | None) -> Iterator[Finding]:
+def check_loss(call: LossCall) -> Iterator[Finding]:
     """Yield what is wrong with a call of a loss function.
 
     Args:
         call: The call.
-        total: The loss of the batch; None if it raised an error.
     """
     outputs, targets = call.outputs, call.targets
     if not outputs.numel() or not targets.numel():
@@ -43,26 +41,12 @@ def check_loss(call: LossCall, total: Tensor | None) -> Iterator[Finding]:
         yield from _check_binary(call)
     else:
         yield from _check_classes(call)
-    if total is None or call.value is None or call.value.shape != total.shape:
-        return
-    if call.options.get("reduction") == "sum" and len(targets) > 1 and bool(torch.isclose(call.value, total)):
-        yield Finding(
-            "loss-follows-batch-size",
-            f"{call.name} adds up the losses of the samples, so that gradients grow with the batch, and the last "
-            "batch of an epoch counts less.",
-            'Use reduction="mean", or divide by the number of samples.',
-        )
 
 
 def _check_distance(call: LossCall) -> Iterator[Finding]:
     outputs, targets = call.outputs, call.targets
     if outputs.shape != targets.shape:
-        yield Finding(
-            "targets-broadcast",
-            f"{call.name} compares outputs of shape {tuple(outputs.shape)} with targets of shape "
-            f"{tuple(targets.shape)}: each output is compared with each target.",
-            "Give both the same shape: targets.unsqueeze(1), or outputs.squeeze(1).",
-        )
+        yield broadcast(outputs, targets)
     elif not targets.is_floating_point():
         yield _wrong_type(call, "floating-point numbers", "targets.float()")
     else:
@@ -75,11 +59,7 @@ def _check_distance(call: LossCall) -> Iterator[Finding]:
 def _check_binary(call: LossCall) -> Iterator[Finding]:
     outputs, targets = call.outputs, call.targets
     if outputs.shape != targets.shape:
-        yield Finding(
-            "targets-broadcast",
-            f"{call.name} was given outputs of shape {tuple(outputs.shape)}, targets of shape {tuple(targets.shape)}.",
-            "Give both the same shape: targets.unsqueeze(1), or outputs.squeeze(1).",
-        )
+        yield broadcast(outputs, targets)
     elif not targets.is_floating_point():
         yield _wrong_type(call, "floating-point numbers", "targets.float()")
     elif bool((targets < 0).any() or (targets > 1).any()):
@@ -164,6 +144,21 @@ def check_all_targets(calls: list[LossCall], targets: Tensor | None) -> Iterator
                 f"The model has {num_classes} outputs, and the classes of {len(targets)} samples are below {used}.",
                 f"Replace the last layer by one with {used} outputs.",
             )
+
+
+def broadcast(outputs: Tensor, targets: Tensor) -> Finding:
+    """Return the finding that outputs and targets have other shapes.
+
+    Args:
+        outputs: Of the model.
+        targets: What they are compared with.
+    """
+    return Finding(
+        "targets-broadcast",
+        f"Outputs of shape {tuple(outputs.shape)} are compared with targets of shape {tuple(targets.shape)}: each with "
+        "each, not in pairs.",
+        "Give both the same shape: targets.unsqueeze(1), or outputs.squeeze(1).",
+    )
 
 
 def _wrong_type(call: LossCall, needed: str, do: str) -> Finding:

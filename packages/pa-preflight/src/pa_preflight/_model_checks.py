@@ -18,7 +18,11 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def check_model(
-    model: nn.Module, modules: Iterable[nn.Module], optimizers: Mapping[str, Optimizer], batch_size: int
+    model: nn.Module,
+    modules: Iterable[nn.Module],
+    optimizers: Mapping[str, Optimizer],
+    batch_size: int,
+    smallest_batch: int,
 ) -> Iterator[Finding]:
     """Yield what is wrong with the parameters that are trained.
 
@@ -26,7 +30,8 @@ def check_model(
         model: The model.
         modules: What else the trainer has, such as a loss function.
         optimizers: By name.
-        batch_size: The number of samples in a batch of a process.
+        batch_size: The number of samples in a batch.
+        smallest_batch: The number in the smallest one.
     """
     groups: list[dict[str, Any]] = [group for one in optimizers.values() for group in one.param_groups]
     trained: dict[int, Tensor] = {id(one): one for group in groups for one in group["params"]}
@@ -62,11 +67,13 @@ def check_model(
             'Keep the weights in float32, and pass mixed_precision="bf16" to the trainer.',
         )
     norms = [module for one in (model, *modules) for module in one.modules() if isinstance(module, _NORMS)]
-    if batch_size == 1 and any(isinstance(one, _BATCH_NORMS) for one in norms):
+    needing = _BATCH_NORMS if batch_size == 1 else (nn.BatchNorm1d,)
+    if smallest_batch == 1 and any(isinstance(one, needing) for one in norms):
         yield Finding(
             "batch-of-one-with-batch-norm",
-            "The model has BatchNorm layers, and batches of one sample: there is nothing to take a mean over.",
-            "Use larger batches, or GroupNorm.",
+            f"The model has BatchNorm layers, and {'batches' if batch_size == 1 else 'the last batch of an epoch'} of "
+            "one sample: there is nothing to take a mean over.",
+            "Use larger batches, drop_last=True in train_dataloader_kwargs, or GroupNorm.",
         )
     without_decay = {id(one) for module in norms for one in module.parameters(recurse=False)}
     without_decay |= {id(one) for name, one in names.items() if name.endswith("bias")}

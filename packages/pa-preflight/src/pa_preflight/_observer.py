@@ -163,8 +163,8 @@ class Observer(TrainerCallback):
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         self._updated = time.perf_counter()
         self.computing.append(self._updated - self._started)
-        gradients = [one.grad for one in self.model.parameters() if one.grad is not None]
-        self.keeps_gradients |= any(bool(gradient.count_nonzero()) for gradient in gradients)
+        trained = [one for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]]
+        self.keeps_gradients |= any(one.grad is not None and bool(one.grad.count_nonzero()) for one in trained)
 
     def _note_call(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.model_calls.append(ModelCall(args, kwargs, next(iter(tensors_in(output)), None)))

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
+from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
 from pa_preflight._batch_checks import FirstBatch, check_batch
 from pa_preflight._findings import Finding, failure
@@ -59,7 +60,7 @@ class Steps:
     def _experiment(self, batch: Any, loss: Tensor) -> None:
         trainer, observer = self._trainer, self.observer
         for call in observer.loss_calls:
-            self.findings += check_loss(call, loss.detach())
+            self.findings += check_loss(call)
         if any(finding.name == "targets-not-finite" for finding in self.findings):
             return
         first = FirstBatch(
@@ -71,7 +72,7 @@ class Steps:
             list(observer.loss_calls),
         )
         with restored_rng_states(trainer.device):
-            self.findings += check_batch(first, self._asked["gradient_clip_norm"])
+            self.findings += check_batch(first, self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"])
 
     def check(self) -> Iterator[Finding]:
         """Yield what was found."""
@@ -80,7 +81,7 @@ class Steps:
             if self.findings:
                 return
             failed = [call for call in self.observer.loss_calls if call.value is None]
-            explained = [finding for call in failed for finding in check_loss(call, None)]
+            explained = [finding for call in failed for finding in check_loss(call)]
             do = "Train one update, max_num_train_steps=1, and look at the traceback."
             plain = failure("The first update", self.error, do)
             if isinstance(self.error, BatchMismatchError):
@@ -123,7 +124,8 @@ class Steps:
     def _check_fetching(self) -> Iterator[Finding]:
         observer = self.observer
         options: dict[str, Any] = self._asked["train_dataloader_kwargs"] or {}
-        if not observer.fetching or isinstance(self._asked["train_dataset"], DataLoader):
+        data = self._asked["train_dataset"]
+        if not observer.fetching or isinstance(data, DataLoader) or is_in_memory(data):
             return
         fetching, computing = min(observer.fetching), min(observer.computing)
         workers: int = options.get("num_workers", 0)
