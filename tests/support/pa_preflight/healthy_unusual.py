@@ -392,7 +392,8 @@ def distillation() -> Script:
 def continued_training() -> Script:
     """The model has been trained already, and has little left to learn."""
     made = script(perceptron(6, 1), nn.MSELoss(), lines(), eval_dataset=lines(96, seed=2))
-    made.trainer.train(**{**made.arguments, "num_epochs": 20})
+    longer: dict[str, Any] = {**made.arguments, "num_epochs": 20}
+    made.trainer.train(**longer)
     return Script(made.trainer, {**made.arguments, "reset_run_history": False})
 
 
@@ -552,7 +553,7 @@ def missing_targets_masked() -> Script:
 
 @healthy
 def small_rate() -> Script:
-    """A rate as for fine-tuning: little is learnt of a batch in a hundred updates."""
-    model = perceptron(8, 4)
+    """A rate as for fine-tuning, which is high enough for a wide network."""
+    model = perceptron(8, 4, hidden=2048)
     optimizer = Adam(model.parameters(), lr=3e-5)
-    return script(model, nn.CrossEntropyLoss(), points(2000), optimizer=optimizer, num_epochs=20)
+    return script(model, nn.CrossEntropyLoss(), points(), optimizer=optimizer)
