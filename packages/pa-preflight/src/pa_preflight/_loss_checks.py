@@ -102,7 +102,7 @@ def _check_classes(call: LossCall) -> Iterator[Finding]:
     if call.name == "nll_loss" and not bool(((sums - 1).abs() < _TOLERANCE).all()):
         yield Finding(
             "log-probabilities-missing",
-            "nll_loss needs the logarithms of probabilities, and the outputs are none: their exponentials add up to "
+            "nll_loss needs the logarithms of probabilities, but the exponentials of the outputs add up to "
             f"{sums.mean():.3g}, not to 1.",
             "Use CrossEntropyLoss, or end the model with LogSoftmax.",
         )
