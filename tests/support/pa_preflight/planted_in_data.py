@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_
 from typing_extensions import override
 
 from tests.support.pa_preflight.data import Shifted, bytes_of, lines, pictures, points, sorted_by_target, texts
-from tests.support.pa_preflight.scripts import Planting, Script, conv_net, perceptron, script
+from tests.support.pa_preflight.scripts import Apply, Planting, Script, conv_net, perceptron, script
 
 planted = Planting()
 
@@ -24,6 +24,14 @@ def _flat_net(size: int = 8, outputs: int = 4) -> nn.Sequential:
 def brightness_to_255() -> Script:
     """Pictures have numbers from 0 to 255, as they were read."""
     return script(_flat_net(), nn.CrossEntropyLoss(), bytes_of(pictures()))
+
+
+@planted("inputs-not-normalised")
+def bytes_converted_in_the_model() -> Script:
+    """Pictures are bytes, which the model converts to floats without scaling them."""
+    images, targets = bytes_of(pictures()).tensors
+    model = nn.Sequential(Apply(torch.Tensor.float), *_flat_net())
+    return script(model, nn.CrossEntropyLoss(), TensorDataset(images.byte(), targets))
 
 
 @planted("inputs-not-normalised")

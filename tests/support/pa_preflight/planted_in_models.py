@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 from tests.support.pa_preflight.data import lines, pictures, points, texts, walks
@@ -190,6 +190,15 @@ def noise_in_evaluations() -> Script:
     return script(nn.Sequential(noise, perceptron(6, 1)), nn.MSELoss(), lines(), eval_dataset=lines(96, seed=2))
 
 
+@planted("evaluation-not-repeatable")
+def dropout_in_evaluations_of_a_loader() -> Script:
+    """Dropout that ignores ``self.training``, evaluated by a DataLoader of the script."""
+    dropout = Apply(lambda hidden: functional.dropout(hidden, p=0.1, training=True))
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), dropout, nn.Linear(32, 4))
+    evaluation = DataLoader(points(96, seed=2), batch_size=48)
+    return script(model, nn.CrossEntropyLoss(), points(), eval_dataset=evaluation)
+
+
 @planted("loss-at-start")
 def huge_weights_in_the_last_layer() -> Script:
     """The last layer is initialised with a hundred times the usual weights."""
@@ -229,6 +238,12 @@ def linear_model_for_a_product() -> Script:
 def batches_of_one() -> Script:
     """BatchNorm is trained on one picture at a time."""
     return script(conv_net(), nn.CrossEntropyLoss(), pictures(), per_device_batch_size=1)
+
+
+@planted("batch-of-one-with-batch-norm")
+def loader_of_single_pictures() -> Script:
+    """The same with a DataLoader of the script, whose default is one sample a batch."""
+    return script(conv_net(), nn.CrossEntropyLoss(), DataLoader(pictures(), shuffle=True))
 
 
 @planted("batch-of-one-with-batch-norm")

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from pa_core import Trainer
@@ -32,6 +33,14 @@ def tiny_rate_with_adam() -> Script:
     """The same in a regression, with Adam."""
     model = perceptron(6, 1)
     return script(model, nn.MSELoss(), lines(), optimizer=Adam(model.parameters(), lr=1e-9))
+
+
+@planted("batch-not-learnt")
+def tiny_rate_with_a_loader() -> Script:
+    """The same with a DataLoader of the script."""
+    model = perceptron(8, 4)
+    data = DataLoader(points(), batch_size=32, shuffle=True)
+    return script(model, nn.CrossEntropyLoss(), data, optimizer=SGD(model.parameters(), lr=1e-9))
 
 
 @planted("rate-too-high")

@@ -44,6 +44,18 @@ class Planting:
         return add
 
 
+@dataclass(frozen=True)
+class Healthy:
+    """Collects scripts without a mistake under the names of the functions that make them."""
+
+    cases: dict[str, Callable[[], Script]] = field(default_factory=dict[str, Callable[[], "Script"]])
+
+    def __call__(self, make: Callable[[], Script]) -> Callable[[], Script]:
+        """A decorator of functions that make a script."""
+        self.cases[make.__name__] = make
+        return make
+
+
 class Apply(nn.Module):
     """A layer without parameters: a function of its input."""
 
