@@ -73,9 +73,7 @@ class Steps:
         vars(trainer)["log"] = _ignore  # a step may log a name once, and the experiments repeat it
         try:
             with restored_rng_states(trainer.device):
-                self.findings += check_batch(
-                    first, self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
-                )
+                self.findings += check_batch(first, asked["gradient_clip_norm"], asked["gradient_clip_value"])
         finally:
             del vars(trainer)["log"]
 
