@@ -23,11 +23,12 @@ ORDER = [
     "pa-core",
     "pa-callbacks-extra",
     "pa-predictions",
+    "pa-preflight",
     "pa-schedulers",
     "pa-trial",
     "pa-compat",
 ]
-LEFT_OUT = ("pa-callbacks-extra", "pa-compat", "pa-predictions", "pa-schedulers", "pa-trial")
+LEFT_OUT = ("pa-callbacks-extra", "pa-compat", "pa-predictions", "pa-preflight", "pa-schedulers", "pa-trial")
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ MODULES = (
     "pa_distributed.gradients",
     "pa_finetuning",
     "pa_predictions",
+    "pa_preflight",
     "pa_schedulers",
     "pa_trial",
     "pa_trial.samplers",

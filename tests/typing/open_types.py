@@ -26,6 +26,7 @@ PACKAGES = (
     "pa_finetuning",
     "pa_callbacks_extra",
     "pa_predictions",
+    "pa_preflight",
     "pa_trial",
     "pytorch_accelerated",
 )

@@ -453,10 +453,16 @@ class AnyTrainer(ABC):
 
     # The course of a run
 
-    def undoing_runs(self) -> AbstractContextManager[None]:
-        """Return a context whose runs leave no trace in progress, data, settings and gradient scaler of the trainer.
+    def undoing_runs(self, *data: object) -> AbstractContextManager[None]:
+        """Let runs leave no trace, such as one that searches for a learning rate.
 
-        Weights, optimizers and random numbers are the caller's to restore.
+        Afterwards everything is restored: parameters, buffers and gradients of the model and of all modules that the
+        trainer has, optimizers, schedulers, history, random numbers, generators of loaders and of their samplers, and
+        attributes of the trainer, such as ``run_config`` and the number of updates. Other changes by a dataset, a hook
+        or a step, such as to a list that it appends to, are kept.
+
+        Args:
+            *data: Loaders, and what they are made with, whose generators are restored.
 
         Example:
             >>> import torch
@@ -470,7 +476,7 @@ class AnyTrainer(ABC):
             >>> trainer.num_updates_completed
             0
         """
-        return self._engine.kept(self)
+        return self._engine.undoing_runs(self, data)
 
     def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
         """Enter a context that is left when the run is over, no matter how it ends.

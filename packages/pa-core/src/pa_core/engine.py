@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -19,11 +19,12 @@ from pa_core.extra_models import AddedModules
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import ShardingSettings
-from pa_core.tracking import ExactLossTracker, LossTracker, StepMeans
+from pa_core.tracking import ExactLossTracker, InMemoryRunHistory, LossTracker, StepMeans
 from pa_core.trained import Trained
 from pa_core.training_state.checkpointer import Checkpointer, RunParts
 from pa_core.training_state.resume import Resumption
 from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.undoing import attributes_kept, left_as_it_was
 from pa_distributed import HangDetector
 
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
@@ -193,16 +194,21 @@ class Engine:
         """
         scaler = self.accelerator.scaler
         of_scaler = None if scaler is None else scaler.state_dict()
-        before: list[tuple[object, Mapping[str, Any]]] = [
-            (owner, dict(vars(owner))) for owner in (trainer, self, self.checkpointer)
-        ]
         try:
-            with self.separate_means():
+            with attributes_kept(trainer, self, self.checkpointer), self.separate_means():
                 yield
         finally:
-            for owner, attributes in before:
-                for name in vars(owner).keys() - attributes.keys():
-                    del vars(owner)[name]
-                vars(owner).update(attributes)
             if scaler is not None and of_scaler is not None:
                 scaler.load_state_dict(of_scaler)
+
+    @contextmanager
+    def undoing_runs(self, trainer: ResumableRun, data: Sequence[object]) -> Generator[None]:
+        """Let runs leave no trace.
+
+        Args:
+            trainer: The trainer.
+            data: Loaders, and what they are made with.
+        """
+        with left_as_it_was(trainer, data), self.kept(trainer):
+            trainer.run_history = InMemoryRunHistory()
+            yield

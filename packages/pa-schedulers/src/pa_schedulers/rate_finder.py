@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
@@ -26,7 +24,6 @@ from pa_core import (
     ArgumentTypeError,
     BatchOutput,
     ConfigurationError,
-    InMemoryRunHistory,
     MoveModulesToDeviceCallback,
     StopTrainingError,
     Trainer,
@@ -34,8 +31,6 @@ from pa_core import (
     UnsupportedConfigurationError,
 )
 from pa_core.plot_style import PlotStyle, plot_style
-from pa_core.torch_names import BUFFERS, PARAMETERS
-from pa_data.rng import restored_rng_states
 from pa_schedulers.argument_checks import whole_number
 from pa_schedulers.figures import legend_above, single_axes
 
@@ -179,7 +174,7 @@ def find_learning_rate(
     growth = (highest / lowest) ** (1 / (num_updates - 1))
     search = _Search(lowest, growth)
     data = (train_dataset, *(train_dataloader_kwargs or {}).values())
-    with _left_as_it_was(trainer, *data), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, search]):
+    with trainer.undoing_runs(*data), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, search]):
         trainer.train(
             train_dataset,
             num_epochs=1,
@@ -257,102 +252,6 @@ def _require_searchable(trainer: Trainer[Any, Any, Any, Any]) -> None:
             "The learning rates of the optimizer are all 0, so that the ratios of its parameter groups are unknown. "
             "Make the optimizer with lr=1e-3, for example."
         )
-
-
-@contextmanager
-def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any], *data: object) -> Generator[None]:
-    """Restore what a run changes: in place, as others hold the same tensors and groups.
-
-    Args:
-        trainer: The trainer.
-        data: What may hold generators: a loader, and the arguments of one.
-    """
-    loss_func = [trainer.loss_func] if isinstance(trainer.loss_func, nn.Module) else []
-    modules = [_Module.of(one) for one in _all_modules([trainer.get_model(), *trainer.modules.values(), *loss_func])]
-    optimizers = [
-        (
-            optimizer,
-            {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()},
-            [dict(group) for group in optimizer.param_groups],
-            dict(vars(optimizer)),
-        )
-        for optimizer in trainer.named_optimizers().values()
-    ]
-    parameters = [one for optimizer, *_ in optimizers for group in optimizer.param_groups for one in group["params"]]
-    gradients = [(one, one.grad, None if one.grad is None else one.grad.clone()) for one in parameters]
-    rates = [
-        (value, value.clone())
-        for optimizer, *_ in optimizers
-        for group in optimizer.param_groups
-        for value in group.values()
-        if isinstance(value, Tensor)
-    ]
-    try:
-        with trainer.undoing_runs(), restored_rng_states(trainer.device, data):
-            trainer.run_history = InMemoryRunHistory()
-            yield
-    finally:
-        for module in modules:
-            module.restore()
-        with torch.no_grad():
-            for parameter, gradient, value in gradients:
-                parameter.grad = None
-                if gradient is not None and value is not None:
-                    parameter.grad = gradient.copy_(value).to(parameter.device)
-            for rate, value in rates:  # schedulers of torch change a rate that is a tensor in place
-                rate.copy_(value)
-        for optimizer, state, groups, attributes in optimizers:
-            optimizer.state.clear()
-            optimizer.state.update(state)
-            for group, values in zip(optimizer.param_groups, groups, strict=True):
-                group.clear()
-                group.update(values)
-            for name in vars(optimizer).keys() - attributes.keys():  # schedulers of torch replace its step()
-                del vars(optimizer)[name]
-            vars(optimizer).update(attributes)
-
-
-class _Module(NamedTuple):
-    """A module, and what it holds itself."""
-
-    module: nn.Module
-    tensors: list[tuple[dict[str, Tensor | None], str, Tensor | None, Tensor | None]]
-    numbers: dict[str, Any]
-    extra_state: Any
-
-    @classmethod
-    def of(cls, module: nn.Module) -> _Module:
-        """Note all parameters and buffers, those among them that no state dict has, and plain attributes."""
-        held = vars(module)
-        tensors = [
-            (where, name, tensor, None if tensor is None else tensor.detach().clone())
-            for where in (held[PARAMETERS], held[BUFFERS])
-            for name, tensor in where.items()
-        ]
-        numbers = {name: value for name, value in held.items() if isinstance(value, _PLAIN)}
-        return cls(module, tensors, numbers, copy.deepcopy(module.get_extra_state()) if _has_extra(module) else None)
-
-    def restore(self) -> None:
-        """Restore the values of the same tensors, even if the module holds others by now."""
-        with torch.no_grad():
-            for where, name, tensor, value in self.tensors:
-                now = where.get(name)
-                where[name] = tensor
-                if tensor is not None and value is not None:
-                    tensor.copy_(value)
-                    if now is not None and now.device != tensor.device:  # the run has moved the module there
-                        where[name] = tensor.to(now.device)
-        vars(self.module).update(self.numbers)
-        if _has_extra(self.module):
-            self.module.set_extra_state(self.extra_state)
-
-
-def _all_modules(roots: Iterable[nn.Module]) -> list[nn.Module]:
-    return list({id(module): module for root in roots for module in root.modules()}.values())
-
-
-def _has_extra(module: nn.Module) -> bool:
-    return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
 def _draw(curve: LearningRateCurve, style: PlotStyle) -> Figure:

@@ -1,0 +1,239 @@
+"""Experiments with the first batch: what its loss depends on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pa_data.rng import seed_rng
+from pa_preflight._findings import Finding
+from pa_preflight._loss_checks import broadcast
+from pa_preflight._observer import LossCall, ModelCall, is_same, tensors_in, with_tensors
+
+_TARGET_KEYS = ("label", "labels", "target", "targets", "y")
+_FEW = 3
+_LARGE, _SMALL_CLIP, _NEARLY = 30.0, 1000.0, 0.05
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
+
+
+@dataclass
+class FirstBatch:
+    """The first batch and what was seen of it.
+
+    Attributes:
+        model: The model, in training.
+        batch: The batch, on the device.
+        loss: Its loss.
+        calculate_loss: Returns the loss of a batch.
+        model_calls: The calls of the model.
+        loss_calls: The calls of loss functions.
+    """
+
+    model: nn.Module
+    batch: Any
+    loss: Tensor
+    calculate_loss: Callable[[Any], Tensor]
+    model_calls: list[ModelCall]
+    loss_calls: list[LossCall]
+
+    def loss_of(self, batch: Any) -> float:
+        """Return the loss of a batch, always with the same random numbers."""
+        seed_rng(0)
+        with torch.no_grad():
+            return float(self.calculate_loss(batch))
+
+    @property
+    def call(self) -> ModelCall | None:
+        """The call of the model, where there is one, whose inputs and output have a row for each sample."""
+        if len(self.model_calls) != 1:
+            return None
+        (call,) = self.model_calls
+        if call.output is None or not call.inputs or not call.output.dim():
+            return None
+        return call if {len(one) for one in call.inputs} == {len(call.output)} else None
+
+
+def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | None) -> Iterator[Finding]:
+    """Yield what is wrong with the first batch.
+
+    Args:
+        first: The batch.
+        clip_norm: The largest norm of the gradients that the run allows; None for any.
+        clip_value: The largest element of the gradients that it allows; None for any.
+    """
+    inputs = [one for call in first.model_calls for one in call.inputs]
+    if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in inputs):
+        yield Finding(
+            "inputs-not-finite",
+            "Inputs of the first batch are NaN or infinite.",
+            "Look for missing values in the dataset, and for divisions by a standard deviation of 0.",
+        )
+    elif not bool(first.loss.isfinite()):
+        yield Finding(
+            "loss-not-finite",
+            f"The loss of the first batch is {float(first.loss)}, though inputs and targets are finite.",
+            "Look for log(0), division by 0 or overflow; train one update with TerminateOnNaNCallback, which "
+            "reports the cause.",
+        )
+    else:
+        yield from _check_targets(first)
+        yield from _check_size(first)
+        yield from _check_gradients(first, clip_norm, clip_value)
+    yield from _check_scale(first)
+    yield from _check_outputs(first)
+
+
+def _check_targets(first: FirstBatch) -> Iterator[Finding]:
+    changed = _with_other_targets(first.batch)
+    inputs = [one for call in first.model_calls for one in call.inputs]
+    reconstructs = any(is_same(one, call.targets) for call in first.loss_calls for one in inputs)
+    if changed is None or reconstructs:
+        return
+    if first.loss_of(changed) != first.loss_of(first.batch):
+        return
+    targets = tensors_in(first.batch)[-1]
+    output = None if first.call is None else first.call.output
+    if output is not None and 1 < output.numel() == targets.numel() and output.shape != targets.shape:
+        yield broadcast(output, targets)
+        return
+    yield Finding(
+        "targets-do-not-matter",
+        "The loss is the same to the last digit when each sample gets the target of another one.",
+        "Look at what calculate_train_batch_loss compares the outputs with.",
+    )
+
+
+def _with_other_targets(batch: Any) -> Any:
+    """Return the batch with its targets in another order; None if they are not known, or all the same."""
+    if isinstance(batch, Mapping):
+        named = cast("Mapping[str, Any]", batch)
+        rolled = {key: _rolled(named[key]) for key in _TARGET_KEYS if isinstance(named.get(key), Tensor)}
+        return {**named, **rolled} if rolled and None not in rolled.values() else None
+    if type(batch) not in (list, tuple):
+        return None
+    parts = cast("list[Any]", batch)
+    last = _rolled(parts[-1]) if len(parts) > 1 and isinstance(parts[-1], Tensor) else None
+    return None if last is None else type(parts)((*parts[:-1], last))
+
+
+def _rolled(tensor: Tensor) -> Tensor | None:
+    if not tensor.dim() or len(tensor) < _FEW:
+        return None
+    rolled = tensor.roll(1, 0)
+    return None if is_same(rolled, tensor) else rolled
+
+
+def _check_size(first: FirstBatch) -> Iterator[Finding]:
+    """Compare the loss of the batch with that of the batch twice."""
+
+    def twice(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, tensor]) if tensor.dim() else tensor
+
+    once = first.loss_of(first.batch)
+    try:
+        ratio = first.loss_of(with_tensors(first.batch, twice)) / once if once else 1.0
+    except Exception:  # a step that works for batches of one size
+        return
+    if abs(ratio - 2) < _NEARLY:
+        yield Finding(
+            "loss-follows-batch-size",
+            f"The loss of a batch is {once:.4g}, and {ratio * once:.4g} of the same samples twice: gradients grow "
+            "with the batch, and the last batch of an epoch counts less.",
+            'Use reduction="mean", or divide by the number of samples.',
+        )
+
+
+def _check_gradients(first: FirstBatch, clip_norm: float | None, clip_value: float | None) -> Iterator[Finding]:
+    if clip_norm is None and clip_value is None:
+        return
+    parameters = [one for one in first.model.parameters() if one.requires_grad]
+    seed_rng(0)
+    loss = first.calculate_loss(first.batch)
+    gradients = cast("tuple[Tensor | None, ...]", torch.autograd.grad(loss, parameters, allow_unused=True))
+    norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients if one is not None))
+    largest = max(float(one.abs().max()) for one in gradients if one is not None)
+    for name, size, clip in (("norm", norm, clip_norm), ("largest element", largest, clip_value)):
+        if clip is not None and size > _SMALL_CLIP * clip:
+            yield Finding(
+                "clipping-too-low",
+                f"The {name} of the gradients of the first batch is {size:.3g}, and is clipped to {clip:.3g}.",
+                "Clip where most updates stay below, such as a norm of 1.",
+            )
+
+
+def _check_scale(first: FirstBatch) -> Iterator[Finding]:
+    leaves = [module for module in first.model.modules() if not list(module.children())]
+    if leaves and isinstance(leaves[0], _NORMS):
+        return
+    for one in (one for call in first.model_calls for one in call.inputs if one.is_floating_point()):
+        values = one.double()
+        mean, largest = float(values.mean()), float(values.abs().max())
+        deviation = float(values.std()) if values.numel() > 1 else 0.0
+        if max(abs(mean), deviation) > _LARGE:
+            yield Finding(
+                "inputs-not-normalised",
+                f"Inputs of shape {tuple(one.shape)} have a mean of {mean:.3g} and a standard deviation of "
+                f"{deviation:.3g}; the largest is {largest:.3g}.",
+                "Subtract the mean of the training data and divide by its standard deviation, for each feature or "
+                "channel.",
+            )
+            return
+
+
+def _check_outputs(first: FirstBatch) -> Iterator[Finding]:
+    call = first.call
+    if call is None or call.output is None or len(call.output) < _FEW:
+        return
+    output = call.output.detach()
+    differ = any(not is_same(one, one[:1].expand_as(one)) for one in call.inputs)
+    if differ and bool((output == output[:1]).all()):
+        yield Finding(
+            "inputs-do-not-matter",
+            f"All {len(output)} samples of the first batch have the same output, though their inputs differ.",
+            "Look for a layer whose outputs are all zero, as a ReLU of negative numbers, or one that is multiplied by "
+            "zero.",
+        )
+    elif differ:
+        yield from _check_mixing(first.model, call)
+
+
+def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
+    """Compare the output of the last sample beside others, and beside copies of the first one.
+
+    Of the last one, as layers that go from sample to sample give the first one what it should have.
+    """
+    size = len(call.inputs[0])
+
+    def beside_copies(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor[:1].expand(size - 1, *tensor.shape[1:]), tensor[-1:]]) if tensor.dim() else tensor
+
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            outputs: list[Tensor] = []
+            for change in (Tensor.clone, beside_copies):
+                seed_rng(0)
+                args, kwargs = with_tensors((call.args, call.kwargs), change)
+                outputs += tensors_in(model(*args, **kwargs))[:1]
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+    if len(outputs) != 2:  # noqa: PLR2004  # of both
+        return
+    one, other = (output[-1].double() for output in outputs)
+    scale = float(one.abs().max()) + 1e-12
+    difference = float((one - other).abs().max()) / scale
+    if difference > 1e-3:  # noqa: PLR2004  # what kernels round differently is a thousand times less
+        yield Finding(
+            "samples-mix",
+            f"In evaluation mode, the output of a sample changes by {difference:.2g} of its size when the other "
+            "samples of the batch are exchanged.",
+            "Look for a softmax, a mean or a norm over dimension 0, for a view that joins samples, and for "
+            "batch_first=True.",
+        )

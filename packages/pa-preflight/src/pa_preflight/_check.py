@@ -1,0 +1,155 @@
+"""Checks a script: what is static, then a few updates, one batch learnt by heart, and an evaluation."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Mapping
+from typing import Any, ParamSpec, Protocol, cast
+
+from torch.utils.data import DataLoader
+from typing_extensions import TypeIs
+
+from pa_core import ArgumentTypeError, Trainer, UnsupportedConfigurationError
+from pa_core.data import EvaluationSet
+from pa_core.distributed import num_processes
+from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
+from pa_preflight._evaluation import check_evaluation
+from pa_preflight._findings import Finding, Report, failure
+from pa_preflight._learning import check_learning
+from pa_preflight._loss_checks import check_all_targets
+from pa_preflight._model_checks import check_model, modules_of
+from pa_preflight._steps import Steps
+
+_P = ParamSpec("_P")
+
+
+_CAUSES: Mapping[str, tuple[str, ...]] = {
+    "batch-not-learnt": ("clipping-too-low", "inputs-do-not-matter", "rate-is-zero"),
+    "loss-at-start": ("inputs-not-normalised",),
+    "loss-not-finite": ("inputs-not-finite", "targets-not-finite"),
+    "rate-too-high": ("inputs-not-finite", "targets-not-finite", "inputs-not-normalised"),
+    "step-fails": ("optimizer-of-another-model",),
+    "targets-do-not-matter": ("inputs-do-not-matter",),
+}
+"""What is left out where its cause was found."""
+
+
+class _Trains(Protocol[_P]):
+    def train(self, *args: _P.args, **kwargs: _P.kwargs) -> None: ...
+
+
+def check(trainer: _Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
+    """Look for mistakes in what a run is going to do, in less than a minute.
+
+    A few updates are made, with experiments on the first batch; one batch is learnt by heart; and samples of the
+    evaluation are evaluated twice. Callbacks are not called, except for ``MoveModulesToDeviceCallback``. Afterwards
+    everything is as it was, as after ``trainer.undoing_runs()``: call ``trainer.train`` with the same arguments next.
+
+    Args:
+        trainer: The trainer of the run.
+        *args: The arguments of ``trainer.train``.
+        **kwargs: As well.
+
+    Returns:
+        What was found; print it, or let ``require_none()`` end the script if there are mistakes.
+
+    Raises:
+        ArgumentTypeError: ``trainer`` is not a ``Trainer``, or ``train`` does not take these arguments.
+        UnsupportedConfigurationError: There are several processes, or the model is sharded.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from torch.utils.data import TensorDataset
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(64, 4)
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+        >>> trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[])
+        >>> report = check(trainer, TensorDataset(x, x[:, :3].argmax(1)), num_epochs=1)
+        >>> [finding.name for finding in report.findings]
+        ['softmax-before-cross-entropy']
+    """
+    checked: object = trainer
+    if not _is_trainer(checked):
+        raise ArgumentTypeError(f"check needs the Trainer of the run, got a {type(trainer).__name__}.")
+    try:
+        bound = inspect.signature(checked.train).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentTypeError(f"check takes the arguments of train(): {error}.") from error
+    bound.apply_defaults()
+    if num_processes() > 1 or checked.is_sharded:
+        raise UnsupportedConfigurationError(
+            "check works on one process, and not with a sharded model. Run it without a launcher, or with a smaller "
+            "model."
+        )
+    return _check(checked, bound.arguments)
+
+
+def _is_trainer(given: object) -> TypeIs[Trainer[Any, Any, Any, Any]]:
+    return isinstance(given, Trainer)
+
+
+def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Report:
+    started = time.monotonic()
+    evaluated = _sets(given["eval_dataset"])
+    without = dict.fromkeys(("eval_dataset", "resume_from", "watch_metric"))
+    asked: dict[str, Any] = {**given, **without, "sanity_eval_steps": 0}
+    data: Any = asked["train_dataset"]
+    loader_kwargs: dict[str, Any] = asked["train_dataloader_kwargs"] or {}
+    findings: list[Finding] = []
+    left_out: list[str] = []
+    with trainer.undoing_runs(data, *evaluated.values(), *loader_kwargs.values()):
+        samples: dict[str, Samples] = {}
+        try:
+            train = Samples(data)
+            findings += check_model(
+                trainer.get_model(),
+                modules_of(trainer),
+                trainer.named_optimizers(),
+                asked["per_device_batch_size"],
+                train.smallest_batch(asked),
+            )
+            findings += check_samples(train, data, loader_kwargs)
+            for name, one in evaluated.items():
+                samples[name] = Samples(one)
+                findings += check_evaluation_samples(train, samples[name], data, one)
+        except Exception as error:
+            do = "Fetch a sample of the dataset on its own, dataset[0], and look at the traceback."
+            findings.append(failure("Fetching a sample", error, do))
+            return Report(findings, left_out, time.monotonic() - started)
+    steps = Steps(trainer, asked)
+    findings += steps.check()
+    findings += check_all_targets(steps.observer.loss_calls[:1], train.targets())
+    if steps.error is None and not any(finding.name.endswith("not-finite") for finding in findings):
+        if train.dataset is None or isinstance(data, DataLoader):
+            left_out.append("whether one batch can be learnt by heart, as the data is a loader or has no positions.")
+        else:
+            findings += check_learning(trainer, train.dataset, asked)
+        for name, one in evaluated.items():
+            dataset = samples[name].dataset
+            if dataset is None or isinstance(one, DataLoader):
+                left_out.append("the evaluation, as its data is a loader or has no positions.")
+                continue
+            is_random = any(finding.name == "augmentation-in-evaluation" for finding in findings)
+            inputs = [one for call in steps.observer.model_calls[:1] for one in call.inputs]
+            findings += check_evaluation(trainer, dataset, asked, inputs, is_random=is_random)
+    return Report(_in_order(findings), left_out, time.monotonic() - started)
+
+
+def _sets(data: Any) -> dict[str, Any]:
+    """Return what is evaluated, by name."""
+    if data is None:
+        return {}
+    sets = dict(cast("Mapping[str, Any]", data)) if isinstance(data, Mapping) else {"": data}
+    return {name: one.dataset if isinstance(one, EvaluationSet) else one for name, one in sets.items()}
+
+
+def _in_order(findings: list[Finding]) -> list[Finding]:
+    """Return each finding once, mistakes first."""
+    names = {finding.name for finding in findings}
+    once: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        if names.isdisjoint(_CAUSES.get(finding.name, ())):
+            once.setdefault((finding.name, finding.do), finding)
+    return sorted(once.values(), key=lambda finding: finding.level != "mistake")

@@ -1,0 +1,108 @@
+"""Evaluates some batches twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Trainer, TrainerCallback
+from pa_data.rng import seed_rng
+from pa_preflight._data_checks import subset
+from pa_preflight._findings import Finding, failure
+from pa_preflight._observer import tensors_in
+
+_BATCHES = 4
+_AWAY, _WIDER = 3.0, 5.0
+
+
+class _Watch(TrainerCallback):
+    """Notes the mode of the model, and its inputs."""
+
+    def __init__(self) -> None:
+        self.was_training = False
+        self.inputs: list[Tensor] = []
+
+    @override
+    def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        model = trainer.get_model()
+        self.was_training |= model.training
+
+        def note(_model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.inputs += tensors_in((args, kwargs))
+            handle.remove()
+
+        handle = model.register_forward_pre_hook(note, with_kwargs=True)
+
+
+def check_evaluation(
+    trainer: Trainer[Any, Any, Any, Any],
+    data: Any,
+    asked: dict[str, Any],
+    train_inputs: list[Tensor],
+    *,
+    is_random: bool,
+) -> Iterator[Finding]:
+    """Yield what is wrong with an evaluation.
+
+    Args:
+        trainer: The trainer.
+        data: What is evaluated: a dataset with positions.
+        asked: The arguments of the run.
+        train_inputs: What the model was called with in training.
+        is_random: Whether its samples are known to change, so that nothing else can be told.
+    """
+    size, results = asked["per_device_batch_size"], list[dict[str, float]]()
+    watch = _Watch()
+    some = subset(data, _BATCHES * size)
+    try:
+        for seed in (1, 2):
+            with trainer.undoing_runs(), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, watch]):
+                seed_rng(seed)
+                results.append(trainer.evaluate(some, size, asked["eval_dataloader_kwargs"], asked["collate_fn"]))
+    except Exception as error:
+        yield failure("The evaluation", error, "Call trainer.evaluate on its own, and look at the traceback.")
+        return
+    if watch.was_training:
+        yield Finding(
+            "trains-in-evaluation",
+            "The model is in training mode when it is evaluated: dropout is on, and BatchNorm learns from the samples.",
+            "Call model.eval(), which eval_epoch_start does where it is not overridden.",
+        )
+    elif not is_random and not _agree(*results):
+        yield Finding(
+            "evaluation-not-repeatable",
+            f"Two evaluations of the same weights differ: {_shown(results[0])}, then {_shown(results[1])}.",
+            "Look for dropout or noise that does not ask for self.training.",
+        )
+    for one, other in zip(train_inputs, watch.inputs, strict=False):
+        yield from _check_scale(one, other)
+
+
+def _agree(one: dict[str, float], other: dict[str, float]) -> bool:
+    return all(
+        math.isnan(value) or math.isclose(value, other.get(name, math.nan), rel_tol=1e-6) for name, value in one.items()
+    )
+
+
+def _shown(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+
+
+def _check_scale(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
+    if not train.is_floating_point() or not evaluated.is_floating_point() or train.shape[1:] != evaluated.shape[1:]:
+        return
+    (mean, deviation), (other_mean, other_deviation) = (
+        (float(one.double().mean()), float(one.double().std())) for one in (train, evaluated)
+    )
+    is_wider = max(deviation, other_deviation) > _WIDER * max(min(deviation, other_deviation), 1e-12)
+    if abs(mean - other_mean) > _AWAY * max(deviation, other_deviation) or is_wider:
+        yield Finding(
+            "evaluation-inputs-differ",
+            f"Inputs in training have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, in the "
+            f"evaluation {other_mean:.3g} and {other_deviation:.3g}.",
+            "Give both datasets the same normalisation.",
+        )

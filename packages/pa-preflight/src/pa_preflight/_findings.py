@@ -1,0 +1,94 @@
+"""What a check has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Literal
+
+from typing_extensions import override
+
+from pa_core.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that was seen in a script.
+
+    Attributes:
+        name: What it is called in ``docs/before-you-train.md``.
+        saw: What was seen, with numbers.
+        do: What to change.
+        level: "mistake" for what spoils a run, "note" for what may be meant so.
+
+    Example:
+        >>> print(Finding("rate-is-zero", "The learning rate is 0 in each update.", "Look at the scheduler."))
+        rate-is-zero: The learning rate is 0 in each update.
+            Look at the scheduler.
+    """
+
+    name: str
+    saw: str
+    do: str
+    level: Literal["mistake", "note"] = "mistake"
+
+    @override
+    def __str__(self) -> str:
+        """Return what was seen, and on the next lines what to do."""
+        suffix = "" if self.level == "mistake" else f" ({self.level})"
+        saw = fill(f"{self.name}{suffix}: {self.saw}", 110, subsequent_indent="    ")
+        return f"{saw}\n{fill(self.do, 110, initial_indent='    ', subsequent_indent='    ')}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check has found, mistakes first; print it.
+
+    Attributes:
+        findings: What was found.
+        left_out: What could not be checked, and why.
+        seconds: How long the check took.
+
+    Example:
+        >>> print(Report([], [], 2.5))
+        Nothing found in 2.5 seconds.
+    """
+
+    findings: list[Finding]
+    left_out: list[str]
+    seconds: float
+
+    @property
+    def mistakes(self) -> list[Finding]:
+        """The findings that spoil a run."""
+        return [finding for finding in self.findings if finding.level == "mistake"]
+
+    def require_none(self) -> None:
+        """Raise an error if there are mistakes.
+
+        Raises:
+            ConfigurationError: There are.
+        """
+        if self.mistakes:
+            raise ConfigurationError(f"The script has mistakes.\n{self}")
+
+    @override
+    def __str__(self) -> str:
+        """Return all findings, and what was left out."""
+        number = len(self.mistakes)
+        counted = "Nothing found" if not self.findings else f"{number} mistake{'' if number == 1 else 's'} found"
+        lines = [f"{counted} in {self.seconds:.1f} seconds.", *map(str, self.findings)]
+        lines += (f"Not checked: {reason}" for reason in self.left_out)
+        return "\n".join(lines)
+
+
+def failure(what: str, error: Exception, do: str) -> Finding:
+    """Return the finding that something raises an error.
+
+    Args:
+        what: What raises it.
+        error: The error.
+        do: What to change.
+    """
+    said = next(iter(str(error).strip().splitlines()), "")
+    return Finding("step-fails", f"{what} raises {type(error).__name__}: {said}", do)

@@ -1,0 +1,76 @@
+"""Learns one batch by heart, which every model and learning rate should be able to."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import override
+
+from pa_core import AnyTrainer, BatchOutput, MoveModulesToDeviceCallback, StopTrainingError, Trainer, TrainerCallback
+from pa_preflight._data_checks import subset
+from pa_preflight._findings import Finding
+
+_UPDATES, _SECONDS = 100, 15.0
+_ENOUGH, _GROWN = 0.95, 3.0
+
+
+class _Losses(TrainerCallback):
+    """Notes the loss of each step, and ends the run when time is up."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+        self._until = time.monotonic() + _SECONDS
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
+        self.losses.append(batch_output["loss"].detach())
+        if time.monotonic() > self._until:
+            raise StopTrainingError("Time is up.")
+
+
+def check_learning(trainer: Trainer[Any, Any, Any, Any], data: Any, asked: dict[str, Any]) -> Iterator[Finding]:
+    """Yield what is wrong with how the loss of one batch changes in 100 updates, without a scheduler.
+
+    Args:
+        trainer: The trainer.
+        data: The training data, with positions.
+        asked: The arguments of the run.
+    """
+    size = asked["per_device_batch_size"]
+    noted = _Losses()
+    changed: dict[str, Any] = {
+        "train_dataset": subset(data, size),
+        "num_epochs": _UPDATES,
+        "max_num_train_steps": None,
+        "gradient_accumulation_steps": 1,
+        "samples_per_update": size if trainer.reproducible else None,
+        "create_scheduler_fn": None,
+        "order": None,
+    }
+    with trainer.undoing_runs(), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, noted]):
+        trainer.scheduler = None
+        trainer.train(**{**asked, **changed})
+    losses = [float(one) for one in noted.losses]
+    if len(losses) < 10:  # noqa: PLR2004  # too slow to tell
+        return
+    first, last = losses[0], sorted(losses[-10:])[4]
+    rates = [float(group["lr"]) for one in trainer.named_optimizers().values() for group in one.param_groups]
+    if not all(map(math.isfinite, losses)) or last > _GROWN * abs(first) + 1:
+        yield Finding(
+            "rate-too-high",
+            f"Trained on one batch at the learning rate {max(rates):.3g}, the loss grows from {first:.3g} to "
+            f"{last:.3g} in {len(losses)} updates.",
+            "Search for a rate with pa_schedulers.find_learning_rate.",
+        )
+    elif first - last < (1 - _ENOUGH) * abs(first) and first != 0:
+        yield Finding(
+            "batch-not-learnt",
+            f"Trained on one batch of {size} samples at the learning rate {max(rates):.3g}, the loss stays at "
+            f"{last:.4g} after {len(losses)} updates; it began at {first:.4g}.",
+            "Search for a rate with pa_schedulers.find_learning_rate; if none helps, look for what keeps the model "
+            "from it.",
+        )

@@ -1,0 +1,126 @@
+"""Whether optimizers and the model fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pa_preflight._findings import Finding
+
+_SHOWN = 3
+_USUAL_DECAY = 0.01
+"""The default of AdamW; a note in nearly every script would be read by nobody."""
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def check_model(
+    model: nn.Module,
+    modules: Iterable[nn.Module],
+    optimizers: Mapping[str, Optimizer],
+    batch_size: int,
+    smallest_batch: int,
+) -> Iterator[Finding]:
+    """Yield what is wrong with the parameters that are trained.
+
+    Args:
+        model: The model.
+        modules: What else the trainer has, such as a loss function.
+        optimizers: By name.
+        batch_size: The number of samples in a batch.
+        smallest_batch: The number in the smallest one.
+    """
+    groups: list[dict[str, Any]] = [group for one in optimizers.values() for group in one.param_groups]
+    trained: dict[int, Tensor] = {id(one): one for group in groups for one in group["params"]}
+    names = dict(model.named_parameters())
+    left_out = [name for name, one in names.items() if one.requires_grad and id(one) not in trained]
+    if left_out and len(left_out) == sum(one.requires_grad for one in names.values()):
+        yield Finding(
+            "optimizer-of-another-model",
+            f"The optimizer has {len(trained)} parameters, and none of them is one of the model's.",
+            "Make the optimizer with model.parameters() of the model that the trainer gets, and after it is complete.",
+        )
+    elif left_out:
+        yield Finding(
+            "parameters-outside-optimizer",
+            f"{listed(left_out)} {'is' if len(left_out) == 1 else 'are'} not frozen, and in no optimizer: "
+            "they keep their first values.",
+            "Make the optimizer after the last layer was put in place, or freeze them with requires_grad_(False).",
+        )
+    frozen = [name for name, one in names.items() if not one.requires_grad and id(one) in trained]
+    if frozen:
+        yield Finding(
+            "frozen-in-optimizer",
+            f"{listed(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen, and in an optimizer.",
+            "If they are to be trained, call requires_grad_(True).",
+            "note",
+        )
+    half = [name for name, one in names.items() if one.requires_grad and one.dtype in _HALF]
+    if half:
+        yield Finding(
+            "half-precision-weights",
+            f"{listed(half)}: trained weights of {names[half[0]].dtype} lose updates that are less than about a "
+            "hundredth of them, or a thousandth with float16.",
+            'Keep the weights in float32, and pass mixed_precision="bf16" to the trainer.',
+        )
+    norms = [module for one in (model, *modules) for module in one.modules() if isinstance(module, _NORMS)]
+    needing = _BATCH_NORMS if batch_size == 1 else (nn.BatchNorm1d,)
+    if smallest_batch == 1 and any(isinstance(one, needing) for one in norms):
+        yield Finding(
+            "batch-of-one-with-batch-norm",
+            f"The model has BatchNorm layers, and {'batches' if batch_size == 1 else 'the last batch of an epoch'} of "
+            "one sample: there is nothing to take a mean over.",
+            "Use larger batches, drop_last=True in train_dataloader_kwargs, or GroupNorm.",
+        )
+    without_decay = {id(one) for module in norms for one in module.parameters(recurse=False)}
+    without_decay |= {id(one) for name, one in names.items() if name.endswith("bias")}
+    decayed = [group for group in groups if float(group.get("weight_decay", 0)) > _USUAL_DECAY]
+    if any(id(one) in without_decay for group in decayed for one in group["params"]):
+        yield Finding(
+            "weight-decay-on-norms",
+            f"Weight decay of {float(decayed[0]['weight_decay']):g} also pulls biases and the weights of norm layers "
+            "to 0.",
+            "Give them a parameter group of their own with weight_decay=0, as most recipes do.",
+            "note",
+        )
+
+
+def check_gradients(model: nn.Module, without_gradient: set[int]) -> Iterator[Finding]:
+    """Yield a finding if parameters got no gradient.
+
+    Args:
+        model: The model.
+        without_gradient: The identities of parameters without one.
+    """
+    names = [name for name, one in model.named_parameters() if id(one) in without_gradient]
+    if names:
+        yield Finding(
+            "parameters-without-gradient",
+            f"{listed(names)} got no gradient in the first update.",
+            "Look for a layer that forward() does not call, for detach() and no_grad(); or freeze them.",
+        )
+
+
+def listed(names: list[str]) -> str:
+    """Return the first names, and how many more there are.
+
+    Args:
+        names: At least one.
+    """
+    rest = len(names) - _SHOWN
+    shown = names if rest <= 1 else names[:_SHOWN]
+    return ", ".join(shown) + (f" and {rest} more" if rest > 1 else "")
+
+
+def modules_of(holder: object) -> list[nn.Module]:
+    """Return the modules among the attributes of an object.
+
+    Args:
+        holder: The trainer.
+    """
+    return [one for one in cast("dict[str, object]", vars(holder)).values() if isinstance(one, nn.Module)]

@@ -1,0 +1,235 @@
+"""Watches the first steps of a run: what the model and the losses are called with, and what updates change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from pa_core import AnyTrainer, BatchOutput, StopTrainingError, TrainerCallback
+
+_LOSSES: Final = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "huber_loss",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "smooth_l1_loss",
+)
+
+
+@dataclass
+class LossCall:
+    """A call of a loss function of torch.
+
+    Attributes:
+        name: The function in ``torch.nn.functional``.
+        outputs: Its first argument.
+        targets: Its second argument.
+        options: The others.
+        value: What it returned; None if it raised an error.
+    """
+
+    name: str
+    outputs: Tensor
+    targets: Tensor
+    options: Mapping[str, Any]
+    value: Tensor | None = None
+
+
+class _Losses(TorchFunctionMode):
+    """Notes the calls of loss functions, from wherever they come."""
+
+    def __init__(self, calls: list[LossCall]) -> None:
+        super().__init__()
+        self._calls = calls
+        self._names: dict[Callable[..., Any], str] = {getattr(functional, name): name for name in _LOSSES}
+
+    @override
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        given = [*args, *(options.pop(name) for name in ("input", "target") if name in options and func in self._names)]
+        if func not in self._names or len(given) < 2 or not all(isinstance(one, Tensor) for one in given[:2]):  # noqa: PLR2004  # outputs and targets
+            return func(*args, **(kwargs or {}))
+        call = LossCall(self._names[func], given[0].detach(), given[1].detach(), options)
+        self._calls.append(call)
+        value = func(*args, **(kwargs or {}))
+        call.value = value.detach()
+        return value
+
+
+@dataclass
+class ModelCall:
+    """A call of the model.
+
+    Attributes:
+        args: The positional arguments.
+        kwargs: The others.
+        output: The first tensor of its output that has as many rows as there are samples; None without one.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Tensor | None
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The tensors among the arguments that have a row for each sample."""
+        return [one for one in tensors_in((self.args, self.kwargs)) if one.dim()]
+
+
+@dataclass
+class UpdateSeen:
+    """What an optimizer was about to do.
+
+    Attributes:
+        rates: The learning rates of the parameter groups.
+        without_gradient: Parameters that have none, by their identity.
+    """
+
+    rates: list[float]
+    without_gradient: set[int]
+
+
+class Observer(TrainerCallback):
+    """Notes what the first steps of a run do.
+
+    Args:
+        model: The model.
+        optimizers: What trains it.
+        at_first_batch: Called with the first batch, when its loss is known and nothing was changed.
+        num_updates: After how many updates the run ends; its schedule is that of all.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Iterable[Optimizer],
+        at_first_batch: Callable[[Any, Tensor], None],
+        num_updates: int,
+    ) -> None:
+        self.model = model
+        self.optimizers = list(optimizers)
+        self._at_first_batch = at_first_batch
+        self._num_updates = num_updates
+        self.loss_calls: list[LossCall] = []
+        self.model_calls: list[ModelCall] = []
+        self.losses: list[Tensor] = []
+        self.updates: list[UpdateSeen] = []
+        self.is_training: list[bool] = []
+        self.keeps_gradients = False
+        self.fetching: list[float] = []
+        self.computing: list[float] = []
+        self._updated: float | None = None
+        self._started = 0.0
+        self._stack = ExitStack()
+
+    def close(self) -> None:
+        """Let the model and its optimizers be."""
+        self._stack.close()
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        hooks = [self.model.register_forward_hook(self._note_call, with_kwargs=True)]
+        hooks += [one.register_step_pre_hook(self._note_update) for one in self.optimizers]
+        for hook in hooks:
+            self._stack.callback(hook.remove)
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._started = time.perf_counter()
+        if self._updated is not None:
+            self.fetching.append(self._started - self._updated)
+        self.is_training.append(self.model.training)
+        self._stack.enter_context(_Losses(self.loss_calls))
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
+        self.close()
+        self._updated = None
+        self.losses.append(batch_output["loss"].detach())
+        if len(self.losses) == 1:
+            self._at_first_batch(batch, batch_output["loss"])
+        self.on_train_epoch_start(trainer)
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        self._updated = time.perf_counter()
+        self.computing.append(self._updated - self._started)
+        trained = [one for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]]
+        self.keeps_gradients |= any(one.grad is not None and bool(one.grad.count_nonzero()) for one in trained)
+        if update >= self._num_updates:
+            raise StopTrainingError("That is enough.")
+
+    def _note_call(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self.model_calls.append(ModelCall(args, kwargs, next(iter(tensors_in(output)), None)))
+
+    def _note_update(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+        self.updates.append(UpdateSeen(rates, {id(one) for one in parameters if one.grad is None}))
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in tuples, lists, mappings and objects with attributes, in their order.
+
+    Args:
+        value: A batch, an output or arguments.
+    """
+    if isinstance(value, Tensor):
+        return [value]
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = _items(cast("object", value)).values()
+    elif isinstance(value, (list, tuple)):
+        parts = cast("list[Any]", value)
+    return [one for part in parts for one in tensors_in(part)]
+
+
+def _items(value: object) -> dict[Any, Any]:
+    return dict(cast("Mapping[Any, Any]", value))
+
+
+def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a batch of the same structure whose tensors were changed.
+
+    Args:
+        value: A batch or arguments.
+        change: Called with each tensor.
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    kind = cast("Any", type(value))
+    if isinstance(value, Mapping):
+        return kind({key: with_tensors(part, change) for key, part in _items(cast("object", value)).items()})
+    if isinstance(value, (list, tuple)):
+        parts = [with_tensors(part, change) for part in cast("list[Any]", value)]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    return value
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same shape, type and values, NaN included.
+
+    Args:
+        one: A tensor.
+        other: Another one.
+    """
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(
+        torch.equal(one, other) or (one.is_floating_point() and torch.equal(one.nan_to_num(), other.nan_to_num()))
+    )

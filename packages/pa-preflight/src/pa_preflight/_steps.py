@@ -1,0 +1,146 @@
+"""Makes a few updates as the run would, and experiments with the first batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
+from pa_data import is_in_memory
+from pa_data.rng import restored_rng_states
+from pa_preflight._batch_checks import FirstBatch, check_batch
+from pa_preflight._findings import Finding, failure
+from pa_preflight._loss_checks import check_loss
+from pa_preflight._model_checks import check_gradients
+from pa_preflight._observer import Observer
+
+_UPDATES = 3
+_SLOW = 0.005
+"""Seconds to fetch a batch that are worth workers."""
+
+
+class Steps:
+    """The first updates of a run.
+
+    Args:
+        trainer: The trainer.
+        asked: The arguments of the run.
+
+    Attributes:
+        findings: What was found in the first batch.
+        observer: What was seen.
+        error: What ended them, if they did not work.
+    """
+
+    def __init__(self, trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any]) -> None:
+        self._trainer, self._asked = trainer, asked
+        self.findings: list[Finding] = []
+        model = trainer.get_model()
+        self.observer = Observer(model, trainer.named_optimizers().values(), self._experiment, _UPDATES)
+        self.error: Exception | None = None
+        self.has_changed = False
+        before = [one.detach().clone() for one in model.parameters()]
+        registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, self.observer])
+        with trainer.undoing_runs(asked["train_dataset"]), registered:
+            try:
+                trainer.train(**asked)
+            except Exception as error:
+                self.error = error
+            finally:
+                self.observer.close()
+            after = [one.detach().to(other.device) for one, other in zip(model.parameters(), before, strict=True)]
+            self.has_changed = not all(map(torch.equal, before, after))
+
+    def _experiment(self, batch: Any, loss: Tensor) -> None:
+        trainer, observer, asked = self._trainer, self.observer, self._asked
+        for call in observer.loss_calls:
+            self.findings += check_loss(call)
+        if any(finding.name == "targets-not-finite" for finding in self.findings):
+            return
+        first = FirstBatch(
+            trainer.get_model(),
+            batch,
+            loss.detach(),
+            lambda other: trainer.calculate_train_batch_loss(other)["loss"],
+            list(observer.model_calls),
+            list(observer.loss_calls),
+        )
+        vars(trainer)["log"] = _ignore  # a step may log a name once, and the experiments repeat it
+        try:
+            with restored_rng_states(trainer.device):
+                self.findings += check_batch(first, asked["gradient_clip_norm"], asked["gradient_clip_value"])
+        finally:
+            del vars(trainer)["log"]
+
+    def check(self) -> Iterator[Finding]:
+        """Yield what was found."""
+        yield from self.findings
+        if self.error is not None:
+            if self.findings:
+                return
+            failed = [call for call in self.observer.loss_calls if call.value is None]
+            explained = [finding for call in failed for finding in check_loss(call)]
+            do = "Train one update, max_num_train_steps=1, and look at the traceback."
+            plain = failure("The first update", self.error, do)
+            if isinstance(self.error, BatchMismatchError):
+                plain = Finding("targets-broadcast", f"{plain.saw} {self.error.given}.", self.error.do)
+            yield from explained or [plain]
+            return
+        yield from self._check_updates()
+
+    def _check_updates(self) -> Iterator[Finding]:
+        observer = self.observer
+        if not all(observer.is_training):
+            yield Finding(
+                "not-in-training-mode",
+                "The model is in evaluation mode in training: dropout is off, and BatchNorm learns no statistics.",
+                "Call model.train(), which train_epoch_start does where it is not overridden.",
+            )
+        if observer.updates and not any(rate for update in observer.updates for rate in update.rates):
+            yield Finding(
+                "rate-is-zero",
+                f"The learning rate is 0 in the first {len(observer.updates)} updates.",
+                "Look at the optimizer's lr, and at what the scheduler multiplies it with.",
+            )
+        elif not self.has_changed:
+            yield Finding(
+                "weights-do-not-change",
+                f"No parameter has changed after {_UPDATES} updates.",
+                "Look for an overridden optimizer_step that does not call the optimizer, and for weights that are "
+                "replaced.",
+            )
+        if observer.keeps_gradients:
+            yield Finding(
+                "gradients-not-cleared",
+                "Gradients are still there after an update, so that the next one adds to them.",
+                "Look for an overridden optimizer_zero_grad that does not call zero_grad.",
+            )
+        if observer.updates:
+            yield from check_gradients(observer.model, observer.updates[0].without_gradient)
+        yield from self._check_fetching()
+
+    def _check_fetching(self) -> Iterator[Finding]:
+        observer = self.observer
+        options: dict[str, Any] = self._asked["train_dataloader_kwargs"] or {}
+        data = self._asked["train_dataset"]
+        if not observer.fetching or isinstance(data, DataLoader) or is_in_memory(data):
+            return
+        fetching, computing = min(observer.fetching), min(observer.computing)
+        workers: int = options.get("num_workers", 0)
+        most = min(round(fetching / computing) + 1, os.cpu_count() or 1)
+        if fetching > max(_SLOW, computing) and workers < most:
+            yield Finding(
+                "workers-are-the-bottleneck",
+                f"Fetching a batch takes {1000 * fetching:.0f} ms, the rest of the step {1000 * computing:.0f} ms.",
+                f"Pass num_workers={most} in train_dataloader_kwargs.",
+                "note",
+            )
+
+
+def _ignore(*_args: object, **_kwargs: object) -> None:
+    """Stands for what logs a value."""

@@ -1,0 +1,16 @@
+"""Scripts without a mistake are left alone, no matter how unusual they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from pa_preflight import check
+from tests.support.pa_preflight.healthy import HEALTHY
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_mistake_is_reported_of_a_healthy_script(name: str) -> None:
+    """A finding is a note at the most."""
+    script = HEALTHY[name]()
+    report = check(script.trainer, **script.arguments)
+    assert [finding for finding in report.findings if finding.level == "mistake"] == []

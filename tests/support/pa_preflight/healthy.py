@@ -1,0 +1,10 @@
+"""Scripts without a mistake, some of which look like one: a check must not report any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.support.pa_preflight import healthy_unusual, healthy_usual
+from tests.support.pa_preflight.scripts import Script
+
+HEALTHY: dict[str, Callable[[], Script]] = {**healthy_usual.healthy.cases, **healthy_unusual.healthy.cases}

@@ -1,0 +1,13 @@
+"""Scripts with one mistake each, as users make them, and what a check must find."""
+
+from __future__ import annotations
+
+from tests.support.pa_preflight import planted_in_data, planted_in_losses, planted_in_models, planted_in_runs
+from tests.support.pa_preflight.scripts import Planted
+
+PLANTED: dict[str, Planted] = {
+    **planted_in_losses.planted.cases,
+    **planted_in_models.planted.cases,
+    **planted_in_data.planted.cases,
+    **planted_in_runs.planted.cases,
+}
