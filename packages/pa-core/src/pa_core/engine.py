@@ -116,11 +116,8 @@ class Engine:
         self.is_at_empty_batch: bool = False
 
     def _parts_of_run(self) -> RunParts:
-        scaler = self.accelerator.scaler
-        return RunParts(self.progress, self.resumption, self.rank_sync, self._nominal_items, scaler=scaler)
-
-    def _nominal_items(self) -> dict[str, float | None]:
-        return {name: one.accumulation.nominal for name, one in self.trained.items()}
+        accumulations = {name: one.accumulation for name, one in self.trained.items()}
+        return RunParts(self.progress, self.resumption, accumulations, self.rank_sync, scaler=self.accelerator.scaler)
 
     def require_between_steps(self, what: str) -> None:
         """Raise an error within a step of a reproducible run, as not all processes have as many steps.

@@ -555,7 +555,9 @@ class Loop:
         progress.steps_in_epoch = progress.step
 
         # agree: every process stops, saves or is preempted at the same update
-        items = self._exchange(trained, at_once=at_once, may_stop=is_first)
+        items: float | Tensor = trained.accumulation.items
+        if engine.num_processes > 1 or self.reproducible is not None:
+            items = self._exchange(trained, at_once=at_once, may_stop=is_first)
         trained.accumulation.normalise(trained.parameters, items)
 
         # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler

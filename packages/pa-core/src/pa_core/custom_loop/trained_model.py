@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from pa_core import _accelerate
 from pa_core._torch import calls_step_hooks, dtypes_of_outputs
-from pa_core.attributes import temporarily
 from pa_core.custom_loop import mistakes
 from pa_core.default_step import unusable_kind
 from pa_core.distributed.collectives import tensors_in_graph
@@ -86,8 +85,11 @@ class TrainedModel(Trained):
 
     @override
     def step(self) -> None:
-        with temporarily(self, _steps=True):
+        self._steps = True
+        try:
             super().step()
+        finally:
+            self._steps = False
 
     def require_gradients_of(self, loss: object) -> None:
         """Raise an error for anything that no gradients of the module can be computed of.

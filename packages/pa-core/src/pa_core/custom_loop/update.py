@@ -178,7 +178,11 @@ class Update(Generic[BatchT]):
             BatchOutputError: ``num_items`` is not a whole number; some calls of a run pass it, and others do not; or
                 two passes over a batch differ in it.
         """
-        trained = self._find(model, "backward(...)", "backward(loss, model=...)")
+        if self._evaluations.is_in_batch:
+            raise mistakes.evaluates("backward(...)")
+        trained = self._only if model is None and self._only else self._find(model, "backward(loss, model=...)")
+        if self._is_over:
+            raise mistakes.update_is_over(self.number, "backward(...)")
         if self._part is None:
             raise mistakes.no_batch(self.number, "backward(...)")
         if self._stepped:
@@ -234,7 +238,11 @@ class Update(Generic[BatchT]):
                 unknown, it has been stepped, or its parameters have no gradients.
             StopTrainingError: A process requested the end of the run; no step was made.
         """
-        trained = self._find(name, "step()", "step(name)")
+        if self._evaluations.is_in_batch:
+            raise mistakes.evaluates("step()")
+        trained = self._only if name is None and self._only else self._find(name, "step(name)")
+        if self._is_over:
+            raise mistakes.update_is_over(self.number, "step()")
         part = self._part
         if part is None or not part.ends_group:
             raise ConfigurationError(
@@ -348,16 +356,10 @@ class Update(Generic[BatchT]):
                 loss, weight = self._losses[name]
                 means.log(f"{name}_loss", loss, count=weight)
 
-    def _find(self, name: str | None, call: str, call_with_name: str) -> TrainedModel:
-        """What a call in the body of the update is for."""
-        if self._evaluations.is_in_batch:
-            raise mistakes.evaluates(call)
-        trained = self._only if name is None else self._trained.get(name)
-        if trained is None:
-            raise mistakes.unclear_name(name, self._trained, call_with_name)
-        if self._is_over:
-            raise mistakes.update_is_over(self.number, call)
-        return trained
+    def _find(self, name: str | None, call: str) -> TrainedModel:
+        if name is None or name not in self._trained:
+            raise mistakes.unclear_name(name, self._trained, call)
+        return self._trained[name]
 
 
 def batches_of_loop(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -32,21 +32,26 @@ from pa_core.types import SupportsStateDict
 from pa_data.rng import capture_rng_state
 
 
+class _CountsItems(Protocol):
+    @property
+    def nominal(self) -> float | None: ...
+
+
 class RunParts(NamedTuple):
     """The parts of a run that decide what is saved and when.
 
     Attributes:
         progress: The counters of the run.
         resumption: Where it began.
+        accumulations: What counts the items of each optimizer's updates, by the name of the optimizer.
         rank_sync: Whether some process requests a training state, or the end of the run.
-        nominal_items: Returns the nominal number of items in the updates of each optimizer, by its name.
         scaler: The gradient scaler of fp16.
     """
 
     progress: Progress
     resumption: Resumption
+    accumulations: Mapping[str, _CountsItems]
     rank_sync: RankSync
-    nominal_items: Callable[[], Mapping[str, float | None]]
     scaler: SupportsStateDict | None = None
 
 
@@ -376,7 +381,7 @@ class Checkpointer:
             algorithm=loader.order.algorithm if is_keyed(loader) and "order" not in settings else None,
             settings=settings,
             hyperparameters=resumption.hyperparameters,
-            nominal_items=parts.nominal_items(),
+            nominal_items={name: one.nominal for name, one in parts.accumulations.items()},
             loaders=resumption.loaders.capture(run, mid_epoch=position.phase.is_mid_epoch or continues_mid_epoch),
             scaler=parts.scaler,
             objects=self.registered,
