@@ -15,14 +15,13 @@ from pa_core.data import EvaluationSet
 from pa_core.distributed import num_processes
 from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
 from pa_preflight._evaluation import check_evaluation
-from pa_preflight._findings import Finding, Report, failure
+from pa_preflight._findings import Finding, Report, failure, first_line
 from pa_preflight._learning import check_learning
 from pa_preflight._loss_checks import check_all_targets
 from pa_preflight._model_checks import check_model, modules_of
 from pa_preflight._steps import Steps
 
 _P = ParamSpec("_P")
-
 
 _CAUSES: Mapping[str, tuple[str, ...]] = {
     "batch-not-learnt": ("clipping-too-low", "inputs-do-not-matter", "rate-is-zero"),
@@ -120,12 +119,16 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
             return Report(findings, left_out, time.monotonic() - started)
     steps = Steps(trainer, asked)
     findings += steps.check()
+    left_out += steps.left_out
     findings += check_all_targets(steps.observer.loss_calls[:1], train.targets())
     if steps.error is None and not any(finding.name.endswith("not-finite") for finding in findings):
         if train.dataset is None or isinstance(data, DataLoader):
             left_out.append("whether one batch can be learnt by heart, as the data is a loader or has no positions.")
         else:
-            findings += check_learning(trainer, train.dataset, asked)
+            try:
+                findings += check_learning(trainer, train.dataset, asked)
+            except Exception as error:  # of a script that trains on all of the data, or not at all
+                left_out.append(f"whether one batch can be learnt by heart: {first_line(error)}")
         for name, one in evaluated.items():
             dataset = samples[name].dataset
             if dataset is None or isinstance(one, DataLoader):

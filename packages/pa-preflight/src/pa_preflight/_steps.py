@@ -14,7 +14,7 @@ from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
 from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
 from pa_preflight._batch_checks import FirstBatch, check_batch
-from pa_preflight._findings import Finding, failure
+from pa_preflight._findings import Finding, failure, first_line
 from pa_preflight._loss_checks import check_loss
 from pa_preflight._model_checks import check_gradients
 from pa_preflight._observer import Observer
@@ -34,12 +34,14 @@ class Steps:
     Attributes:
         findings: What was found in the first batch.
         observer: What was seen.
+        left_out: What could not be tried, and why.
         error: What ended them, if they did not work.
     """
 
     def __init__(self, trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any]) -> None:
         self._trainer, self._asked = trainer, asked
         self.findings: list[Finding] = []
+        self.left_out: list[str] = []
         model = trainer.get_model()
         self.observer = Observer(model, trainer.named_optimizers().values(), self._experiment, _UPDATES)
         self.error: Exception | None = None
@@ -74,6 +76,8 @@ class Steps:
         try:
             with restored_rng_states(trainer.device):
                 self.findings += check_batch(first, asked["gradient_clip_norm"], asked["gradient_clip_value"])
+        except Exception as error:  # of a step that cannot be repeated, or takes no other batches
+            self.left_out.append(f"what the loss of the first batch depends on: {first_line(error)}")
         finally:
             del vars(trainer)["log"]
 
