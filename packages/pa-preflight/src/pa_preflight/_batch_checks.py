@@ -18,7 +18,6 @@ from pa_preflight._observer import LossCall, ModelCall, is_same, tensors_in, wit
 _TARGET_KEYS = ("label", "labels", "target", "targets", "y")
 _FEW = 3
 _LARGE, _SMALL_CLIP, _NEARLY = 30.0, 1000.0, 0.05
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 
 
 @dataclass
@@ -32,6 +31,9 @@ class FirstBatch:
         calculate_loss: Returns the loss of a batch.
         model_calls: The calls of the model.
         loss_calls: The calls of loss functions.
+        layer_inputs: What the first layer with a matrix was called with.
+        batch_size: How many samples a batch has.
+        is_own_step: Whether the step is one of the script, which may need no targets.
     """
 
     model: nn.Module
@@ -40,12 +42,14 @@ class FirstBatch:
     calculate_loss: Callable[[Any], Tensor]
     model_calls: list[ModelCall]
     loss_calls: list[LossCall]
+    layer_inputs: list[Tensor]
+    batch_size: int
+    is_own_step: bool
 
     def loss_of(self, batch: Any) -> float:
         """Return the loss of a batch, always with the same random numbers."""
         seed_rng(0)
-        with torch.no_grad():
-            return float(self.calculate_loss(batch))
+        return float(self.calculate_loss(batch).detach())
 
     @property
     def call(self) -> ModelCall | None:
@@ -55,7 +59,8 @@ class FirstBatch:
         (call,) = self.model_calls
         if call.output is None or not call.inputs or not call.output.dim():
             return None
-        return call if {len(one) for one in call.inputs} == {len(call.output)} else None
+        rows = {len(one) for one in (*call.inputs, call.output)}
+        return call if len(rows) == 1 and max(rows) <= self.batch_size else None
 
 
 def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | None) -> Iterator[Finding]:
@@ -89,10 +94,10 @@ def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | 
 
 
 def _check_targets(first: FirstBatch) -> Iterator[Finding]:
-    changed = _with_other_targets(first.batch)
+    changed = _with_other_targets(first)
     inputs = [one for call in first.model_calls for one in call.inputs]
     reconstructs = any(is_same(one, call.targets) for call in first.loss_calls for one in inputs)
-    if changed is None or reconstructs:
+    if changed is None or reconstructs or (first.call is not None and is_constant(first.call)):
         return
     if first.loss_of(changed) != first.loss_of(first.batch):
         return
@@ -105,11 +110,21 @@ def _check_targets(first: FirstBatch) -> Iterator[Finding]:
         "targets-do-not-matter",
         "The loss is the same to the last digit when each sample gets the target of another one.",
         "Look at what calculate_train_batch_loss compares the outputs with.",
+        "note" if first.is_own_step and not any(_looks_wrong(call) for call in first.loss_calls) else "mistake",
     )
 
 
-def _with_other_targets(batch: Any) -> Any:
+def _looks_wrong(call: LossCall) -> bool:
+    """Whether targets are all the same, or what the model predicts."""
+    targets = call.targets
+    if bool((targets == targets.flatten()[:1]).all()):
+        return True
+    return call.outputs.dim() > 1 and is_same(call.outputs.argmax(1), targets)
+
+
+def _with_other_targets(first: FirstBatch) -> Any:
     """Return the batch with its targets in another order; None if they are not known, or all the same."""
+    batch = first.batch
     if isinstance(batch, Mapping):
         named = cast("Mapping[str, Any]", batch)
         rolled = {key: _rolled(named[key]) for key in _TARGET_KEYS if isinstance(named.get(key), Tensor)}
@@ -117,8 +132,15 @@ def _with_other_targets(batch: Any) -> Any:
     if type(batch) not in (list, tuple):
         return None
     parts = cast("list[Any]", batch)
-    last = _rolled(parts[-1]) if len(parts) > 1 and isinstance(parts[-1], Tensor) else None
-    return None if last is None else type(parts)((*parts[:-1], last))
+    inputs = [one for call in first.model_calls for one in call.inputs]
+    others = [_rolled(part) if isinstance(part, Tensor) else None for part in parts[1:]]
+    are_inputs = [any(is_same(part, one) for one in inputs) for part in parts[1:] if isinstance(part, Tensor)]
+    if len(are_inputs) < len(others) or any(
+        one is None for one, skip in zip(others, are_inputs, strict=True) if not skip
+    ):
+        return None
+    changed = [part if skip else one for part, one, skip in zip(parts[1:], others, are_inputs, strict=True)]
+    return type(parts)((parts[0], *changed)) if not all(are_inputs) else None
 
 
 def _rolled(tensor: Tensor) -> Tensor | None:
@@ -167,10 +189,7 @@ def _check_gradients(first: FirstBatch, clip_norm: float | None, clip_value: flo
 
 
 def _check_scale(first: FirstBatch) -> Iterator[Finding]:
-    leaves = [module for module in first.model.modules() if not list(module.children())]
-    if leaves and isinstance(leaves[0], _NORMS):
-        return
-    for one in (one for call in first.model_calls for one in call.inputs if one.is_floating_point()):
+    for one in (one for one in first.layer_inputs if one.is_floating_point()):
         values = one.double()
         mean, largest = float(values.mean()), float(values.abs().max())
         deviation = float(values.std()) if values.numel() > 1 else 0.0
@@ -189,17 +208,20 @@ def _check_outputs(first: FirstBatch) -> Iterator[Finding]:
     call = first.call
     if call is None or call.output is None or len(call.output) < _FEW:
         return
-    output = call.output.detach()
-    differ = any(not is_same(one, one[:1].expand_as(one)) for one in call.inputs)
-    if differ and bool((output == output[:1]).all()):
-        yield Finding(
-            "inputs-do-not-matter",
-            f"All {len(output)} samples of the first batch have the same output, though their inputs differ.",
-            "Look for a layer whose outputs are all zero, as a ReLU of negative numbers, or one that is multiplied by "
-            "zero.",
-        )
-    elif differ:
+    if not is_constant(call):
         yield from _check_mixing(first.model, call)
+
+
+def is_constant(call: ModelCall) -> bool:
+    """Whether all samples have the same output, though their inputs differ.
+
+    Args:
+        call: A call of the model.
+    """
+    if call.output is None or not call.output.dim() or len(call.output) < _FEW:
+        return False
+    differ = any(not is_same(one, one[:1].expand_as(one)) for one in call.inputs)
+    return differ and bool((call.output == call.output[:1]).all())
 
 
 def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:

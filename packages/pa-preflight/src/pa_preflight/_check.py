@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ParamSpec, Protocol, cast
 
-from torch.utils.data import DataLoader
+from torch import nn
 from typing_extensions import TypeIs
 
 from pa_core import ArgumentTypeError, Trainer, UnsupportedConfigurationError
@@ -15,14 +16,13 @@ from pa_core.data import EvaluationSet
 from pa_core.distributed import num_processes
 from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
 from pa_preflight._evaluation import check_evaluation
-from pa_preflight._findings import Finding, Report, failure
+from pa_preflight._findings import Finding, Report, failure, first_line
 from pa_preflight._learning import check_learning
 from pa_preflight._loss_checks import check_all_targets
-from pa_preflight._model_checks import check_model, modules_of
+from pa_preflight._model_checks import check_batch_norm, check_model, modules_of
 from pa_preflight._steps import Steps
 
 _P = ParamSpec("_P")
-
 
 _CAUSES: Mapping[str, tuple[str, ...]] = {
     "batch-not-learnt": ("clipping-too-low", "inputs-do-not-matter", "rate-is-zero"),
@@ -103,37 +103,44 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
         samples: dict[str, Samples] = {}
         try:
             train = Samples(data)
-            findings += check_model(
-                trainer.get_model(),
-                modules_of(trainer),
-                trainer.named_optimizers(),
-                asked["per_device_batch_size"],
-                train.smallest_batch(asked),
-            )
-            findings += check_samples(train, data, loader_kwargs)
+            findings += check_model(trainer.get_model(), modules_of(trainer), trainer.named_optimizers())
+            is_torch_loss = (
+                type(trainer.loss_func).__module__ == nn.CrossEntropyLoss.__module__
+            )  # others may mask targets
+            findings += check_samples(train, data, loader_kwargs, is_torch_loss=is_torch_loss)
             for name, one in evaluated.items():
                 samples[name] = Samples(one)
-                findings += check_evaluation_samples(train, samples[name], data, one)
+                found = check_evaluation_samples(train, samples[name], data, one)
+                # the training samples may be one of several sets
+                findings += (replace(finding, level="note") if len(evaluated) > 1 else finding for finding in found)
         except Exception as error:
             do = "Fetch a sample of the dataset on its own, dataset[0], and look at the traceback."
             findings.append(failure("Fetching a sample", error, do))
             return Report(findings, left_out, time.monotonic() - started)
-    steps = Steps(trainer, asked)
+    batch_size, _ = train.batches(asked, loader_kwargs)
+    steps = Steps(trainer, asked, batch_size)
+    smallest_batch = train.smallest_batch(asked, loader_kwargs)
+    findings += check_batch_norm(steps.observer.in_training, batch_size, smallest_batch)
     findings += steps.check()
-    findings += check_all_targets(steps.observer.loss_calls[:1], train.targets())
+    left_out += steps.left_out
+    if steps.observer.loss_calls:
+        findings += check_all_targets(steps.observer.loss_calls[:1], train.targets())
     if steps.error is None and not any(finding.name.endswith("not-finite") for finding in findings):
-        if train.dataset is None or isinstance(data, DataLoader):
-            left_out.append("whether one batch can be learnt by heart, as the data is a loader or has no positions.")
+        if train.dataset is None:
+            left_out.append("whether one batch can be learnt by heart, as the data has no positions.")
         else:
-            findings += check_learning(trainer, train.dataset, asked)
-        for name, one in evaluated.items():
-            dataset = samples[name].dataset
-            if dataset is None or isinstance(one, DataLoader):
-                left_out.append("the evaluation, as its data is a loader or has no positions.")
+            try:
+                is_scheduled = given["create_scheduler_fn"] is not None
+                findings += check_learning(trainer, train, asked, is_scheduled=is_scheduled)
+            except Exception as error:  # of a script that trains on all of the data, or not at all
+                left_out.append(f"whether one batch can be learnt by heart: {first_line(error)}")
+        for one in samples.values():
+            if one.dataset is None:
+                left_out.append("the evaluation, as its data has no positions.")
                 continue
             is_random = any(finding.name == "augmentation-in-evaluation" for finding in findings)
-            inputs = [one for call in steps.observer.model_calls[:1] for one in call.inputs]
-            findings += check_evaluation(trainer, dataset, asked, inputs, is_random=is_random)
+            inputs = [tensor for call in steps.observer.model_calls[:1] for tensor in call.inputs]
+            findings += check_evaluation(trainer, one, asked, inputs, is_random=is_random)
     return Report(_in_order(findings), left_out, time.monotonic() - started)
 
 

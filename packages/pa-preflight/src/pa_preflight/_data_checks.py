@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import random
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
 import torch
@@ -35,6 +35,7 @@ class Samples:
     """
 
     def __init__(self, data: Any) -> None:
+        self.data: Any = data
         dataset = _of_loader(data)
         has_positions = isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")
         self.dataset: Any = dataset if has_positions and not isinstance(dataset, IterableDataset) else None
@@ -48,15 +49,28 @@ class Samples:
             if time.monotonic() > until:
                 break
 
-    def smallest_batch(self, asked: dict[str, Any]) -> int:
+    def batches(self, asked: dict[str, Any], options: dict[str, Any]) -> tuple[int, Callable[[list[Any]], Any] | None]:
+        """Return the number of samples in a batch, and what makes a batch of them.
+
+        Args:
+            asked: The arguments of the run.
+            options: Those of the loader.
+        """
+        if _is_loader(self.data):
+            loader: Any = cast("object", self.data)
+            return loader.batch_size or asked["per_device_batch_size"], loader.collate_fn
+        return options.get("batch_size", asked["per_device_batch_size"]), options.get("collate_fn", asked["collate_fn"])
+
+    def smallest_batch(self, asked: dict[str, Any], options: dict[str, Any]) -> int:
         """Return the number of samples of the smallest batch of an epoch, as far as it is known.
 
         Args:
             asked: The arguments of the run.
+            options: Those of the loader.
         """
-        size: int = asked["per_device_batch_size"]
-        options: dict[str, Any] = asked["train_dataloader_kwargs"] or {}
-        is_plain = asked["samples_per_update"] is None and asked["order"] is None and not options.get("drop_last")
+        size, _ = self.batches(asked, options)
+        is_plain = not _is_loader(self.data) or not getattr(cast("object", self.data), "drop_last", False)
+        is_plain &= asked["samples_per_update"] is None and asked["order"] is None and not options.get("drop_last")
         rest = len(self.dataset) % size if self.dataset is not None and is_plain else 0
         return rest or size
 
@@ -71,17 +85,22 @@ class Samples:
         return torch.stack(last) if are_alike else None
 
 
+def _is_loader(data: object) -> bool:
+    return isinstance(data, DataLoader)
+
+
 def _of_loader(data: Any) -> Any:
     return getattr(cast("object", data), "dataset", None) if isinstance(data, DataLoader) else data
 
 
-def check_samples(train: Samples, data: Any, options: dict[str, Any]) -> Iterator[Finding]:
+def check_samples(train: Samples, data: Any, options: dict[str, Any], *, is_torch_loss: bool) -> Iterator[Finding]:
     """Yield what is wrong with the training samples.
 
     Args:
         train: Some of them.
         data: The dataset or loader.
         options: The arguments of the loader.
+        is_torch_loss: Whether the loss takes targets as they are.
     """
     if train.dataset is None or not train.samples:
         return
@@ -92,7 +111,7 @@ def check_samples(train: Samples, data: Any, options: dict[str, Any]) -> Iterato
             "same in each epoch, for augmentation and for dropout.",
             "Leave seeding to the trainer, which gives each sample and epoch its own random numbers.",
         )
-    yield from _check_finite(train)
+    yield from _check_finite(train, is_torch_loss=is_torch_loss)
     targets = train.targets()
     is_in_order = options.get("shuffle") is False and "sampler" not in options
     if isinstance(data, DataLoader):
@@ -107,7 +126,7 @@ def check_samples(train: Samples, data: Any, options: dict[str, Any]) -> Iterato
             )
 
 
-def _check_finite(train: Samples) -> Iterator[Finding]:
+def _check_finite(train: Samples, *, is_torch_loss: bool) -> Iterator[Finding]:
     for position, sample in zip(train.positions, train.samples, strict=False):
         tensors = tensors_in(sample)
         for number, one in enumerate(tensors):
@@ -119,6 +138,7 @@ def _check_finite(train: Samples) -> Iterator[Finding]:
                     "or infinite.",
                     "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them "
                     "a value.",
+                    "note" if is_target and not is_torch_loss else "mistake",
                 )
                 return
 

@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Trainer, TrainerCallback
 from pa_data.rng import seed_rng
-from pa_preflight._data_checks import subset
+from pa_preflight._data_checks import Samples, subset
 from pa_preflight._findings import Finding, failure
-from pa_preflight._observer import tensors_in
+from pa_preflight._observer import is_overridden, tensors_in
 
 _BATCHES = 4
 _AWAY, _WIDER = 3.0, 5.0
@@ -40,7 +40,7 @@ class _Watch(TrainerCallback):
 
 def check_evaluation(
     trainer: Trainer[Any, Any, Any, Any],
-    data: Any,
+    samples: Samples,
     asked: dict[str, Any],
     train_inputs: list[Tensor],
     *,
@@ -50,19 +50,20 @@ def check_evaluation(
 
     Args:
         trainer: The trainer.
-        data: What is evaluated: a dataset with positions.
+        samples: What is evaluated: a dataset with positions.
         asked: The arguments of the run.
         train_inputs: What the model was called with in training.
         is_random: Whether its samples are known to change, so that nothing else can be told.
     """
-    size, results = asked["per_device_batch_size"], list[dict[str, float]]()
+    size, collate_fn = samples.batches(asked, asked["eval_dataloader_kwargs"] or {})
+    results: list[dict[str, float]] = []
     watch = _Watch()
-    some = subset(data, _BATCHES * size)
+    some = subset(samples.dataset, _BATCHES * size)
     try:
         for seed in (1, 2):
             with trainer.undoing_runs(), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, watch]):
                 seed_rng(seed)
-                results.append(trainer.evaluate(some, size, asked["eval_dataloader_kwargs"], asked["collate_fn"]))
+                results.append(trainer.evaluate(some, size, {"num_workers": 0}, collate_fn))
     except Exception as error:
         yield failure("The evaluation", error, "Call trainer.evaluate on its own, and look at the traceback.")
         return
@@ -77,6 +78,7 @@ def check_evaluation(
             "evaluation-not-repeatable",
             f"Two evaluations of the same weights differ: {_shown(results[0])}, then {_shown(results[1])}.",
             "Look for dropout or noise that does not ask for self.training.",
+            "note" if is_overridden(trainer, "calculate_eval_batch_loss") else "mistake",
         )
     for one, other in zip(train_inputs, watch.inputs, strict=False):
         yield from _check_scale(one, other)
@@ -99,6 +101,8 @@ def _check_scale(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
         (float(one.double().mean()), float(one.double().std())) for one in (train, evaluated)
     )
     is_wider = max(deviation, other_deviation) > _WIDER * max(min(deviation, other_deviation), 1e-12)
+    if not deviation or not other_deviation:
+        return
     if abs(mean - other_mean) > _AWAY * max(deviation, other_deviation) or is_wider:
         yield Finding(
             "evaluation-inputs-differ",

@@ -90,5 +90,13 @@ def failure(what: str, error: Exception, do: str) -> Finding:
         error: The error.
         do: What to change.
     """
-    said = next(iter(str(error).strip().splitlines()), "")
-    return Finding("step-fails", f"{what} raises {type(error).__name__}: {said}", do)
+    return Finding("step-fails", f"{what} raises {first_line(error)}", do)
+
+
+def first_line(error: Exception) -> str:
+    """Return the kind of an error, and the first line of what it says.
+
+    Args:
+        error: The error.
+    """
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, MoveModulesToDeviceCallback, StopTrainingError, Trainer, TrainerCallback
-from pa_preflight._data_checks import subset
+from pa_preflight._data_checks import Samples, subset
 from pa_preflight._findings import Finding
 
 _UPDATES, _SECONDS = 100, 15.0
-_ENOUGH, _GROWN = 0.95, 3.0
+_ENOUGH, _NOTHING, _GROWN = 0.05, 0.001, 3.0
 
 
 class _Losses(TrainerCallback):
@@ -32,18 +32,24 @@ class _Losses(TrainerCallback):
             raise StopTrainingError("Time is up.")
 
 
-def check_learning(trainer: Trainer[Any, Any, Any, Any], data: Any, asked: dict[str, Any]) -> Iterator[Finding]:
+def check_learning(
+    trainer: Trainer[Any, Any, Any, Any], train: Samples, asked: dict[str, Any], *, is_scheduled: bool
+) -> Iterator[Finding]:
     """Yield what is wrong with how the loss of one batch changes in 100 updates, without a scheduler.
 
     Args:
         trainer: The trainer.
-        data: The training data, with positions.
+        train: The training data, with positions.
         asked: The arguments of the run.
+        is_scheduled: Whether the run has a scheduler, and perhaps never the rate of the optimizer.
     """
-    size = asked["per_device_batch_size"]
+    size, collate_fn = train.batches(asked, asked["train_dataloader_kwargs"] or {})
     noted = _Losses()
     changed: dict[str, Any] = {
-        "train_dataset": subset(data, size),
+        "train_dataset": subset(train.dataset, size),
+        "per_device_batch_size": size,
+        "collate_fn": collate_fn,
+        "train_dataloader_kwargs": {"num_workers": 0},
         "num_epochs": _UPDATES,
         "max_num_train_steps": None,
         "gradient_accumulation_steps": 1,
@@ -59,18 +65,22 @@ def check_learning(trainer: Trainer[Any, Any, Any, Any], data: Any, asked: dict[
         return
     first, last = losses[0], sorted(losses[-10:])[4]
     rates = [float(group["lr"]) for one in trainer.named_optimizers().values() for group in one.param_groups]
+    fall = first - last
+    level: Literal["mistake", "note"] = "note" if is_scheduled else "mistake"
     if not all(map(math.isfinite, losses)) or last > _GROWN * abs(first) + 1:
         yield Finding(
             "rate-too-high",
             f"Trained on one batch at the learning rate {max(rates):.3g}, the loss grows from {first:.3g} to "
             f"{last:.3g} in {len(losses)} updates.",
             "Search for a rate with pa_schedulers.find_learning_rate.",
+            level,
         )
-    elif first - last < (1 - _ENOUGH) * abs(first) and first != 0:
+    elif fall < _ENOUGH * abs(first):
         yield Finding(
             "batch-not-learnt",
-            f"Trained on one batch of {size} samples at the learning rate {max(rates):.3g}, the loss stays at "
-            f"{last:.4g} after {len(losses)} updates; it began at {first:.4g}.",
+            f"Trained on one batch of {size} samples at the learning rate {max(rates):.3g}, the loss goes from "
+            f"{first:.4g} to {last:.4g} in {len(losses)} updates.",
             "Search for a rate with pa_schedulers.find_learning_rate; if none helps, look for what keeps the model "
             "from it.",
+            level if fall < _NOTHING * abs(first) else "note",
         )

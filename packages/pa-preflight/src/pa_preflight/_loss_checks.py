@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from pa_preflight._findings import Finding
 from pa_preflight._observer import LossCall
 
 _DISTANCES = ("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
-_FEW, _TOLERANCE = 4, 1e-3
+_FEW, _MANY, _TOLERANCE = 4, 16, 1e-3
 _MANY_OUTPUTS = 20
 """Times as many as classes: what is left of a model for other classes, and not a vocabulary."""
 _FAR = 100.0
@@ -64,15 +65,26 @@ def _check_binary(call: LossCall) -> Iterator[Finding]:
         yield _wrong_type(call, "floating-point numbers", "targets.float()")
     elif bool((targets < 0).any() or (targets > 1).any()):
         yield _out_of_range(targets, "numbers from 0 to 1")
-    elif (
-        call.name.endswith("logits") and outputs.numel() >= _FEW and bool((outputs >= 0).all() and (outputs <= 1).all())
+
+
+def check_sigmoid(calls: list[LossCall]) -> Iterator[Finding]:
+    """Yield a finding if what is called logits are probabilities.
+
+    Args:
+        calls: The calls of loss functions in the first steps.
+    """
+    logits = [call.outputs.flatten() for call in calls if call.name == "binary_cross_entropy_with_logits"]
+    outputs = torch.cat(logits) if logits else torch.empty(0)
+    if len(outputs) < _MANY or not bool(
+        (outputs >= 0).all() and (outputs <= 1).all() and (outputs != outputs[0]).any()
     ):
-        yield Finding(
-            "sigmoid-before-bce-with-logits",
-            f"All outputs lie between 0 and 1, from {outputs.min():.3g} to {outputs.max():.3g}, and the loss applies a "
-            "sigmoid itself: predictions cannot get below 0.5.",
-            "Leave the sigmoid out of the model, or use BCELoss.",
-        )
+        return
+    yield Finding(
+        "sigmoid-before-bce-with-logits",
+        f"All outputs lie between 0 and 1, from {outputs.min():.3g} to {outputs.max():.3g}, and the loss applies a "
+        "sigmoid itself: predictions cannot get below 0.5.",
+        "Leave the sigmoid out of the model, or use BCELoss.",
+    )
 
 
 def _check_classes(call: LossCall) -> Iterator[Finding]:
@@ -128,7 +140,8 @@ def check_all_targets(calls: list[LossCall], targets: Tensor | None) -> Iterator
     """
     if targets is None or targets.numel() < _FEW:
         return
-    if bool((targets == targets.flatten()[0]).all()):
+    are_used = any(bool((call.targets == call.targets.flatten()[:1]).all()) for call in calls)
+    if are_used and bool((targets == targets.flatten()[0]).all()):
         yield Finding(
             "one-class",
             f"All targets of {len(targets)} samples are {targets.flatten()[0]:.6g}.",

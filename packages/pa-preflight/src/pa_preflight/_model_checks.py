@@ -20,11 +20,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def check_model(
-    model: nn.Module,
-    modules: Iterable[nn.Module],
-    optimizers: Mapping[str, Optimizer],
-    batch_size: int,
-    smallest_batch: int,
+    model: nn.Module, modules: Iterable[nn.Module], optimizers: Mapping[str, Optimizer]
 ) -> Iterator[Finding]:
     """Yield what is wrong with the parameters that are trained.
 
@@ -32,8 +28,6 @@ def check_model(
         model: The model.
         modules: What else the trainer has, such as a loss function.
         optimizers: By name.
-        batch_size: The number of samples in a batch.
-        smallest_batch: The number in the smallest one.
     """
     groups: list[dict[str, Any]] = [group for one in optimizers.values() for group in one.param_groups]
     trained: dict[int, Tensor] = {id(one): one for group in groups for one in group["params"]}
@@ -69,14 +63,6 @@ def check_model(
             'Keep the weights in float32, and pass mixed_precision="bf16" to the trainer.',
         )
     norms = [module for one in (model, *modules) for module in one.modules() if isinstance(module, _NORMS)]
-    needing = _BATCH_NORMS if batch_size == 1 else (nn.BatchNorm1d,)
-    if smallest_batch == 1 and any(isinstance(one, needing) for one in norms):
-        yield Finding(
-            "batch-of-one-with-batch-norm",
-            f"The model has BatchNorm layers, and {'batches' if batch_size == 1 else 'the last batch of an epoch'} of "
-            "one sample: there is nothing to take a mean over.",
-            "Use larger batches, drop_last=True in train_dataloader_kwargs, or GroupNorm.",
-        )
     without_decay = {id(one) for module in norms for one in module.parameters(recurse=False)}
     without_decay |= {id(one) for name, one in names.items() if name.endswith("bias")}
     decayed = [group for group in groups if float(group.get("weight_decay", 0)) > _USUAL_DECAY]
@@ -87,6 +73,24 @@ def check_model(
             "to 0.",
             "Give them a parameter group of their own with weight_decay=0, as most recipes do.",
             "note",
+        )
+
+
+def check_batch_norm(in_training: set[type[nn.Module]], batch_size: int, smallest_batch: int) -> Iterator[Finding]:
+    """Yield a finding if BatchNorm layers get one sample.
+
+    Args:
+        in_training: The kinds of layers that are in training mode.
+        batch_size: The number of samples in a batch.
+        smallest_batch: The number in the smallest one.
+    """
+    needing = _BATCH_NORMS if batch_size == 1 else (nn.BatchNorm1d,)
+    if smallest_batch == 1 and any(issubclass(kind, needing) for kind in in_training):
+        yield Finding(
+            "batch-of-one-with-batch-norm",
+            f"The model has BatchNorm layers, and {'batches' if batch_size == 1 else 'the last batch of an epoch'} of "
+            "one sample: there is nothing to take a mean over.",
+            "Use larger batches, drop_last=True in train_dataloader_kwargs, or GroupNorm.",
         )
 
 
@@ -101,7 +105,7 @@ def check_gradients(model: nn.Module, without_gradient: set[int]) -> Iterator[Fi
     if names:
         yield Finding(
             "parameters-without-gradient",
-            f"{listed(names)} got no gradient in the first update.",
+            f"{listed(names)} got no gradient in the first updates.",
             "Look for a layer that forward() does not call, for detach() and no_grad(); or freeze them.",
         )
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, StopTrainingError, TrainerCallback
+from pa_core import AnyTrainer, BatchOutput, StopTrainingError, Trainer, TrainerCallback
 
 _LOSSES: Final = (
     "binary_cross_entropy",
@@ -130,6 +130,8 @@ class Observer(TrainerCallback):
         self.losses: list[Tensor] = []
         self.updates: list[UpdateSeen] = []
         self.is_training: list[bool] = []
+        self.first_inputs: list[Tensor] = []
+        self.in_training: set[type[nn.Module]] = set()
         self.keeps_gradients = False
         self.fetching: list[float] = []
         self.computing: list[float] = []
@@ -144,6 +146,8 @@ class Observer(TrainerCallback):
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         hooks = [self.model.register_forward_hook(self._note_call, with_kwargs=True)]
+        layers = [one for one in self.model.modules() if any(own.dim() > 1 for own in one.parameters(recurse=False))]
+        hooks += [one.register_forward_pre_hook(self._note_inputs) for one in layers]
         hooks += [one.register_step_pre_hook(self._note_update) for one in self.optimizers]
         for hook in hooks:
             self._stack.callback(hook.remove)
@@ -153,7 +157,8 @@ class Observer(TrainerCallback):
         self._started = time.perf_counter()
         if self._updated is not None:
             self.fetching.append(self._started - self._updated)
-        self.is_training.append(self.model.training)
+        self.is_training.append(any(module.training for module in self.model.modules()))
+        self.in_training = {type(module) for module in self.model.modules() if module.training}
         self._stack.enter_context(_Losses(self.loss_calls))
 
     @override
@@ -176,6 +181,11 @@ class Observer(TrainerCallback):
 
     def _note_call(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.model_calls.append(ModelCall(args, kwargs, next(iter(tensors_in(output)), None)))
+
+    def _note_inputs(self, _layer: nn.Module, args: tuple[Any, ...]) -> None:
+        """Take what the first layer with a matrix gets, normalised where the model does it."""
+        if not self.first_inputs:
+            self.first_inputs = tensors_in(args)[:1]
 
     def _note_update(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         rates = [float(group["lr"]) for group in optimizer.param_groups]
@@ -233,3 +243,13 @@ def is_same(one: Tensor, other: Tensor) -> bool:
     return bool(
         torch.equal(one, other) or (one.is_floating_point() and torch.equal(one.nan_to_num(), other.nan_to_num()))
     )
+
+
+def is_overridden(trainer: object, name: str) -> bool:
+    """Whether the class of a trainer has a method of its own.
+
+    Args:
+        trainer: The trainer.
+        name: The name of the method.
+    """
+    return getattr(type(trainer), name) is not getattr(Trainer, name)

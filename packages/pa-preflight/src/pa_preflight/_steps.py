@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from torch.utils.data import DataLoader
 from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
 from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
-from pa_preflight._batch_checks import FirstBatch, check_batch
-from pa_preflight._findings import Finding, failure
-from pa_preflight._loss_checks import check_loss
+from pa_preflight._batch_checks import FirstBatch, check_batch, is_constant
+from pa_preflight._findings import Finding, failure, first_line
+from pa_preflight._loss_checks import check_loss, check_sigmoid
 from pa_preflight._model_checks import check_gradients
-from pa_preflight._observer import Observer
+from pa_preflight._observer import Observer, is_overridden
 
 _UPDATES = 3
 _SLOW = 0.005
@@ -30,16 +31,19 @@ class Steps:
     Args:
         trainer: The trainer.
         asked: The arguments of the run.
+        batch_size: How many samples a batch has.
 
     Attributes:
         findings: What was found in the first batch.
         observer: What was seen.
+        left_out: What could not be tried, and why.
         error: What ended them, if they did not work.
     """
 
-    def __init__(self, trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any]) -> None:
-        self._trainer, self._asked = trainer, asked
+    def __init__(self, trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any], batch_size: int) -> None:
+        self._trainer, self._asked, self._batch_size = trainer, asked, batch_size
         self.findings: list[Finding] = []
+        self.left_out: list[str] = []
         model = trainer.get_model()
         self.observer = Observer(model, trainer.named_optimizers().values(), self._experiment, _UPDATES)
         self.error: Exception | None = None
@@ -69,11 +73,16 @@ class Steps:
             lambda other: trainer.calculate_train_batch_loss(other)["loss"],
             list(observer.model_calls),
             list(observer.loss_calls),
+            list(observer.first_inputs),
+            self._batch_size,
+            is_overridden(trainer, "calculate_train_batch_loss"),
         )
         vars(trainer)["log"] = _ignore  # a step may log a name once, and the experiments repeat it
         try:
             with restored_rng_states(trainer.device):
                 self.findings += check_batch(first, asked["gradient_clip_norm"], asked["gradient_clip_value"])
+        except Exception as error:  # of a step that cannot be repeated, or takes no other batches
+            self.left_out.append(f"what the loss of the first batch depends on: {first_line(error)}")
         finally:
             del vars(trainer)["log"]
 
@@ -87,6 +96,8 @@ class Steps:
             explained = [finding for call in failed for finding in check_loss(call)]
             do = "Train one update, max_num_train_steps=1, and look at the traceback."
             plain = failure("The first update", self.error, do)
+            if any(not type(one).__module__.startswith("pa_") for one in self._trainer.callback_handler.callbacks):
+                plain = replace(plain, saw=f"{plain.saw} Callbacks were not called.", level="note")
             if isinstance(self.error, BatchMismatchError):
                 plain = Finding("targets-broadcast", f"{plain.saw} {self.error.given}.", self.error.do)
             yield from explained or [plain]
@@ -121,7 +132,16 @@ class Steps:
                 "Look for an overridden optimizer_zero_grad that does not call zero_grad.",
             )
         if observer.updates:
-            yield from check_gradients(observer.model, observer.updates[0].without_gradient)
+            without = [update.without_gradient for update in observer.updates]
+            yield from check_gradients(observer.model, set[int].intersection(*without))
+        yield from check_sigmoid(observer.loss_calls)
+        if len(observer.model_calls) == len(observer.losses) and is_constant(observer.model_calls[-1]):
+            yield Finding(
+                "inputs-do-not-matter",
+                "All samples of a batch have the same output, though their inputs differ.",
+                "Look for a layer whose outputs are all zero, as a ReLU of negative numbers, or one that is multiplied "
+                "by zero.",
+            )
         yield from self._check_fetching()
 
     def _check_fetching(self) -> Iterator[Finding]:
