@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from itertools import chain
@@ -70,6 +71,35 @@ def test_samples_are_those_that_the_stream_yields() -> None:
     options: dict[str, Any] = {"batch_size": 2, "samples_per_update": 8, "fixed_batches": True}
     first, second = ([batch.tolist() for batch in loader] for loader in ranks_of(Numbers(), 2, **options))
     assert (first, second) == ([[0, 1], [2, 3], [8, 9]], [[4, 5], [6, 7]])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stream_is_told_the_epoch_in_training_only(num_workers: int) -> None:
+    """Before it is iterated over, where it has a ``set_epoch``; an evaluation is the same each time."""
+    stream = DrawnStream(40)
+    (loader,) = ranks_of(stream, 1, num_workers=num_workers, **OPTIONS)
+    loader.start_epoch(3)
+    first = {int(number) for number in next(iter(loader))[:, 0]}
+    assert (stream.epoch, loader.dataset is stream) == (3, True)
+    assert first <= {15, 16, 17, 18, 19}
+    next(iter(KeyedDataLoader(stream, 3, split="eval", fixed_batches=True)))
+    assert stream.epoch == 3
+
+
+def test_what_is_drawn_before_the_first_sample_is_the_same_everywhere() -> None:
+    """Such as the order of files, drawn when an iterator is made."""
+
+    class Files(DrawnStream):
+        @override
+        def __iter__(self) -> Iterator[Tensor]:
+            numbers = random.sample(range(40), 40)
+            return (self.samples[number] for number in numbers)
+
+    def batches(num_processes: int) -> dict[tuple[int, int], Any]:
+        random.seed(num_processes)  # the process itself may be anywhere
+        return in_epoch(ranks_of(Files(40), num_processes, **OPTIONS), 0)
+
+    assert same(batches(3), batches(1))
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3])
