@@ -75,7 +75,7 @@ def _check_stream(order: Order, persistent_workers: bool) -> None:
         )
     if persistent_workers:
         raise ConfigurationError(
-            "Workers begin a stream anew in each epoch, as it may be told which one: leave out persistent_workers=True."
+            "Workers begin a stream again in each epoch, which it may be told: leave out persistent_workers=True."
         )
 
 

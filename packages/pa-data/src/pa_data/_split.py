@@ -730,7 +730,7 @@ class EpochPlan:
     def ahead(self) -> Iterator[range]:
         """Yield what is read of a stream with each batch, see `BatchRequest`.
 
-        So many that all processes find out in the same update that the stream has another number of samples than its
+        So many that all processes find out in the same update that the stream has a different number of samples than its
         length: with the first batch of an update all of it, and with the last batch the end.
         """
         split, rank, num_batches = self.split, self.rank, self.num_batches
@@ -768,7 +768,7 @@ class EpochBatches(Sampler[list[int]]):
 
     Args:
         plan: The plan of a whole epoch.
-        reads_stream: Whether the samples are those of a stream.
+        reads_stream: Whether the samples come from a stream.
 
     Attributes:
         plan: The plan of the chosen epoch, from the chosen position on.

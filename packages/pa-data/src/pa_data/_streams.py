@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence, Sized
 from typing import Any, cast
 
 from torch.utils.data import Dataset, IterableDataset
-from typing_extensions import override
 
 from pa_data._sample_notes import describe_samples
 from pa_data.errors import ConfigurationError
@@ -21,7 +20,7 @@ _END = object()
 class SizedStream(Dataset[Any]):
     """A stream as each process and worker reads it: all of it, keeping its own samples.
 
-    What a sample draws follows from its position, also where this process does not keep it: a stream that shuffles
+    What a sample draws follows from its position, even where this process does not keep it: a stream that shuffles
     then does so in the same way everywhere.
 
     Args:
@@ -43,15 +42,11 @@ class SizedStream(Dataset[Any]):
     def __len__(self) -> int:
         return len(cast("Sized", self.dataset))
 
-    @override
-    def __getitem__(self, index: int) -> Any:
-        raise TypeError("A stream is read by batches.")
-
     def read(self, key: int, positions: Sequence[int], ahead: range) -> list[Any]:
-        """Return the samples at positions that follow each other, after those of the batch before.
+        """Return the samples at positions that follow each other, after the samples of the batch before.
 
         Args:
-            key: The key of the epoch; the stream begins anew for another one, and where it is past the positions.
+            key: The key of the epoch; the stream begins again for another one, and where it is past the positions.
             positions: The positions of the samples.
             ahead: Samples before its start are kept for later batches; samples before its stop are read now.
 
@@ -88,7 +83,7 @@ class SizedStream(Dataset[Any]):
         if (sample is _END) != (position == length):
             kind = type(self.dataset).__name__
             raise ConfigurationError(
-                "A stream yielded another number of samples than its length.",
+                "A stream yielded a different number of samples than its length.",
                 given=f"{position if sample is _END else f'more than {length}'} samples of {kind}, whose length is "
                 f"{length}",
                 do="Let __len__ return how many samples it yields each time it is iterated over, on each process and "
