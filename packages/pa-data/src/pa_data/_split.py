@@ -730,7 +730,7 @@ class EpochPlan:
     def ahead(self) -> Iterator[range]:
         """Yield what is read of a stream with each batch, see `BatchRequest`.
 
-        So many that all processes find out in the same update that the stream has more or fewer samples than its length:
+        So many that all processes find out in the same update if the stream has more or fewer samples:
         with the first batch of an update all of it, and with the last batch the end.
         """
         split, rank, num_batches = self.split, self.rank, self.num_batches
