@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,13 @@ def _kill(draw: random.Random, configuration: Configuration, processes: int, upd
     return Kill("update", draw.randint(1, updates), draw.randrange(processes))
 
 
-@pytest.mark.parametrize("seed", range(200, 260))
-def test_a_killed_run_goes_on_with_other_processes(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seed", "has_streams"), [*((seed, False) for seed in range(200, 260)), *((seed, True) for seed in range(200, 215))]
+)
+def test_a_killed_run_goes_on_with_other_processes(seed: int, has_streams: bool, tmp_path: Path) -> None:
     """Killed at least once, perhaps again after it was resumed, each time with another number of processes."""
-    configuration, draw = Configuration.random(seed), random.Random(seed)
+    configuration = replace(Configuration.random(seed), has_streams=has_streams)
+    draw = random.Random(seed)
     (expected,) = launch(Attempt(configuration, 1, tmp_path / "whole"))
     first, second, third = draw.sample(range(1, 8), 3)
     kill = _kill(draw, configuration, first, int(expected["updates"]))

@@ -12,10 +12,12 @@ from tests.support.pa_core.any_processes.configuration import Configuration
 from tests.support.pa_core.any_processes.launching import Attempt, difference, launch
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_a_run_ends_the_same_on_any_number_of_processes(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seed", "has_streams"), [*((seed, False) for seed in range(200)), *((seed, True) for seed in range(40))]
+)
+def test_a_run_ends_the_same_on_any_number_of_processes(seed: int, has_streams: bool, tmp_path: Path) -> None:
     """With the same weights, states of optimizers and schedulers, history, files, predictions and fingerprint."""
-    configuration = Configuration.random(seed)
+    configuration = replace(Configuration.random(seed), has_streams=has_streams)
     (expected,) = launch(Attempt(configuration, 1, tmp_path / "1"))
     for number in random.Random(seed).sample(range(2, 8), 2):
         assert difference(Attempt(configuration, number, tmp_path / str(number)), expected) is None

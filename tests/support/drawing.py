@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from pa_data import KeyedDataLoader
+from pa_data import KeyedDataLoader, MicroBatchSplit
 from pa_data.rng import capture_rng_state, restore_rng_state, seed_rng
 
 
@@ -59,6 +60,38 @@ class Indices(Dataset[int]):
         return index
 
 
+class DrawnStream(IterableDataset[Tensor]):
+    """The samples of `Drawing`, which come at random out of a buffer of three, as streams are shuffled.
+
+    Args:
+        num_samples: How many there are.
+        length: How many it says there are; all by default.
+    """
+
+    def __init__(self, num_samples: int, length: int | None = None) -> None:
+        self.samples = Drawing(num_samples)
+        self.length = num_samples if length is None else length
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin with another sample in each epoch."""
+        self.epoch = epoch
+
+    @override
+    def __iter__(self) -> Iterator[Tensor]:
+        arriving, count = iter(range(len(self.samples))), len(self.samples)
+        buffer = list(islice(arriving, 3))
+        for number in arriving:
+            place = random.randrange(len(buffer))
+            buffer[place], drawn = number, buffer[place]
+            yield self.samples[(drawn + 5 * self.epoch) % count]
+        while buffer:
+            yield self.samples[(buffer.pop(random.randrange(len(buffer))) + 5 * self.epoch) % count]
+
+
 def numbers(tensor: Tensor) -> list[int]:
     """Return the elements of an integer tensor of one dimension."""
     return [int(element) for element in tensor]
@@ -87,3 +120,17 @@ def draw_after(iterated: Iterable[Any]) -> tuple[float, float, float]:
     for _ in iterated:
         pass
     return random.random(), float(numpy.random.rand()), torch.rand(()).item()
+
+
+def by_update_and_number(loaders: list[KeyedDataLoader[Any]]) -> dict[tuple[int, int], Any]:
+    """Return the batches of all processes by the first position of their update and their number in it."""
+    found: dict[tuple[int, int], Any] = {}
+    for loader in loaders:
+        split, batches = loader.split, iter(loader)
+        assert isinstance(split, MicroBatchSplit)
+        for step in range(len(split)):
+            number = split.index(step, loader.rank)
+            if number is not None:
+                found[split.update(step).start, number] = next(batches)
+        assert next(batches, None) is None
+    return dict(sorted(found.items()))

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallback, UnsupportedConfigurationError
 from pa_core.callbacks import LimitBatchesCallback
-from pa_core.orders import TokenBudget
+from pa_core.orders import LengthGrouped, TokenBudget
 from pa_core.testing import make_regression
 from tests.support.sharded_models import sentences, sharded, tiny_transformer
 
@@ -24,6 +24,22 @@ class _Stream(IterableDataset[list[Tensor]]):
     @override
     def __iter__(self) -> Iterator[list[Tensor]]:
         yield from (list(one) for one in zip(*DATA.tensors, strict=True))
+
+
+class _SizedStream(_Stream):
+    """Yields the 24 samples, and says how many there are."""
+
+    def __init__(self, length: int = 24) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class _Part(_SizedStream):
+    """Says that it yields the samples of one process."""
+
+    num_replicas, rank = 2, 0
 
 
 class _Gather(TrainerCallback):
@@ -53,8 +69,13 @@ def run_of(model: Any, optimizer: Any, **options: Any) -> Run[Any, Any]:
         pytest.param({"train_dataset": DataLoader(DATA, batch_size=4)}, "DataLoader", id="a loader"),
         pytest.param({"eval_dataset": DataLoader(DATA, batch_size=4)}, "DataLoader", id="a loader of an evaluation"),
         pytest.param({"train_dataset": _Stream()}, "[Ii]terable|length", id="a stream"),
+        pytest.param({"train_dataset": _Stream()}, "a stream with a __len__", id="a stream, with a way out"),
+        pytest.param({"eval_dataset": _Stream()}, "a stream with a __len__", id="a stream to evaluate"),
+        pytest.param({"train_dataset": DataLoader(_SizedStream(), 4)}, "DataLoader", id="a loader of a stream"),
+        pytest.param({"train_dataset": _Part()}, r"num_replicas=2 and rank=0", id="a part of a stream"),
         pytest.param({"train_dataloader_kwargs": {"sampler": RandomSampler(DATA)}}, "sampler", id="a sampler"),
         pytest.param({"order": TokenBudget([1] * 24, max_tokens=6)}, "TokenBudget", id="batches of an order"),
+        pytest.param({"order": TokenBudget([1] * 24, max_tokens=6)}, r"Pass LengthGrouped", id="an order in its place"),
         pytest.param(
             {"order": TokenBudget([1] * 24, max_tokens=6), "samples_per_update": None}, "TokenBudget", id="order alone"
         ),
@@ -187,3 +208,75 @@ def test_loops_in_whose_steps_processes_communicate_are_refused(
     run = run_of(models, optimizers)
     with run, pytest.raises(ConfigurationError, match=match):
         body(run)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"train_dataloader_kwargs": {"shuffle": True}}, r"own order(.|\n)*Shuffled"),
+        (
+            {"order": LengthGrouped([1] * 24, group_size=4)},
+            r"own order(.|\n)*LengthGrouped|LengthGrouped(.|\n)*own order",
+        ),
+        ({"train_dataloader_kwargs": {"num_workers": 1, "persistent_workers": True}}, "persistent_workers=True"),
+    ],
+)
+def test_what_a_stream_cannot_follow_is_refused(arguments: dict[str, Any], match: str) -> None:
+    """It is read forwards, anew in each epoch."""
+    train: Any = trainer_of().train
+    with pytest.raises(ConfigurationError, match=match):
+        train(_SizedStream(), 1, samples_per_update=12, **arguments)
+
+
+_NO_WORKERS = {"num_workers": 0}
+
+
+def _train(stream: _SizedStream) -> None:
+    trainer_of().train(stream, 1, samples_per_update=12, per_device_batch_size=4, train_dataloader_kwargs=_NO_WORKERS)
+
+
+def _train_by_run(stream: _SizedStream) -> None:
+    model = nn.Linear(4, 1)
+    run: Run[Any, Any] = Run(
+        model,
+        SGD(model.parameters(), lr=0.1),
+        stream,
+        num_epochs=1,
+        samples_per_update=10,  # a process has nothing in some steps, and gets a batch of another one
+        per_device_batch_size=4,
+        train_dataloader_kwargs=_NO_WORKERS,
+        reproducible="any_processes",
+    )
+    with run:
+        for inputs, targets in run.batches():
+            run.backward((model(inputs) - targets).square().mean())
+            run.step()
+
+
+def _evaluate_stream(stream: _SizedStream) -> None:
+    trainer_of().evaluate(stream, 4, _NO_WORKERS)
+
+
+def _predict(stream: _SizedStream) -> None:
+    list(trainer_of().predict(stream, 4, _NO_WORKERS))
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("use", [_train, _train_by_run, _evaluate_stream, _predict])
+@pytest.mark.parametrize(
+    ("length", "given"),
+    [
+        pytest.param(25, "24 samples of _SizedStream, whose length is 25", id="one too few"),
+        pytest.param(23, "more than 23 samples of _SizedStream, whose length is 23", id="too many"),
+        pytest.param(24, None, id="as many as it says"),
+    ],
+)
+def test_a_stream_of_another_length_is_an_error_of_all_processes(
+    use: Callable[[_SizedStream], None], length: int, given: str | None
+) -> None:
+    """It names both numbers on each of them, and none waits for another one."""
+    if given is None:
+        use(_SizedStream(length))
+        return
+    with pytest.raises(ConfigurationError, match=given):
+        use(_SizedStream(length))

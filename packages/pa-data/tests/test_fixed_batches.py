@@ -12,7 +12,7 @@ from torch import Tensor
 from pa_data import BatchSplit, KeyedDataLoader, MicroBatchSplit
 from pa_data.errors import ConfigurationError, EmptyDatasetError
 from pa_data.orders import TokenBudget, Weighted
-from tests.support.drawing import Drawing, Indices, indices_of, ranks_of
+from tests.support.drawing import Drawing, Indices, by_update_and_number, indices_of, ranks_of
 
 OPTIONS: dict[str, Any] = {
     "batch_size": 3,
@@ -21,20 +21,6 @@ OPTIONS: dict[str, Any] = {
     "shuffle": True,
     "seed": 5,
 }
-
-
-def by_update_and_number(loaders: list[KeyedDataLoader[Any]]) -> dict[tuple[int, int], Any]:
-    """Return the batches of all processes by the first position of their update and their number in it."""
-    found: dict[tuple[int, int], Any] = {}
-    for loader in loaders:
-        split, batches = loader.split, iter(loader)
-        assert isinstance(split, MicroBatchSplit)
-        for step in range(len(split)):
-            number = split.index(step, loader.rank)
-            if number is not None:
-                found[split.update(step).start, number] = next(batches)
-        assert next(batches, None) is None
-    return dict(sorted(found.items()))
 
 
 def assert_same(batches: dict[tuple[int, int], Tensor], expected: dict[tuple[int, int], Tensor]) -> None:

@@ -70,8 +70,8 @@ class ReproducibleSteps:
                 order = order_of_dataset(one.data) if one.order is None else one.order
                 raise ConfigurationError(
                     "A reproducible run makes its batches itself, by position in the order of the samples.",
-                    given=f"the order {type(order).__name__}, which makes batches of any size",
-                    do=f"Pass another order, {_WAY_OUT}",
+                    given=f"the order {type(order).__name__}, whose batches of any size make updates of any size",
+                    do=f"Pass LengthGrouped, which groups samples of similar length, or another order, {_WAY_OUT}",
                 )
             if asked.samples_per_update is None and "samples_per_update" not in kwargs:
                 raise ConfigurationError(
@@ -110,7 +110,7 @@ class ReproducibleSteps:
             raise ConfigurationError(
                 "A reproducible run makes its batches itself, by position in the order of the samples.",
                 given=describe_loader(own),
-                do=f"Pass a dataset with a length, without a sampler, {_WAY_OUT}",
+                do=f"Pass a dataset with a length, or a stream with a __len__, without a sampler, {_WAY_OUT}",
             )
         if is_slice(loader) and not may_be_limited:
             raise ConfigurationError(

@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from typing_extensions import TypeVar, override
 
 from pa_data._sample_notes import describe_collation, describe_samples
+from pa_data._streams import SizedStream
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_data.orders._epoch_order import index_list
 from pa_data.rng import extend_key, seed_rng
@@ -37,6 +38,8 @@ __all__ = [
 
 BatchRequest: TypeAlias = tuple[int, Tensor | Sequence[Any], Sequence[int] | None]
 """What a batch is made from: a key, the indices of the samples, and what extends the key for each if not its index.
+
+Of a stream the third is a range: samples before its start are kept for later batches, samples before its stop are read.
 
 A worker is sent the key with every batch, so one that lives for several epochs never draws from an old one.
 """
@@ -70,10 +73,13 @@ class SampleFetcher:
         try:
             return self.collate_fn(samples)
         except Exception as error:
-            error.add_note(describe_collation(self.dataset, chosen, samples))
+            dataset = self.dataset.dataset if isinstance(self.dataset, SizedStream) else self.dataset
+            error.add_note(describe_collation(dataset, chosen, samples))
             raise
 
     def _samples(self, key: int, chosen: list[Any], draws: Sequence[int]) -> list[Any]:
+        if isinstance(self.dataset, SizedStream):
+            return self.dataset.read(key, chosen, cast("range", draws))
         get_samples = None if self.keyed else getattr(self.dataset, "__getitems__", None)
         if get_samples is None:
             return [self._sample(key, index, draw) for index, draw in zip(chosen, draws, strict=True)]

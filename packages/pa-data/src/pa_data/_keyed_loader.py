@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from pa_data._fetching import move_to_device, prefetched
+from pa_data._fetching import SampleFetcher, move_to_device, prefetched
+from pa_data._loader_parts import set_epoch
 from pa_data._requested_loader import RequestedDataLoader
 from pa_data._split import (
     BatchSplit,
@@ -24,6 +25,7 @@ from pa_data._split import (
     TrainSplit,
     UpdateSplit,
 )
+from pa_data._streams import SizedStream
 from pa_data.errors import ConfigurationError, EmptyDatasetError
 from pa_data.orders import EpochOrder, Order, Sequential, Shuffled
 from pa_data.orders._checks import check_count
@@ -37,12 +39,10 @@ def count_samples(dataset: Dataset[Any]) -> int:
     """Return the length of a dataset that a keyed order can be made for.
 
     Raises:
-        ConfigurationError: If the dataset is iterable only, or has no length.
+        ConfigurationError: If the dataset has no length.
         EmptyDatasetError: If there is no sample.
     """
     kind = type(dataset).__name__
-    if isinstance(dataset, IterableDataset):
-        raise _without_positions(f"a dataset of type {kind}, which is an IterableDataset")
     try:
         num_samples = len(cast("Sized", dataset))
     except (TypeError, NotImplementedError) as error:
@@ -59,10 +59,24 @@ def count_samples(dataset: Dataset[Any]) -> int:
 
 def _without_positions(given: str) -> ConfigurationError:
     return ConfigurationError(
-        "A keyed order needs a dataset with a length, whose samples are indexed by integers.",
+        "A keyed order needs a dataset with a length, whose samples are indexed by integers or come in one order.",
         given=given,
         do="Give the dataset __len__ and __getitem__, or load it with a plain torch.utils.data.DataLoader.",
     )
+
+
+def _check_stream(order: Order, persistent_workers: bool) -> None:
+    """Raise an error for options that a stream cannot follow."""
+    if not order.ascends:
+        raise ConfigurationError(
+            "A stream is read in its own order.",
+            given=f"an IterableDataset, and the order {type(order).__name__}",
+            do="Leave the order and shuffle out, or give the dataset __getitem__ and make it no IterableDataset.",
+        )
+    if persistent_workers:
+        raise ConfigurationError(
+            "Workers begin a stream again in each epoch, which it may be told: leave out persistent_workers=True."
+        )
 
 
 def _check_batches_of_order(
@@ -161,7 +175,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     saves it too, and chooses the epochs; pass ``use_distributed_sampler=False`` to its trainer.
 
     Args:
-        dataset: A dataset with a length and integer indices. It is what ``loader.dataset`` returns.
+        dataset: A dataset with a length and integer indices, or an ``IterableDataset`` with a length, which each
+            process and worker reads from its beginning to find its own samples. It is what ``loader.dataset`` returns.
         batch_size: The number of samples that this process takes in a full step; None or left out for an order that
             makes the batches.
         shuffle: Whether each epoch has its own random order. In training this is the dataset's order, if it brings one
@@ -264,6 +279,9 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         if order is None and shuffle and split == "train" and algorithm is None:
             order = order_of_dataset(dataset)
         self.given_order: Order = _plain_order(shuffle, algorithm) if order is None else order
+        reads_stream = isinstance(dataset, IterableDataset)
+        if reads_stream:
+            _check_stream(self.given_order, persistent_workers)
         if fixed_batches:
             _check_fixed_batches(self.given_order, split, samples_per_update, keyed_augmentation, drop_last)
         if self.given_order.makes_batches:
@@ -291,11 +309,11 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         self.num_processes: int = num_processes
         self.shuffle: bool = shuffle if order is None else not isinstance(order, Sequential)
         self.device: torch.device | None = None if device is None else torch.device(device)
-        self._batches = EpochBatches(self._plan_of_whole_epoch(0))
+        self._batches = EpochBatches(self._plan_of_whole_epoch(0), reads_stream=reads_stream)
         self._progress = _EpochProgress(self._batches.plan)
         _check_epoch(self.split)
         super().__init__(
-            dataset,
+            SizedStream(dataset, keyed=keyed_augmentation) if isinstance(dataset, IterableDataset) else dataset,
             self._batches,
             keyed_augmentation=keyed_augmentation,
             whole_batches=whole_batches,
@@ -310,8 +328,13 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
         )
-        # With a batch sampler torch forgets these two, and refuses to have them set.
-        vars(self).update(batch_size=batch_size, drop_last=drop_last)
+        # With a batch sampler torch forgets the first two, and refuses to have any of them set.
+        vars(self).update(batch_size=batch_size, drop_last=drop_last, dataset=dataset)
+        self._fetcher_for_others = self._fetcher
+        if isinstance(self._fetcher, SampleFetcher) and isinstance(dataset, IterableDataset):
+            # It reads behind this process's own, which would have to go back.
+            of_others = SizedStream(dataset, keyed=keyed_augmentation)
+            self._fetcher_for_others = replace(self._fetcher, dataset=of_others)
 
     @property
     def seed(self) -> int:
@@ -468,7 +491,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         piece = plan.split.piece(step, rank)
         with preserve_rng_state():
             indices = plan.order.indices(piece.start, piece.stop)
-            batch = self._fetcher(plan.key, indices, piece if plan.order.repeats else None)
+            draws = piece if plan.order.repeats or isinstance(self.dataset, IterableDataset) else None
+            batch = self._fetcher_for_others(plan.key, indices, draws)
         return batch if self.device is None else move_to_device(batch, self.device)
 
     @override
@@ -487,6 +511,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             )
         if (requested := self._batches.sampler.epoch) is not None:
             self.set_epoch(requested)
+        if isinstance(self.dataset, IterableDataset) and not self._evaluates:
+            set_epoch(self.dataset, self._epoch)
         plan = self._batches.plan
         self._worker_key = extend_key(plan.key, _WORKER_STREAMS)
         batches = super().__iter__()

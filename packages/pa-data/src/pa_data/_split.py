@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -726,6 +727,23 @@ class EpochPlan:
             if piece:
                 yield self.order.indices(piece.start, piece.stop)
 
+    def ahead(self) -> Iterator[range]:
+        """Yield what is read of a stream with each batch, see `BatchRequest`.
+
+        So many that all processes find out in the same update if the stream has more or fewer samples:
+        with the first batch of an update all of it, and with the last batch the end.
+        """
+        split, rank, num_batches = self.split, self.rank, self.num_batches
+        steps = (step for step in range(len(split)) if split.piece(step, rank))
+        for number, step in enumerate(steps, start=1):
+            keep = read = split.piece(step, rank).stop
+            if isinstance(split, MicroBatchSplit) and split.num_processes > 1:
+                last, first = len(split) - 1, step - step % split.steps_per_update
+                keep, read = split.piece(first + len(split.block(step, rank)) - 1, rank).stop, split.update(step).stop
+                if split.num_micro_batches(last) < split.num_processes and read >= split.update(last).start:
+                    keep = read = sys.maxsize  # some have their last batch before the last update
+            yield range(keep, sys.maxsize if number == num_batches else read)
+
     def _of_full_steps(self, first: int, number: int) -> tuple[Tensor, ...]:
         """The batches of some steps that follow each other, cut from one tensor: no two share an element."""
         split, begin = self.split, self.split.piece(first, 0).start
@@ -750,6 +768,7 @@ class EpochBatches(Sampler[list[int]]):
 
     Args:
         plan: The plan of a whole epoch.
+        reads_stream: Whether the samples come from a stream.
 
     Attributes:
         plan: The plan of the chosen epoch, from the chosen position on.
@@ -757,7 +776,8 @@ class EpochBatches(Sampler[list[int]]):
         sampler: Takes the epoch that a trainer chooses, which looks for ``set_epoch`` here.
     """
 
-    def __init__(self, plan: EpochPlan) -> None:
+    def __init__(self, plan: EpochPlan, *, reads_stream: bool = False) -> None:
+        self._reads_stream = reads_stream
         self.plan: EpochPlan = plan
         self.whole_epoch: EpochPlan = plan
         self.sampler: EpochRequest = EpochRequest()
@@ -769,6 +789,8 @@ class EpochBatches(Sampler[list[int]]):
     def requests(self) -> Iterator[BatchRequest]:
         """Return what each batch is made from."""
         plan = self.plan
+        if self._reads_stream:
+            return zip(repeat(plan.key), plan.indices(), plan.ahead(), strict=False)
         if not plan.order.repeats:
             return zip(repeat(plan.key), plan.indices(), repeat(None), strict=False)
         pieces = (plan.split.piece(step, plan.rank) for step in range(len(plan.split)))

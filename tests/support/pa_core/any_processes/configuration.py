@@ -36,6 +36,7 @@ class Configuration:
         eval_sizes: By the names of the evaluation sets, how many samples they have.
         callbacks: Names of callbacks.
         is_reproducible: Whether the run has the option.
+        has_streams: Whether the samples come from streams with a length, which have an order of their own.
     """
 
     seed: int
@@ -56,6 +57,7 @@ class Configuration:
     eval_sizes: dict[str, int]
     callbacks: tuple[str, ...]
     is_reproducible: bool = True
+    has_streams: bool = False
 
     @classmethod
     def random(cls, seed: int) -> Self:

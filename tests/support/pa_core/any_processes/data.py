@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset
 from typing_extensions import override
 
 from pa_core.orders import ClassBalanced, Curriculum, LengthGrouped, Mixture, Order, Shuffled, Weighted
 from tests.support.pa_core.any_processes.configuration import Configuration
 from tests.support.pa_core.any_processes.models import CLASSES, FEATURES, WORDS
 
-__all__ = ["Sequences", "collate", "ordered"]
+__all__ = ["Sequences", "Stream", "collate", "ordered", "read"]
 
 
 class Sequences(Dataset[tuple[Tensor, Tensor]]):
@@ -49,6 +50,41 @@ class Sequences(Dataset[tuple[Tensor, Tensor]]):
         return inputs, self.targets[index]
 
 
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """Sequences that come at random out of a buffer, from another one on in each epoch that it is told of.
+
+    Args:
+        sequences: The sequences.
+    """
+
+    def __init__(self, sequences: Sequences) -> None:
+        self.sequences = sequences
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose where the next iteration begins."""
+        self.epoch = epoch
+
+    @override
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        buffer: list[int] = []
+        for number in range(len(self)):
+            buffer.append((number + 3 * self.epoch) % len(self))
+            if len(buffer) > 3:
+                yield self.sequences[buffer.pop(random.randrange(len(buffer)))]
+        while buffer:
+            yield self.sequences[buffer.pop(random.randrange(len(buffer)))]
+
+
+def read(configuration: Configuration, num_samples: int) -> Dataset[Any]:
+    """Return the sequences of a configuration, as a dataset or as a stream."""
+    data = Sequences(num_samples, of_tokens=configuration.has_embedding)
+    return Stream(data) if configuration.has_streams else data
+
+
 def collate(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Fill sequences up to the longest of their batch."""
     inputs, targets = zip(*samples, strict=True)
@@ -59,6 +95,8 @@ def ordered(configuration: Configuration) -> tuple[Dataset[Any], Order | None]:
     """Return the training data of a configuration, and the order that a run is given."""
     data = Sequences(configuration.num_samples, of_tokens=configuration.has_embedding)
     number = torch.arange(len(data))
+    if configuration.has_streams:
+        return Stream(data), None
     if configuration.order == "mixture":
         parts = {"all": data, "first": Subset(data, range(3))}
         return Mixture(parts, weights={"all": 3, "first": 1}, num_samples=len(data)), None

@@ -29,7 +29,7 @@ from pa_core import (
 )
 from tests.support.pa_core.any_processes.comparison import Result, result_of
 from tests.support.pa_core.any_processes.configuration import Configuration
-from tests.support.pa_core.any_processes.data import Sequences, collate, ordered
+from tests.support.pa_core.any_processes.data import collate, ordered, read
 from tests.support.pa_core.any_processes.models import Network
 
 __all__ = ["Kill", "train"]
@@ -156,14 +156,20 @@ def _run_options(configuration: Configuration) -> dict[str, Any]:
         "gradient_clip_norm": 0.2 if configuration.clips_norm else None,
         "create_scheduler_fn": partial(StepLR, step_size=1, gamma=0.7) if by else None,
         "step_scheduler": by or "update",
-        "train_dataloader_kwargs": {**_NO_WORKERS, "drop_last": configuration.drop_last},
+        "train_dataloader_kwargs": {**_workers(configuration), "drop_last": configuration.drop_last},
         "collate_fn": collate,
     }
 
 
-def _eval_sets(configuration: Configuration) -> dict[str, Sequences]:
-    sizes = configuration.eval_sizes
-    return {name: Sequences(size, of_tokens=configuration.has_embedding) for name, size in sizes.items()}
+def _workers(configuration: Configuration) -> dict[str, Any]:
+    """Half of the streams are read by a worker, which has to keep its place in them."""
+    if not configuration.has_streams or configuration.seed % 2 == 0:
+        return _NO_WORKERS
+    return {"num_workers": 1, "multiprocessing_context": "fork"}  # not from a server, which would import torch anew
+
+
+def _eval_sets(configuration: Configuration) -> dict[str, Dataset[Any]]:
+    return {name: read(configuration, size) for name, size in configuration.eval_sizes.items()}
 
 
 def _train_by_trainer(configuration: Configuration, made: Mapping[str, Any], options: dict[str, Any]) -> AnyTrainer:
@@ -253,5 +259,5 @@ def _predictions(trainer: AnyTrainer, configuration: Configuration) -> list[Any]
     predicting: Trainer[Any, Any, Any, Any] = Trainer(
         model, None, None, callbacks=[], mixed_precision=cast("Any", configuration.precision)
     )
-    data: Dataset[Any] = Sequences(19, of_tokens=configuration.has_embedding)
+    data = read(configuration, 19)
     return list(predicting.predict(data, configuration.micro_batch, _NO_WORKERS, collate))

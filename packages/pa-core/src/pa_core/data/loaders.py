@@ -22,6 +22,7 @@ from pa_core.data.custom_loader import (
     is_keyed,
     is_slice,
     is_stream_with_state,
+    length_of,
     plain_dataloader,
 )
 from pa_core.data.data_arguments import (
@@ -185,16 +186,22 @@ class Loaders:
                 as in the last step of a training epoch; otherwise it raises an error.
 
         Returns:
-            A ``KeyedDataLoader``; a plain ``DataLoader`` with a custom sampler, or for an ``IterableDataset``.
+            A ``KeyedDataLoader``; a plain ``DataLoader`` with a custom sampler, or for an ``IterableDataset`` unless
+            batches are fixed and it has a length.
         """
         if purpose == "train" and order_makes_batches(self._order, dataset, asked or {}):
             defaults = {name: value for name, value in defaults.items() if name != "batch_size"}
+        is_stream = isinstance(dataset, IterableDataset)
+        is_cut = is_stream and self._fixed_batches and length_of(dataset) is not None
+        if is_cut:
+            _require_whole(dataset)
+            defaults = {**defaults, "shuffle": False}
         kwargs: dict[str, Any] = {**defaults, **(asked or {})}
         self._kwargs[purpose] = kwargs
         kwargs = {"collate_fn": collate_fn, **kwargs}
-        if isinstance(dataset, IterableDataset) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
+        if (is_stream and not is_cut) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
             return plain_dataloader(dataset, kwargs)
-        kwargs = {"persistent_workers": kwargs["num_workers"] > 0, **kwargs}
+        kwargs = {"persistent_workers": kwargs["num_workers"] > 0 and not is_stream, **kwargs}
         if purpose == "train":
             kwargs["order"] = self._order
             if self.samples_per_update is not None:
@@ -334,6 +341,17 @@ class Loaders:
         speaks = count.is_per_process or self._accelerator.is_main_process
         if speaks and count.phase not in self._warned_in and count.warn_of_difference():
             self._warned_in.add(count.phase)
+
+
+def _require_whole(stream: Dataset[Any]) -> None:
+    """Raise an error for a stream that says that it yields the part of one process."""
+    share = share_of(plain_dataloader(stream, {}))
+    if share is not None and share.of > 1:
+        raise ConfigurationError(
+            "A reproducible run divides a stream by position, and this one divides itself.",
+            given=f"{type(stream).__name__} with num_replicas={share.of} and rank={share.number}",
+            do="Let it yield all samples on each process.",
+        )
 
 
 def _require_reproducible(purpose: Purpose, kwargs: Mapping[str, Any]) -> None:

@@ -52,6 +52,7 @@ class ChosenBatches(Order, EpochOrder):
 
     name: ClassVar[str] = "chosen-batches-v1"
     algorithm: ClassVar[str] = name
+    ascends: ClassVar[bool] = True
 
     def __init__(self, numbers: Sequence[int], size: int, num_samples: int) -> None:
         last = min(size, num_samples - numbers[-1] * size)

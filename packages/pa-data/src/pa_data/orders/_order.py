@@ -26,6 +26,7 @@ class Order(ABC):
             There is then no batch size to choose.
         equal_epochs: Whether all epochs have as many samples, and as many batches, as the first one. A run computes the
             lengths of all its epochs when it begins unless the order says so.
+        ascends: Whether samples come in the order of the dataset, the only one in which a stream can be read.
 
     Example:
         >>> from pa_data.orders import Shuffled
@@ -36,6 +37,7 @@ class Order(ABC):
     name: ClassVar[str]
     makes_batches: ClassVar[bool] = False
     equal_epochs: ClassVar[bool] = False
+    ascends: ClassVar[bool] = False
 
     @abstractmethod
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:

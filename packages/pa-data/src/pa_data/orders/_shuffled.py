@@ -51,6 +51,7 @@ class Sequential(Order):
 
     name: ClassVar[str] = "sequential-v1"
     equal_epochs: ClassVar[bool] = True
+    ascends: ClassVar[bool] = True
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
