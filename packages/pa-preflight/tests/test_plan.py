@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from typing_extensions import override
 
+from pa_core import ArgumentTypeError, SaveTrainingStateCallback, Trainer
+from pa_core.testing import make_regression
 from pa_preflight import Plan, plan
 from tests.support.pa_preflight.configurations import Configuration, changed, state_of
 from tests.support.pa_preflight.planned_runs import Observed, planned_run
+
+_RANDOM_STATES = 15_000
+"""What states within the epochs of a custom loader have besides: the random states at the beginning of the epoch."""
 
 
 def _cases(default: int, more: int) -> list[object]:
@@ -40,6 +48,8 @@ def test_a_run_does_what_was_planned(seed: int, tmp_path: Path) -> None:
     _check_memory(planned, observed, trainer.model, trainer.optimizer)
     for state in folder.glob("[!.]*/"):
         size = sum(file.stat().st_size for file in state.iterdir())
+        if state.name.startswith("step") and isinstance(arguments["train_dataset"], DataLoader):
+            size -= _RANDOM_STATES
         assert planned.memory.saved_state == pytest.approx(size, rel=0.01)
 
 
@@ -91,3 +101,54 @@ def test_a_plan_changes_nothing(seed: int) -> None:
     unplanned = configuration.make()
     unplanned.trainer.train(**unplanned.arguments)
     assert changed(state_of(planned), state_of(unplanned)) == []
+
+
+def _trainer(*callbacks: SaveTrainingStateCallback) -> Trainer:
+    model = nn.Linear(4, 1)
+    return Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=callbacks)
+
+
+def test_a_plan_is_printed_as_a_table() -> None:
+    """It fits on a screen, and has its numbers."""
+    trainer = _trainer(SaveTrainingStateCallback(save_every_n_steps=1, max_checkpoints=2))
+    text = str(plan(trainer, make_regression(80), num_epochs=30, eval_dataset=make_regression(20)))
+    assert len(text.splitlines()) < 25
+    assert "300 updates in all" in text
+    assert "after epochs, the set: 3 batches, after update 10, 20, 30, ..., 300 (30 times)" in text
+
+
+def test_what_cannot_be_planned_is_said() -> None:
+    """A stream, a scheduler that follows a metric, states by the clock, and where a run resumes from."""
+    trainer = _trainer(SaveTrainingStateCallback(save_every_n_seconds=60.0, save_at_end=False))
+    planned = plan(
+        trainer,
+        _Stream(),
+        num_epochs=1,
+        eval_dataset=make_regression(8),
+        max_num_train_steps=5,
+        create_scheduler_fn=partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=1),
+        watch_metric="eval_loss_epoch",
+        resume_from="nowhere",
+    )
+    assert (planned.updates, planned.saves, planned.rates) == (5, (), ())
+    for number, reason in enumerate(("resume_from", "save_every_n_seconds", "no length", "follow from a metric")):
+        assert reason in planned.notes[number]
+
+
+class _Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    @override
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from ((torch.ones(4), torch.ones(1)) for _ in range(64))
+
+
+def test_a_plan_takes_the_arguments_of_train() -> None:
+    """Anything else is an error that says what is needed."""
+    with pytest.raises(ArgumentTypeError, match="needs the Trainer of the run"):
+        plan(_NoTrainer())
+    with pytest.raises(ArgumentTypeError, match="takes the arguments of train"):
+        plan(_trainer(), make_regression(8))  # type: ignore[call-arg]  # the mistake  # pyright: ignore[reportCallIssue]
+
+
+class _NoTrainer:
+    def train(self) -> None:
+        """Has the method alone."""

@@ -152,7 +152,7 @@ def _scheduling(draws: random.Random, optimizer: Optimizer) -> dict[str, Any]:
     schedulers: list[Any] = [
         None,
         partial(StepLR, step_size=3, gamma=0.5),
-        partial(OneCycleLR, max_lr=0.01, total_steps=_UPDATES),
+        partial(OneCycleLR, max_lr=0.01, total_steps=_UPDATES, cycle_momentum=False),
         partial(CosineAnnealingWarmRestarts, T_0=5),
         partial(LambdaLR, lr_lambda=_wave),
         _warm_up,
