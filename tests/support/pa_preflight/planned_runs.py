@@ -140,7 +140,7 @@ def _optimizer(draws: random.Random, model: nn.Module) -> Optimizer:
 
 
 def _wave(update: int) -> float:
-    return 1.0 + (update % 7) * (-1) ** (update // 7) / 10
+    return 1.0 + (update % 7) / (10 if update // 7 % 2 else -10)
 
 
 def _warm_up(optimizer: Optimizer) -> SequentialLR:

@@ -83,14 +83,10 @@ def _is_trainer(given: object) -> TypeIs[Trainer[Any, Any, Any, Any]]:
 
 def _plan(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Plan:
     asked: dict[str, Any] = {**given, "resume_from": None}
-    evaluated: Any = asked["eval_dataset"]
-    data: list[Any] = [asked["train_dataset"], *(evaluated.values() if isinstance(evaluated, dict) else [evaluated])]
-    for name in ("train_dataloader_kwargs", "eval_dataloader_kwargs"):
-        data += (asked[name] or {}).values()
     callbacks: list[Any] = [*trainer.callback_handler.callbacks]
     planner = _Planner(callbacks, given)
     limits = [one for one in callbacks if isinstance(one, LimitBatchesCallback)]
-    with trainer.undoing_runs(*data), trainer.callback_handler.replaced_by([*limits, planner]):
+    with trainer.undoing_runs(asked["train_dataset"]), trainer.callback_handler.replaced_by([*limits, planner]):
         vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
         trainer.train(**asked)
     return planner.plan
@@ -160,7 +156,7 @@ def _samples(loader: Any, batches: int) -> int | None:
     """The samples of the first epoch, where the loader, or the one whose first batches it has, can tell."""
     split, sampler = getattr(loader, "split", None), getattr(loader, "sampler", None)
     if split is not None:
-        return sum(map(split.size, range(batches)))
+        return sum(int(split.size(step)) for step in range(batches))
     size: int | None = getattr(loader, "batch_size", None)
     return min(len(sampler), batches * size) if size is not None and isinstance(sampler, Sized) else None
 

@@ -47,7 +47,7 @@ def evaluations_of(
         epochs: The epochs.
         sanity_eval_steps: The argument of the run.
     """
-    loaders: dict[str | None, SizedIterable] = {**trainer.eval_dataloaders}
+    loaders: dict[str | None, SizedIterable] = {name: one for name, one in trainer.eval_dataloaders.items()}  # noqa: C416  # with None among the keys
     if trainer.eval_dataloader is not None and not loaders:
         loaders = {None: trainer.eval_dataloader}
     every = {name: trainer.eval_sets[name].every_n_epochs if name else 1 for name in loaders}
