@@ -1,11 +1,14 @@
-"""Finds the mistakes of a training script before the run: ``check(trainer, ...)`` with the arguments of ``train()``.
+"""Finds the mistakes of a training script before the run, and says what the run is going to do.
 
-Public are the names in ``__all__`` of ``pa_preflight``.
+``check(trainer, ...)`` and ``plan(trainer, ...)`` take the arguments of ``train()``. Public are the names in
+``__all__`` of ``pa_preflight``.
 """
 
 from __future__ import annotations
 
 from pa_preflight._check import check
 from pa_preflight._findings import Finding, Report
+from pa_preflight._plan import plan
+from pa_preflight._plan_records import Plan
 
-__all__ = ["Finding", "Report", "check"]
+__all__ = ["Finding", "Plan", "Report", "check", "plan"]

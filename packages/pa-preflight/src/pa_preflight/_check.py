@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ParamSpec, Protocol, cast
+from typing import Any, ParamSpec, cast
 
 from torch import nn
-from typing_extensions import TypeIs
 
-from pa_core import ArgumentTypeError, Trainer, UnsupportedConfigurationError
+from pa_core import Trainer
 from pa_core.data import EvaluationSet
-from pa_core.distributed import num_processes
+from pa_preflight._arguments import Trains, arguments_of
 from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
 from pa_preflight._evaluation import check_evaluation
 from pa_preflight._findings import Finding, Report, failure, first_line
@@ -35,11 +33,7 @@ _CAUSES: Mapping[str, tuple[str, ...]] = {
 """What is left out where its cause was found."""
 
 
-class _Trains(Protocol[_P]):
-    def train(self, *args: _P.args, **kwargs: _P.kwargs) -> None: ...
-
-
-def check(trainer: _Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
+def check(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
     """Look for mistakes in what a run is going to do, in less than a minute.
 
     A few updates are made, with experiments on the first batch; one batch is learnt by heart; and samples of the
@@ -70,24 +64,7 @@ def check(trainer: _Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
         >>> [finding.name for finding in report.findings]
         ['softmax-before-cross-entropy']
     """
-    checked: object = trainer
-    if not _is_trainer(checked):
-        raise ArgumentTypeError(f"check needs the Trainer of the run, got a {type(trainer).__name__}.")
-    try:
-        bound = inspect.signature(checked.train).bind(*args, **kwargs)
-    except TypeError as error:
-        raise ArgumentTypeError(f"check takes the arguments of train(): {error}.") from error
-    bound.apply_defaults()
-    if num_processes() > 1 or checked.is_sharded:
-        raise UnsupportedConfigurationError(
-            "check works on one process, and not with a sharded model. Run it without a launcher, or with a smaller "
-            "model."
-        )
-    return _check(checked, bound.arguments)
-
-
-def _is_trainer(given: object) -> TypeIs[Trainer[Any, Any, Any, Any]]:
-    return isinstance(given, Trainer)
+    return _check(*arguments_of("check", trainer, args, kwargs))
 
 
 def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Report:

@@ -1,0 +1,54 @@
+"""The arguments of ``train()``, which `check` and `plan` take too."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ParamSpec, Protocol
+
+from typing_extensions import TypeIs
+
+from pa_core import ArgumentTypeError, Trainer, UnsupportedConfigurationError
+from pa_core.distributed import num_processes
+
+_P = ParamSpec("_P")
+
+
+class Trains(Protocol[_P]):
+    """A trainer, by the arguments that its ``train`` takes."""
+
+    def train(self, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Train."""
+
+
+def arguments_of(
+    caller: str, trainer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Trainer[Any, Any, Any, Any], dict[str, Any]]:
+    """Return the trainer, and the arguments of a run by name, defaults included.
+
+    Args:
+        caller: The function that was called with them, for messages.
+        trainer: What should be a trainer.
+        args: Positional arguments of ``train``.
+        kwargs: The others.
+
+    Raises:
+        ArgumentTypeError: It is none, or ``train`` does not take these arguments.
+        UnsupportedConfigurationError: There are several processes, or the model is sharded.
+    """
+    if not _is_trainer(trainer):
+        raise ArgumentTypeError(f"{caller} needs the Trainer of the run, got a {type(trainer).__name__}.")
+    try:
+        bound = inspect.signature(trainer.train).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentTypeError(f"{caller} takes the arguments of train(): {error}.") from error
+    bound.apply_defaults()
+    if num_processes() > 1 or trainer.is_sharded:
+        raise UnsupportedConfigurationError(
+            f"{caller} works on one process, and not with a sharded model. Run it without a launcher, or with a "
+            "smaller model."
+        )
+    return trainer, dict(bound.arguments)
+
+
+def _is_trainer(given: object) -> TypeIs[Trainer[Any, Any, Any, Any]]:
+    return isinstance(given, Trainer)

@@ -1,0 +1,170 @@
+"""Says what a run is going to do, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any, ParamSpec, TypeVar
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    LimitBatchesCallback,
+    SaveTrainingStateCallback,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+)
+from pa_preflight._arguments import Trains, arguments_of
+from pa_preflight._plan_events import PLANNED, epochs_of, evaluations_of, saves_of
+from pa_preflight._plan_rates import bytes_of, parameters_of, rates_of, states_after_update
+from pa_preflight._plan_records import Plan, PlannedEpoch, PlannedMemory, PlannedParameters, PlannedRates
+
+_P = ParamSpec("_P")
+_ResultT = TypeVar("_ResultT")
+
+_REST_OF_STATE, _BYTES_A_TENSOR = 18_500, 200
+"""What a training state has besides the memory of its tensors: random states and settings; their names and sizes."""
+
+
+def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan:
+    """Return what a run is going to do, without training.
+
+    The run is started, and ended before its first batch; then schedulers are stepped on a copy of the optimizer. Of the
+    callbacks, those of ``pa_core`` that limit, evaluate and save are planned with. Callbacks that end a run early or
+    change its loaders, and gradients that overflow, make it differ from its plan. Afterwards everything is as it was,
+    as after ``trainer.undoing_runs()``.
+
+    Args:
+        trainer: The trainer of the run.
+        *args: The arguments of ``trainer.train``.
+        **kwargs: As well.
+
+    Raises:
+        ArgumentTypeError: ``trainer`` is not a ``Trainer``, or ``train`` does not take these arguments.
+        UnsupportedConfigurationError: There are several processes, or the model is sharded.
+
+    Example:
+        >>> import torch
+        >>> from pa_core.testing import make_regression
+        >>> model = nn.Linear(4, 1)
+        >>> trainer = Trainer(model, nn.MSELoss(), torch.optim.Adam(model.parameters(), lr=0.1), callbacks=[])
+        >>> planned = plan(trainer, make_regression(100), num_epochs=2, gradient_accumulation_steps=2)
+        >>> planned.epochs[0].batches, planned.epochs[0].updates, planned.memory.optimizer
+        (13, 7, 48)
+    """
+    return _plan(*arguments_of("plan", trainer, args, kwargs))
+
+
+def _plan(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Plan:
+    asked: dict[str, Any] = {**given, "resume_from": None}
+    callbacks: list[Any] = [*trainer.callback_handler.callbacks]
+    planner = _Planner(callbacks, given)
+    limits = [one for one in callbacks if isinstance(one, LimitBatchesCallback)]
+    with trainer.undoing_runs(asked["train_dataset"]), trainer.callback_handler.replaced_by([*limits, planner]):
+        vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
+        trainer.train(**asked)
+    return planner.plan
+
+
+class _Planner(TrainerCallback):
+    """Plans a run when everything is there that it begins with, and ends it."""
+
+    plan: Plan
+
+    def __init__(self, callbacks: list[TrainerCallback], asked: Mapping[str, Any]) -> None:
+        self._callbacks, self._asked = callbacks, asked
+        self._notes = list(self._left_out())
+
+    def _left_out(self) -> Iterator[str]:
+        if self._asked["resume_from"] is not None:
+            yield "resume_from is left out: this is the plan of a run from its start."
+        for one in self._callbacks:
+            if isinstance(one, PLANNED) and type(one) not in PLANNED:
+                yield f"{type(one).__name__} is left out: a subclass may do something else."
+            if isinstance(one, SaveTrainingStateCallback) and one.save_every_n_seconds is not None:
+                yield "The training states of save_every_n_seconds are left out: when they come depends on the speed."
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        config, epochs = trainer.run_config, list(epochs_of(trainer))
+        if not trainer.epoch_lengths.are_known:
+            self._notes.append("The training data has no length: it is planned as one epoch, and may be more.")
+        states = self._attempt("memory of the optimizer", lambda: states_after_update(trainer.named_optimizers()))
+        rates = self._attempt("learning rates", lambda: self._rates(trainer, epochs))
+        if rates and rates[0].points[-1].update < epochs[-1].ends_at:
+            self._notes.append("The last learning rates are left out: it would take too long.")
+        self.plan = Plan(
+            config=config,
+            device=str(trainer.device),
+            parameters=tuple(_parameters(trainer)),
+            samples=_samples(trainer.train_dataloader, epochs[0].batches),
+            epochs=tuple(epochs),
+            updates=epochs[-1].ends_at,
+            evaluations=tuple(evaluations_of(trainer, self._callbacks, epochs, self._asked["sanity_eval_steps"])),
+            saves=tuple(saves_of(self._callbacks, epochs)),
+            rates=tuple(rates or ()),
+            memory=_memory(trainer, states),
+            notes=tuple(self._notes),
+        )
+        raise StopTrainingError("The run is planned.")
+
+    def _attempt(self, what: str, compute: Callable[[], _ResultT]) -> _ResultT | None:
+        try:
+            return compute()
+        except Exception as error:
+            self._notes.append(f"The {what} could not be found without a model: {type(error).__name__}: {error}")
+            return None
+
+    def _rates(self, trainer: AnyTrainer, epochs: list[PlannedEpoch]) -> list[PlannedRates]:
+        schedulers = trainer.named_schedulers()
+        is_own = getattr(type(trainer), "scheduler_step", None) is not Trainer.scheduler_step
+        if schedulers and (is_own or self._asked["watch_metric"] is not None):
+            self._notes.append("The learning rates are left out: they follow from a metric, or from scheduler_step().")
+            return []
+        updates, is_by_update = epochs[-1].ends_at, self._asked["step_scheduler"] == "update"
+        steps_after = range(1, updates) if is_by_update else {one.ends_at for one in epochs}
+        return rates_of(trainer.named_optimizers(), schedulers, updates, steps_after)
+
+
+def _samples(loader: Any, batches: int) -> int | None:
+    """The samples of the first epoch, where the loader, or the one whose first batches it has, can tell."""
+    split, sampler = getattr(loader, "split", None), getattr(loader, "sampler", None)
+    if split is not None:
+        return sum(int(split.size(step)) for step in range(batches))
+    size: int | None = getattr(loader, "batch_size", None)
+    return min(len(sampler), batches * size) if size is not None and isinstance(sampler, Sized) else None
+
+
+def _modules(trainer: AnyTrainer) -> list[tuple[str, nn.Module]]:
+    """The children of the model, the model for what is its own, and added modules."""
+    model = trainer.get_model(keep_torch_compile=False)
+    return [*model.named_children(), ("", model), *trainer.modules.items()]
+
+
+def _parameters(trainer: AnyTrainer) -> Iterator[PlannedParameters]:
+    optimized = set(map(id, parameters_of(trainer.named_optimizers().values())))
+    seen: set[int] = set()
+    for name, module in _modules(trainer):
+        new = [one for one in module.parameters() if id(one) not in seen]
+        seen.update(map(id, new))
+        trained = [one for one in new if one.requires_grad and id(one) in optimized]
+        number, memory = sum(one.numel() for one in trained), bytes_of(trained)
+        frozen = sum(one.numel() for one in new) - number
+        if new:
+            yield PlannedParameters(name, number, frozen, memory, bytes_of(new) - memory)
+
+
+def _memory(trainer: AnyTrainer, states: list[Tensor] | None) -> PlannedMemory:
+    weights = [one for _, module in _modules(trainer) for one in (*module.parameters(), *module.buffers())]
+    trained = [one for one in parameters_of(trainer.named_optimizers().values()) if one.requires_grad]
+    held = [one for module in trainer.named_models().values() for one in module.state_dict().values()]
+    saved = {(one.data_ptr(), one.shape): one for one in held if isinstance(one, Tensor)}
+    rest = _REST_OF_STATE + _BYTES_A_TENSOR * (len(saved) + len(states or ()))
+    return PlannedMemory(
+        weights=bytes_of(weights),
+        gradients=bytes_of(trained),
+        optimizer=None if states is None else bytes_of(states),
+        saved_state=None if states is None else bytes_of([*saved.values(), *states]) + rest,
+    )

@@ -1,0 +1,256 @@
+"""A plan: records of what a run is going to do, and their table for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from typing_extensions import override
+
+from pa_core import TrainerRunConfig
+
+_MOST = 5
+"""Rows of one kind."""
+_KIB = 1024
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_KINDS = {"sanity": "before the run", "intermediate": "within epochs", "epoch": "after epochs"}
+
+
+@dataclass(frozen=True)
+class PlannedParameters:
+    """The parameters of a child of the model; one that several children share is in the first of them.
+
+    Attributes:
+        name: The name of the child, or of a module that was added to the trainer; "" for parameters of the model's own.
+        trained: How many are trained: they need gradients, and an optimizer has them.
+        frozen: How many are not.
+        trained_bytes: The memory of those that are trained.
+        frozen_bytes: The memory of the others.
+    """
+
+    name: str
+    trained: int
+    frozen: int
+    trained_bytes: int
+    frozen_bytes: int
+
+
+@dataclass(frozen=True)
+class PlannedEpoch:
+    """An epoch; ``max_num_train_steps`` may cut the last one short.
+
+    Attributes:
+        batches: Batches of this process.
+        updates: Optimizer updates.
+        ends_at: The number of updates of the run at its end.
+    """
+
+    batches: int
+    updates: int
+    ends_at: int
+
+
+@dataclass(frozen=True)
+class PlannedEvaluation:
+    """An evaluation of one set.
+
+    Attributes:
+        update: After which update; 0 is before the first one.
+        name: The name of the set; None for a dataset without one.
+        batches: Batches of this process; None for data without a length.
+        kind: "sanity" before the first epoch, "intermediate" within an epoch, "epoch" after one.
+    """
+
+    update: int
+    name: str | None
+    batches: int | None
+    kind: str
+
+
+@dataclass(frozen=True)
+class PlannedSave:
+    """A training state that is saved.
+
+    Attributes:
+        update: After which update.
+        name: The folder in ``save_dir``; it gets a number where another run has a state of the name.
+        deletes: The states that are deleted once it is there.
+    """
+
+    update: int
+    name: str
+    deletes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlannedRate:
+    """A learning rate.
+
+    Attributes:
+        update: The update that is made with it, counted from 1.
+        rate: The learning rate.
+    """
+
+    update: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class PlannedRates:
+    """The course of the learning rate of a parameter group.
+
+    Attributes:
+        optimizer: The name of the optimizer.
+        group: The number of the group.
+        points: The rates at the turning points, in their order: the first, the first of the highest and of the lowest,
+            the last before it falls again or rises again, and the last of the run.
+    """
+
+    optimizer: str
+    group: int
+    points: tuple[PlannedRate, ...]
+
+
+@dataclass(frozen=True)
+class PlannedMemory:
+    """Memory in bytes, without activations and what the device's libraries take.
+
+    Attributes:
+        weights: Parameters and buffers.
+        gradients: The gradients of all trained parameters.
+        optimizer: The state of the optimizers after an update; None where that could not be tried.
+        saved_state: A training state on the disk, about, without what callbacks store in it; None as above. Within the
+            epochs of a custom loader it is 15 kB more.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int | None
+    saved_state: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is going to do; print it.
+
+    Attributes:
+        config: The settings of the run: the number of processes, the size of batches, samples of an update.
+        device: Where it trains.
+        parameters: The parameters by child of the model.
+        samples: The samples that the first epoch trains on; None where its loader does not tell.
+        epochs: The epochs, in their order.
+        updates: The updates of the run.
+        evaluations: The evaluations, in their order.
+        saves: The training states that are saved and deleted, in their order.
+        rates: The learning rates of the parameter groups.
+        memory: What the run needs, without activations.
+        notes: What could not be planned, and why.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from pa_core import Trainer
+        >>> from pa_core.testing import TinyClassifier, make_classification
+        >>> from pa_preflight import plan
+        >>> model = TinyClassifier(num_features=4, num_classes=3)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
+        >>> data = make_classification(80, num_features=4, num_classes=3)
+        >>> planned = plan(trainer, data, num_epochs=3, eval_dataset=data)
+        >>> planned.updates, [evaluation.update for evaluation in planned.evaluations]
+        (30, [10, 20, 30])
+    """
+
+    config: TrainerRunConfig
+    device: str
+    parameters: tuple[PlannedParameters, ...]
+    samples: int | None
+    epochs: tuple[PlannedEpoch, ...]
+    updates: int
+    evaluations: tuple[PlannedEvaluation, ...]
+    saves: tuple[PlannedSave, ...]
+    rates: tuple[PlannedRates, ...]
+    memory: PlannedMemory
+    notes: tuple[str, ...]
+
+    @override
+    def __str__(self) -> str:
+        """Return a table of about 25 lines."""
+        return "\n".join(_lines_of(self))
+
+
+def _lines_of(plan: Plan) -> Iterator[str]:
+    config = plan.config
+    rows = [("run", f"{config.num_processes} process on {plan.device}, mixed precision {config.mixed_precision}")]
+    rows += _first_rows("parameters", _parameters(plan))
+    samples = "" if plan.samples is None else f"{plan.samples:,} samples in the first epoch, "
+    update = f"{config.gradient_accumulation_steps:,} accumulated = {config.train_total_batch_size:,} an update"
+    samples += f"{config.train_per_device_batch_size:,} x {update}"
+    rows += [("samples", samples)]
+    rows += _first_rows("epochs", _epochs(plan))
+    rows += _first_rows("evaluations", _evaluations(plan))
+    saved = [one.update for one in plan.saves]
+    deleted = [one.update for one in plan.saves for _ in one.deletes]
+    rows += [("states", f"{_size(plan.memory.saved_state)} each, saved after update {_listed(saved)}")] if saved else []
+    rows += [("states", f"deleted after update {_listed(deleted)}")] if deleted else []
+    rows += _first_rows("learning rate", _rates(plan))
+    sizes = [f"{name} {_size(getattr(plan.memory, name))}" for name in ("weights", "gradients", "optimizer")]
+    rows += [("memory", f"{', '.join(sizes)}, without activations"), *(("left out", note) for note in plan.notes)]
+    for title, of_title in groupby(rows, key=lambda row: row[0]):
+        for number, (_, text) in enumerate(of_title):
+            yield f"{'' if number else title:<15}{text}"
+
+
+def _parameters(plan: Plan) -> Iterator[str]:
+    yield f"{'':<20}{'trained':>16}{'':>10}{'frozen':>16}"
+    for one in plan.parameters:
+        trained, frozen = (f"{number:>16,}" for number in (one.trained, one.frozen))
+        memory, of_frozen = (f"{_size(number):>10}" for number in (one.trained_bytes, one.frozen_bytes))
+        yield f"{one.name or '(its own)':<20}{trained}{memory}{frozen}{of_frozen}"
+
+
+def _epochs(plan: Plan) -> Iterator[str]:
+    yield f"{len(plan.epochs):,} with {plan.updates:,} updates in all"
+    for (batches, updates), equal in groupby(plan.epochs, key=lambda epoch: (epoch.batches, epoch.updates)):
+        yield f"{len(list(equal)):,} x {_counted(batches)} in {updates:,} update{'s' * (updates != 1)}"
+
+
+def _evaluations(plan: Plan) -> Iterator[str]:
+    by_kind: dict[tuple[str, str | None, int | None], list[int]] = {}
+    for one in plan.evaluations:
+        by_kind.setdefault((one.kind, one.name, one.batches), []).append(one.update)
+    for (kind, name, batches), updates in by_kind.items():
+        yield f"{_KINDS[kind]}, {name or 'the set'}: {_counted(batches)}, after update {_listed(updates)}"
+
+
+def _rates(plan: Plan) -> Iterator[str]:
+    for one in plan.rates:
+        shown = ", ".join(_shortened([f"{point.rate:.4g} at update {point.update:,}" for point in one.points]))
+        yield f"{one.optimizer}, group {one.group}: {shown}"
+
+
+def _first_rows(title: str, texts: Iterator[str]) -> list[tuple[str, str]]:
+    rows = [(title, text) for text in texts]
+    return rows if len(rows) <= _MOST else [*rows[: _MOST - 1], (title, f"and {len(rows) - _MOST + 1:,} more")]
+
+
+def _listed(updates: list[int]) -> str:
+    times = f" ({len(updates):,} times)" if len(updates) > _MOST else ""
+    return ", ".join(_shortened([f"{update:,}" for update in updates])) + times
+
+
+def _shortened(items: list[str]) -> list[str]:
+    return items if len(items) <= _MOST else [*items[: _MOST - 2], "...", items[-1]]
+
+
+def _counted(batches: int | None) -> str:
+    return "an unknown number of batches" if batches is None else f"{batches:,} batch{'es' * (batches != 1)}"
+
+
+def _size(number: float | None) -> str:
+    if number is None:
+        return "unknown"
+    unit = min(int(math.log(max(number, 1), _KIB)), len(_UNITS) - 1)
+    return f"{number / _KIB**unit:.4g} {_UNITS[unit]}"

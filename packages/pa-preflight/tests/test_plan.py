@@ -1,0 +1,154 @@
+"""A plan says what a run is going to do, and the run does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from typing_extensions import override
+
+from pa_core import ArgumentTypeError, SaveTrainingStateCallback, Trainer
+from pa_core.testing import make_regression
+from pa_preflight import Plan, plan
+from tests.support.pa_preflight.configurations import Configuration, changed, state_of
+from tests.support.pa_preflight.planned_runs import Observed, planned_run
+
+_RANDOM_STATES = 15_000
+"""What states within the epochs of a custom loader have besides: the random states at the beginning of the epoch."""
+
+
+def _cases(default: int, more: int) -> list[object]:
+    return [*range(default), *(pytest.param(seed, marks=pytest.mark.more_cases) for seed in range(default, more))]
+
+
+@pytest.mark.parametrize("seed", _cases(50, 1000))
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_does_what_was_planned(seed: int, tmp_path: Path) -> None:
+    """Epochs, updates, evaluations, saves, deletions, learning rates and memory are those of the plan."""
+    folder = tmp_path / "states"
+    (trainer, arguments), observed = planned_run(seed, folder)
+    planned = plan(trainer, **arguments)
+    assert not folder.exists()
+    assert planned.notes == ()
+    trainer.train(**arguments)
+
+    assert planned.updates == trainer.num_updates_completed == len(observed.rates)
+    assert [(one.batches, one.updates, one.ends_at) for one in planned.epochs] == observed.epochs
+    assert planned.samples == observed.samples_of_epochs[0]
+    assert [
+        (one.update, one.name, one.batches, one.kind == "intermediate") for one in planned.evaluations
+    ] == observed.evaluations
+    _check_saves(planned, observed)
+    _check_rates(planned, observed.rates)
+    _check_memory(planned, observed, trainer.model, trainer.optimizer)
+    for state in folder.glob("[!.]*/"):
+        size = sum(file.stat().st_size for file in state.iterdir())
+        if state.name.startswith("step") and isinstance(arguments["train_dataset"], DataLoader):
+            size -= _RANDOM_STATES
+        assert planned.memory.saved_state == pytest.approx(size, rel=0.01)
+
+
+def _check_saves(planned: Plan, observed: Observed) -> None:
+    """The states that are there when the next one comes, and at the end."""
+    kept: set[str] = set()
+    there = list[tuple[int, set[str]]]()
+    for one in planned.saves:
+        there.append((one.update, set(kept)))
+        kept = {*kept, one.name}.difference(one.deletes)
+    if not planned.saves or planned.saves[-1].name != "final":
+        there.append((planned.updates, kept))
+    assert there == observed.states_at_saves
+    assert kept == observed.states()
+
+
+def _check_rates(planned: Plan, observed: Sequence[Sequence[float]]) -> None:
+    """Each planned rate is the one of its update, and between two of them the rate never turns."""
+    assert len(planned.rates) == len(observed[0])
+    for one in planned.rates:
+        rates = [of_groups[one.group] for of_groups in observed]
+        assert [point.rate for point in one.points] == [rates[point.update - 1] for point in one.points]
+        assert (one.points[0].update, one.points[-1].update) == (1, len(rates))
+        assert {min(rates), max(rates)} <= {point.rate for point in one.points}
+        for before, after in zip(one.points[:-1], one.points[1:], strict=True):
+            part = rates[before.update - 1 : after.update]
+            assert part in (sorted(part), sorted(part, reverse=True))
+
+
+def _check_memory(planned: Plan, observed: Observed, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    state = [value for of_one in optimizer.state.values() for value in of_one.values() if isinstance(value, Tensor)]
+    parameters = [*model.parameters()]
+    assert planned.memory.optimizer == sum(one.nbytes for one in state)
+    assert planned.memory.weights == sum(one.nbytes for one in (*parameters, *model.buffers()))
+    assert planned.memory.gradients == observed.gradients == sum(one.trained_bytes for one in planned.parameters)
+    assert sum(one.trained + one.frozen for one in planned.parameters) == sum(one.numel() for one in parameters)
+
+
+@pytest.mark.parametrize("seed", _cases(10, 50))
+def test_a_plan_changes_nothing(seed: int) -> None:
+    """Weights, gradients, modes, optimizer, history and random numbers, right after it and after the run."""
+    configuration = Configuration.random(seed)
+    planned = configuration.make()
+    before = state_of(planned)
+    plan(planned.trainer, **planned.arguments)
+    assert changed(before, state_of(planned)) == []
+    planned.trainer.train(**planned.arguments)
+
+    unplanned = configuration.make()
+    unplanned.trainer.train(**unplanned.arguments)
+    assert changed(state_of(planned), state_of(unplanned)) == []
+
+
+def _trainer(*callbacks: SaveTrainingStateCallback) -> Trainer:
+    model = nn.Linear(4, 1)
+    return Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=callbacks)
+
+
+def test_a_plan_is_printed_as_a_table() -> None:
+    """It fits on a screen, and has its numbers."""
+    trainer = _trainer(SaveTrainingStateCallback(save_every_n_steps=1, max_checkpoints=2))
+    text = str(plan(trainer, make_regression(80), num_epochs=30, eval_dataset=make_regression(20)))
+    assert len(text.splitlines()) < 25
+    assert "300 updates in all" in text
+    assert "after epochs, the set: 3 batches, after update 10, 20, 30, ..., 300 (30 times)" in text
+
+
+def test_what_cannot_be_planned_is_said() -> None:
+    """A stream, a scheduler that follows a metric, states by the clock, and where a run resumes from."""
+    trainer = _trainer(SaveTrainingStateCallback(save_every_n_seconds=60.0, save_at_end=False))
+    planned = plan(
+        trainer,
+        _Stream(),
+        num_epochs=1,
+        eval_dataset=make_regression(8),
+        max_num_train_steps=5,
+        create_scheduler_fn=partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=1),
+        watch_metric="eval_loss_epoch",
+        resume_from="nowhere",
+    )
+    assert (planned.updates, planned.saves, planned.rates) == (5, (), ())
+    for number, reason in enumerate(("resume_from", "save_every_n_seconds", "no length", "follow from a metric")):
+        assert reason in planned.notes[number]
+
+
+class _Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    @override
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from ((torch.ones(4), torch.ones(1)) for _ in range(64))
+
+
+def test_a_plan_takes_the_arguments_of_train() -> None:
+    """Anything else is an error that says what is needed."""
+    with pytest.raises(ArgumentTypeError, match="needs the Trainer of the run"):
+        plan(_NoTrainer())
+    with pytest.raises(ArgumentTypeError, match="takes the arguments of train"):
+        plan(_trainer(), make_regression(8))  # type: ignore[call-arg]  # the mistake  # pyright: ignore[reportCallIssue]
+
+
+class _NoTrainer:
+    def train(self) -> None:
+        """Has the method alone."""
