@@ -44,7 +44,7 @@ KINDS: dict[str, str | tuple[str, int]] = {
     "docs/resuming-custom-data-loaders.md": ("scaling", 500),
     "docs/resuming.md": ("how-to", 1320),
     "docs/run.md": "understanding",
-    "docs/same-bits.md": ("understanding", 1180),
+    "docs/same-bits.md": ("understanding", 1250),
     "docs/several-machines.md": "scaling",
     "docs/sharding.md": "scaling",
     "docs/training-states.md": "understanding",
