@@ -1,7 +1,8 @@
 """Finds the mistakes of a training script before the run, and says what the run is going to do.
 
-``check(trainer, ...)`` and ``plan(trainer, ...)`` take the arguments of ``train()``. Public are the names in
-``__all__`` of ``pa_preflight``.
+``check(trainer, ...)`` and ``plan(trainer, ...)`` take the arguments of ``train()``.
+
+Public are the names in ``__all__`` of ``pa_preflight``.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def _rolled(tensor: Tensor) -> Tensor | None:
 
 
 def _check_size(first: FirstBatch) -> Iterator[Finding]:
-    """Compare the loss of the batch with that of the batch twice."""
+    """Compare the loss of the batch with the loss of the same samples twice."""
 
     def twice(tensor: Tensor) -> Tensor:
         return torch.cat([tensor, tensor]) if tensor.dim() else tensor
@@ -225,9 +225,9 @@ def is_constant(call: ModelCall) -> bool:
 
 
 def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
-    """Compare the output of the last sample beside others, and beside copies of the first one.
+    """Compare the outputs of the last sample in this batch, and in a batch with copies of the first one.
 
-    Of the last one, as layers that go from sample to sample give the first one what it should have.
+    The first sample would not do: a layer that goes from sample to sample starts with it.
     """
     size = len(call.inputs[0])
 

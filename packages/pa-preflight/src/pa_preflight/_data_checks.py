@@ -54,7 +54,7 @@ class Samples:
 
         Args:
             asked: The arguments of the run.
-            options: Those of the loader.
+            options: The arguments of the loader.
         """
         if _is_loader(self.data):
             loader: Any = cast("object", self.data)
@@ -66,7 +66,7 @@ class Samples:
 
         Args:
             asked: The arguments of the run.
-            options: Those of the loader.
+            options: The arguments of the loader.
         """
         size, _ = self.batches(asked, options)
         is_plain = not _is_loader(self.data) or not getattr(cast("object", self.data), "drop_last", False)
@@ -217,7 +217,7 @@ def _shared(train: Samples, evaluation: Samples, train_set: Any, other: Any) -> 
 
 
 def _is_continuous(sample: Any) -> bool:
-    """Whether its numbers are so many, and no whole ones, that two samples are not alike by chance."""
+    """Whether two samples are hardly equal by chance, as they have several numbers that are not whole."""
     numbers = torch.cat(
         [one.flatten().double() for one in tensors_in(sample) if one.is_floating_point()] or [torch.empty(0)]
     )

@@ -77,7 +77,7 @@ def check_evaluation(
         yield Finding(
             "evaluation-not-repeatable",
             f"Two evaluations of the same weights differ: {_shown(results[0])}, then {_shown(results[1])}.",
-            "Look for dropout or noise that does not ask for self.training.",
+            "Look for dropout or noise that ignores self.training.",
             "note" if is_overridden(trainer, "calculate_eval_batch_loss") else "mistake",
         )
     for one, other in zip(train_inputs, watch.inputs, strict=False):

@@ -71,7 +71,7 @@ def check_model(
             "weight-decay-on-norms",
             f"Weight decay of {float(decayed[0]['weight_decay']):g} also pulls biases and the weights of norm layers "
             "to 0.",
-            "Give them a parameter group of their own with weight_decay=0, as most recipes do.",
+            "Move them to another parameter group, with weight_decay=0, as most recipes do.",
             "note",
         )
 

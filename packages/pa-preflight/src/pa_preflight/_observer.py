@@ -111,7 +111,7 @@ class Observer(TrainerCallback):
         model: The model.
         optimizers: What trains it.
         at_first_batch: Called with the first batch, when its loss is known and nothing was changed.
-        num_updates: After how many updates the run ends; its schedule is that of all.
+        num_updates: After how many updates the run ends; its schedule has all of them.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ def is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def is_overridden(trainer: object, name: str) -> bool:
-    """Whether the class of a trainer has a method of its own.
+    """Whether a subclass of Trainer overrides a method.
 
     Args:
         trainer: The trainer.
