@@ -32,9 +32,9 @@ def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan:
     """Return what a run is going to do, without training.
 
     The run is started, and ended before its first batch; then schedulers are stepped on a copy of the optimizer.
-    Callbacks of ``pa_core`` that limit, evaluate and save are part of the plan. Callbacks that end a run early or change
-    its loaders, and gradients that overflow, make the run differ from its plan. Afterwards everything is as it was, as
-    after ``trainer.undoing_runs()``.
+    Callbacks of ``pa_core`` that limit, evaluate and save are part of the plan. Callbacks that end a run early or
+    change its loaders, and gradients that overflow, make the run differ from its plan. Afterwards everything is as it
+    was, as after ``trainer.undoing_runs()``.
 
     Args:
         trainer: The trainer of the run.
