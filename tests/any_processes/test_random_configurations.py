@@ -31,4 +31,4 @@ def test_it_does_not_without_the_option(tmp_path: Path) -> None:
         (expected,) = launch(Attempt(configuration, 1, tmp_path / f"{seed}_on_1"))
         if difference(Attempt(configuration, 2, tmp_path / f"{seed}_on_2"), expected) is None:
             equal.append(seed)
-    assert len(equal) <= 2, equal  # noqa: PLR2004  # of twelve
+    assert len(equal) <= 2, equal
