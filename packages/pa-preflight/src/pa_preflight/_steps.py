@@ -20,7 +20,8 @@ from pa_preflight._loss_checks import check_loss, check_sigmoid
 from pa_preflight._model_checks import check_gradients
 from pa_preflight._observer import Observer, is_overridden
 
-_UPDATES = 3
+_UPDATES = 10
+"""Enough to see layers that are left out at random."""
 _SLOW = 0.005
 """Seconds to fetch a batch that are worth workers."""
 
