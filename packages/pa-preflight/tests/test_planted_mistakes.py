@@ -7,7 +7,6 @@ import pytest
 from pa_preflight import check
 from tests.support.pa_preflight.planted import PLANTED
 
-
 NOT_FOUND = {"linear_model_for_a_product"}
 """A model that learns one batch, and not the task: only a longer run shows it."""
 
