@@ -29,3 +29,13 @@ def test_what_is_not_found_is_known(name: str) -> None:
     script = PLANTED[name].make()
     report = check(script.trainer, **script.arguments)
     assert PLANTED[name].finding not in {finding.name for finding in report.findings}
+
+
+def test_an_argument_that_train_refuses_is_reported() -> None:
+    """As a step that fails, in the words of ``train``."""
+    script = PLANTED["tiny_rate"].make()
+    script.arguments["per_device_batch_size"] = 0
+    report = check(script.trainer, **script.arguments)
+    (finding,) = report.findings
+    assert finding.name == "step-fails"
+    assert "per_device_batch_size" in finding.saw

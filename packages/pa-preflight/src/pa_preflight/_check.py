@@ -96,8 +96,9 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
             return Report(findings, left_out, time.monotonic() - started)
     batch_size, _ = train.batches(asked, loader_kwargs)
     steps = Steps(trainer, asked, batch_size)
-    smallest_batch = train.smallest_batch(asked, loader_kwargs)
-    findings += check_batch_norm(steps.observer.in_training, batch_size, smallest_batch)
+    if steps.observer.is_training:  # a step has begun, so the arguments are valid
+        smallest_batch = train.smallest_batch(asked, loader_kwargs)
+        findings += check_batch_norm(steps.observer.in_training, batch_size, smallest_batch)
     findings += steps.check()
     left_out += steps.left_out
     if steps.observer.loss_calls:
