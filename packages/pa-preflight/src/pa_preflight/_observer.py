@@ -78,7 +78,7 @@ class ModelCall:
     Attributes:
         args: The positional arguments.
         kwargs: The others.
-        output: The first tensor of its output that has as many rows as there are samples; None without one.
+        output: The first tensor of its output; None without one.
     """
 
     args: tuple[Any, ...]
@@ -180,7 +180,8 @@ class Observer(TrainerCallback):
             raise StopTrainingError("That is enough.")
 
     def _note_call(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        self.model_calls.append(ModelCall(args, kwargs, next(iter(tensors_in(output)), None)))
+        outputs = [one.detach() for one in tensors_in(output)[:1]]  # a graph would keep the activations of each step
+        self.model_calls.append(ModelCall(args, kwargs, next(iter(outputs), None)))
 
     def _note_inputs(self, _layer: nn.Module, args: tuple[Any, ...]) -> None:
         """Take what the first layer with a matrix gets, normalised where the model does it."""
@@ -194,7 +195,7 @@ class Observer(TrainerCallback):
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in tuples, lists, mappings and objects with attributes, in their order.
+    """Return the tensors in tuples, lists and mappings, in their order.
 
     Args:
         value: A batch, an output or arguments.
