@@ -16,6 +16,7 @@ from pa_core.distributed.comparison import Describe
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.errors import ConfigurationError
 from pa_core.extra_models import AddedModules
+from pa_core.fitting import BatchSizeFitting
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import ShardingSettings
@@ -56,6 +57,7 @@ class Engine:
         progress: The counters of the run.
         rank_sync: What the processes decide together.
         resumption: Where the run began.
+        fitting: What chooses batch sizes by the memory, None in other runs.
         trained: What the run trains, by the name of the optimizer.
         running: What kind of run is in progress, None between runs.
         contexts: What ends with the run.
@@ -111,6 +113,7 @@ class Engine:
         self.rank_sync: RankSync = RankSync(self.device, self.num_processes, describe_course)
         self.resumption: Resumption = Resumption(self.progress, self.device, reproducible=self.reproducible)
         self.loaders.start_run()
+        self.fitting: BatchSizeFitting | None = None
         self.checked_steps: set[str] = set()
         self.last_batch: Any = None
         self.is_at_empty_batch: bool = False

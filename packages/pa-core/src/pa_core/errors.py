@@ -164,6 +164,26 @@ class TrainingPreempted(SystemExit):  # not an error: a script ends by it as by 
         super().__init__(self.STATUS)
 
 
+class SmallerBatchNeeded(SystemExit):  # no error: a script ends by it as by SystemExit
+    """With ``per_device_batch_size="fit"``, the memory did not suffice: a note was written, and the process ends.
+
+    Start the script again with ``resume_from``: the run continues with smaller batches, and the same updates. The exit
+    status is 75, as after ``TrainingPreempted``.
+
+    Attributes:
+        STATUS: The exit status.
+
+    Example:
+        >>> SmallerBatchNeeded().code
+        75
+    """
+
+    STATUS = TrainingPreempted.STATUS
+
+    def __init__(self) -> None:
+        super().__init__(self.STATUS)
+
+
 class MetricNotFoundError(ExplainedError, KeyError, ValueError):
     """A requested metric was never recorded.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from pa_core.distributed import sum_over_processes
 from pa_core.distributed.comparison import Describe
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
+from pa_core.fitting import BatchSizeFitting
 from pa_core.model_tensors import unwrap_model
 from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.progress import Phase, Stage
@@ -32,7 +33,7 @@ from pa_core.run_arguments import RunArguments
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.trained import MicroBatch, Trained, micro_batches
 from pa_core.training_state.checkpointer import EvaluationInterrupted
-from pa_core.training_state.fetched_states import folder_of, homes_of
+from pa_core.training_state.fetched_states import folder_of, homes_of, save_dirs_of
 from pa_core.types import SizedIterable
 
 _END: Any = object()
@@ -245,6 +246,26 @@ class Loop:
         """Call the first event of a run, in which callbacks may replace loaders, and limit them as was asked."""
         self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
         apply_limit_of_environment(self.trainer)
+
+    def fit_batches(self, try_update: Callable[[Any], None] | None = None) -> None:
+        """Choose the batch sizes by the memory of the devices; every process must call this.
+
+        Args:
+            try_update: Makes an update out of a batch; None if it cannot be tried.
+        """
+        trainer, engine = self.trainer, self.engine
+        if trainer.is_sharded or self.reproducible is not None:
+            kind = (
+                "A reproducible run has the same batches" if self.reproducible else "A sharded model is called together"
+            )
+            raise UnsupportedConfigurationError(
+                f'{kind} on all processes, and per_device_batch_size="fit" chooses them by memory.', do="Pass a number."
+            )
+        engine.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
+        with nullcontext() if try_update is None else engine.undoing_runs(trainer, ()):
+            sizes = engine.fitting.find(trainer.train_dataloader, try_update, trainer.print)
+        engine.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
+        engine.loaders.set_batch_sizes(sizes, "eval", [trainer.eval_dataloader, *trainer.eval_dataloaders.values()])
 
     def placeholder_values(self) -> dict[str, float]:
         """Return what ``TrainerPlaceholderValues`` stand for in this run."""

@@ -37,7 +37,7 @@ class RunArguments:
     call: str
     data: Sequence[GivenData] = ()
     evaluation_sets: Mapping[str, EvaluationSet] = field(default_factory=dict[str, EvaluationSet])
-    per_device_batch_size: int
+    per_device_batch_size: int | Literal["fit"]
     num_epochs: int = 1
     gradient_accumulation_steps: int = 1
     samples_per_update: int | None = None
@@ -57,7 +57,7 @@ class RunArguments:
     def __post_init__(self) -> None:
         check_count("num_epochs", self.num_epochs)
         check_count("gradient_accumulation_steps", self.gradient_accumulation_steps)
-        check_count("per_device_batch_size", self.per_device_batch_size)
+        self._check_batch_size()
         check_count("sanity_eval_steps", self.sanity_eval_steps, minimum=0)
         for name in ("max_num_train_steps", "max_updates_per_batch", "samples_per_update"):
             if getattr(self, name) is not None:
@@ -71,10 +71,36 @@ class RunArguments:
                 "leave out samples_per_update or max_updates_per_batch."
             )
 
+    def _check_batch_size(self) -> None:
+        if self.per_device_batch_size != "fit":
+            check_count("per_device_batch_size", self.per_device_batch_size)
+            return
+        if self.samples_per_update is None:
+            raise ConfigurationError(
+                'per_device_batch_size="fit" divides updates by the memory: pass samples_per_update, which says how '
+                "large they are."
+            )
+        if any("batch_size" in (one.kwargs or {}) for one in self.data):
+            raise ConfigurationError(
+                'The arguments of the loader have a batch_size. Leave it out, or per_device_batch_size="fit".'
+            )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the batches are to be as large as the memory allows."""
+        return self.per_device_batch_size == "fit"
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size to begin with: where it is to fit, the largest there may be."""
+        if self.per_device_batch_size == "fit":
+            return self.samples_per_update or 1
+        return self.per_device_batch_size
+
     @property
     def numbers(self) -> tuple[int, int, int, int | None, float | None]:
         """What a run config is made of, in the order of ``Trainer._create_run_config``."""
-        sizes = self.per_device_batch_size, self.num_epochs, self.gradient_accumulation_steps
+        sizes = self.batch_size, self.num_epochs, self.gradient_accumulation_steps
         return *sizes, self.max_num_train_steps, self.gradient_clip_value
 
     def describe(self) -> dict[str, object]:

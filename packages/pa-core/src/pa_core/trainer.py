@@ -175,7 +175,7 @@ class Trainer(
         train_dataset: Dataset[Any] | DataLoader[Any],
         num_epochs: int,
         eval_dataset: EvaluationData = None,
-        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
+        per_device_batch_size: int | Literal["fit"] = DEFAULT_BATCH_SIZE,
         max_num_train_steps: int | None = None,
         gradient_accumulation_steps: int = 1,
         gradient_clip_value: float | None = None,
@@ -212,7 +212,8 @@ class Trainer(
                 names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``. Wrap one in an ``EvaluationSet``
                 if you do not want it evaluated in each epoch.
             per_device_batch_size: The number of samples in a batch of one process; the default is 8. Leave it
-                out if you pass a ``DataLoader``, which has its own.
+                out if you pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit" takes as many as
+                fit into the memory of each device, which is tried before the run and undone.
             max_num_train_steps: The number of optimizer updates of the run. If you pass
                 it, the run makes this many updates and ignores ``num_epochs``: 10,000 updates of 1,000 an epoch are ten
                 epochs, even with ``num_epochs=1``, and the run may end mid-epoch. Data without a length requires it.
@@ -261,6 +262,8 @@ class Trainer(
             StateNotFoundError: There is no training state to resume.
             CheckpointError: No training state is valid, or resuming would change the meaning of the run.
             TrainingPreempted: The run was preempted, after saving a training state.
+            SmallerBatchNeeded: With ``per_device_batch_size="fit"``, a later batch did not fit. Start the script again:
+                it resumes with smaller ones.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
         self._lifecycle.require_ready("train")
@@ -305,18 +308,20 @@ class Trainer(
         with self._lifecycle.running("train", {"optimizer": self._trained}, asked.describe):
             self._loop.find_state(asked)
             create, loaders = self.create_train_dataloader, self._engine.loaders
-            train_dl = loaders.take(train_data, create, per_device_batch_size, samples_per_update)
+            train_dl = loaders.take(train_data, create, asked.batch_size, samples_per_update)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
-            self._make_eval_dataloaders(per_device_batch_size)
+            self._make_eval_dataloaders(asked.batch_size)
             self._loop.announce()
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
+            if asked.fits:
+                self._loop.fit_batches(self._try_update)
             if self._loop.reproducible is not None:
                 called: dict[str, nn.Module] = {"model": self.get_model(), **self.modules}
                 loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()
                 self._loop.reproducible.require_usable(loaders_of_run, called)
             self._start_training_together()
-            steps = loaders.steps_per_update(self.train_dataloader, per_device_batch_size, gradient_accumulation_steps)
+            steps = loaders.steps_per_update(self.train_dataloader, asked.batch_size, gradient_accumulation_steps)
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
             asked = replace(asked, gradient_accumulation_steps=steps)
             self.run_config = self._create_run_config(*asked.numbers)
@@ -388,7 +393,7 @@ class Trainer(
         self._loop.asked = asked
 
         with self._lifecycle.running("evaluate", {}, asked.describe):
-            self._make_eval_dataloaders(asked.per_device_batch_size)
+            self._make_eval_dataloaders(asked.batch_size)
             self._loop.announce()
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
@@ -484,6 +489,14 @@ class Trainer(
             if loss is not None:
                 self.backward_step(accumulation.weigh(loss, part))
         self._engine.progress.samples_in_group += accumulation.samples_of(part)
+
+    def _try_update(self, batch: BatchT) -> None:
+        """Do with a batch all that takes memory in an update."""
+        self.train_epoch_start()
+        with self._engine.means.step():
+            self.backward_step(self.calculate_train_batch_loss(batch)["loss"])
+        for optimizer in self.named_optimizers().values():
+            optimizer.step()
 
     def _forward(self, batch: BatchT, part: MicroBatch) -> Tensor | None:
         """Calculate the loss of one batch and report it; None where there is nothing to go backward through."""

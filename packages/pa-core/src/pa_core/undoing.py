@@ -70,7 +70,7 @@ def _keep_module(module: nn.Module) -> Callable[[], None]:
     """Note what a module holds itself: parameters and buffers, plain attributes and extra state."""
     held = vars(module)
     tensors = [
-        (where, name, tensor, None if tensor is None else tensor.detach().clone())
+        (where, name, tensor, None if tensor is None else tensor.detach().to("cpu", copy=True))
         for where in (held[PARAMETERS], held[BUFFERS])
         for name, tensor in where.items()
     ]

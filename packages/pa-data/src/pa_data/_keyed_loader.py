@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from multiprocessing.context import BaseContext
@@ -287,7 +287,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         if self.given_order.makes_batches:
             _check_batches_of_order(self.given_order, batch_size, drop_last, split, samples_per_update)
             batch_size = None
-            self._split_epoch: Callable[[EpochOrder], Split] = partial(_split_batches, num_processes=num_processes)
+            self._split_epoch: partial[Split] = partial(_split_batches, num_processes=num_processes)
         else:
             check_count("batch_size", batch_size)
             size = cast("int", batch_size)
@@ -406,6 +406,34 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         self._progress = _EpochProgress(plan)
         self._batches.sampler.epoch = None
 
+    def set_batch_sizes(self, sizes: Sequence[int]) -> None:
+        """Choose how many samples each process takes in a step at the most, for the next iterator.
+
+        A training loader needs ``samples_per_update``, so that updates stay as they are; it deals their steps in
+        proportion to these numbers. An evaluation takes the smallest of them on each process.
+
+        Args:
+            sizes: The number of samples of each process, at least 1; the same numbers on all of them.
+
+        Raises:
+            ConfigurationError: The batches follow from an order or from ``fixed_batches``, or updates from batches.
+        """
+        if (
+            self.fixed_batches
+            or self.given_order.makes_batches
+            or (not self._evaluates and self.samples_per_update is None)
+        ):
+            raise ConfigurationError(
+                "The batches of this loader have the sizes that it was made with.",
+                do="Pass samples_per_update, no fixed_batches, and an order that makes no batches.",
+            )
+        is_even = self._evaluates or len(set(sizes)) == 1
+        size = min(sizes) if self._evaluates else max(sizes)
+        of_each = () if is_even else tuple(sizes)
+        self._split_epoch = partial(self._split_epoch, batch_size=size, batch_sizes=of_each)
+        vars(self)["batch_size"] = size
+        self.start_epoch(self._epoch, self.position)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose an epoch for the next iterator, from its first sample on; the chosen one keeps its position.
 
@@ -487,8 +515,15 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             step: The step of the chosen epoch, counted from the chosen position.
             rank: The number of the process.
         """
-        plan = replace(self._batches.plan, rank=rank)
-        piece = plan.split.piece(step, rank)
+        return self.fetch(self.split.piece(step, rank))
+
+    def fetch(self, piece: range) -> Any:
+        """Return the samples at some positions of the chosen epoch as a batch, fetched here and now.
+
+        Args:
+            piece: The positions.
+        """
+        plan = self._batches.plan
         with preserve_rng_state():
             indices = plan.order.indices(piece.start, piece.stop)
             draws = piece if plan.order.repeats or isinstance(self.dataset, IterableDataset) else None
@@ -555,6 +590,7 @@ def _split_epoch(
     drop_last: bool,
     samples_per_update: int | None,
     fixed_batches: bool,
+    batch_sizes: tuple[int, ...] = (),
 ) -> Split:
     num_samples = order.num_samples
     if order.batch_ends is not None:
@@ -565,8 +601,10 @@ def _split_epoch(
     if samples_per_update is not None:
         if kind == "eval":
             raise ConfigurationError(f"An evaluation makes no updates: leave out {samples_per_update=}.")
-        of_updates = MicroBatchSplit if fixed_batches else UpdateSplit
-        return of_updates(num_samples, samples_per_update, batch_size, num_processes, drop_last=drop_last)
+        sizes = num_samples, samples_per_update, batch_size, num_processes
+        if fixed_batches:
+            return MicroBatchSplit(*sizes, drop_last=drop_last)
+        return UpdateSplit(*sizes, drop_last=drop_last, max_batch_sizes=batch_sizes)
     if kind == "train":
         return TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
     if kind == "eval":

@@ -180,6 +180,8 @@ class UpdateSplit:
         num_processes: The number of processes that share each step.
         drop_last: Leaves out the samples that do not fill an update.
         start: The number of samples of this epoch that are trained on already; updates are counted from there.
+        max_batch_sizes: The number of samples that each process takes in a step at the most, where devices differ:
+            steps are then dealt in proportion. Empty, the default, for ``max_batch_size`` on each.
 
     Raises:
         ConfigurationError: If a number is out of its range.
@@ -190,6 +192,9 @@ class UpdateSplit:
         (2, [10, 10, 10])
         >>> [split.piece(1, rank) for rank in range(3)]
         [range(10, 14), range(14, 17), range(17, 20)]
+        >>> unlike = UpdateSplit(30, 10, max_batch_size=8, num_processes=2, max_batch_sizes=(8, 2))
+        >>> [unlike.piece(0, rank) for rank in range(2)]
+        [range(0, 8), range(8, 10)]
     """
 
     num_samples: int
@@ -199,12 +204,19 @@ class UpdateSplit:
     _: KW_ONLY
     drop_last: bool = False
     start: int = 0
+    max_batch_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise an error for numbers that describe no split."""
         check_count("samples_per_update", self.samples_per_update)
         check_count("batch_size", self.max_batch_size)
         _check_sizes(self)
+        for size in self.max_batch_sizes:
+            check_count("batch_size", size)
+        if len(self.max_batch_sizes) not in (0, self.num_processes):
+            raise ConfigurationError(
+                f"Each process needs a batch size: {self.num_processes} processes, and {self.max_batch_sizes=}."
+            )
         if not 0 <= self.start <= self.num_samples:
             raise _outside(self.start, self.num_samples)
 
@@ -234,8 +246,12 @@ class UpdateSplit:
         updates, rest = divmod(self.start, self.samples_per_update)
         return updates * self.steps_per_update + self._steps_for(rest)
 
+    @cached_property
+    def _largest_step(self) -> int:
+        return sum(self.max_batch_sizes) or self.max_batch_size * self.num_processes
+
     def _steps_for(self, samples: int) -> int:
-        return -(-samples // (self.max_batch_size * self.num_processes))
+        return -(-samples // self._largest_step)
 
     def __len__(self) -> int:
         """Return the number of steps from ``start`` on."""
@@ -244,6 +260,8 @@ class UpdateSplit:
     @property
     def num_full_steps(self) -> int:
         """The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples."""
+        if self.max_batch_sizes:
+            return 0
         are_full = self.steps_per_update * self.num_processes * self.batch_size == self.samples_per_update
         are_full = are_full and (self.batch_size > 1 or self.max_batch_size == 1)
         return self._updates_and_rest[0] * self.steps_per_update if are_full else 0
@@ -264,6 +282,8 @@ class UpdateSplit:
         """
         _check_within("rank", rank, self.num_processes)
         positions = self._positions(step)
+        if self.max_batch_sizes:
+            return _piece_in_proportion(positions, self.max_batch_sizes, rank)
         rest = TrainSplit(positions.stop, self.max_batch_size, self.num_processes, start=positions.start)
         return rest.piece(0, rank)
 
@@ -631,6 +651,25 @@ class BatchSplit:
         _check_within("step", step, self._num_steps)
         batch = self._first + step * self.num_processes + rank
         return range(self._end(batch), self._end(batch + 1))
+
+
+def _piece_in_proportion(positions: range, most: tuple[int, ...], rank: int) -> range:
+    """Deal a step in proportion to what each rank takes at the most; only the last ranks are left without a sample.
+
+    As in a `TrainSplit`, no rank gets exactly one sample where there is room for two.
+    """
+    size = len(positions)
+    for at_least in (min(2, size, *most), 1):
+        ranks = min(len(most), size // at_least)
+        rest = size - ranks * at_least
+        room = [one - at_least for one in most[:ranks]]
+        if rest <= sum(room):
+            break
+
+    def begin(of: int) -> int:
+        return positions.start + min(of, ranks) * at_least + rest * sum(room[:of]) // max(sum(room), 1)
+
+    return range(begin(rank), begin(rank + 1))
 
 
 def _even_piece(begin: int, size: int, parts: int, part: int) -> range:

@@ -102,7 +102,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         max_num_train_steps: The number of optimizer updates of the run. If you pass it, the run makes this many updates
             and ignores ``num_epochs``, and may end mid-epoch.
         per_device_batch_size: The number of samples in a batch of one process; the default is 8. Leave it out if you
-            pass a ``DataLoader``, which has its own.
+            pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit" begins with the largest
+            batches; if one does not fit into the memory, the run ends with status 75, and the next start resumes with
+            smaller ones.
         gradient_accumulation_steps: The number of batches of one process in an update; the
             default is 1. The last group of an epoch may be shorter.
         gradient_clip_value: Each element of the gradients is clipped to plus and minus this value. None, the default,
@@ -181,7 +183,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         *,
         num_epochs: int | None = None,
         max_num_train_steps: int | None = None,
-        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
+        per_device_batch_size: int | Literal["fit"] = DEFAULT_BATCH_SIZE,
         gradient_accumulation_steps: int = 1,
         gradient_clip_value: float | None = None,
         gradient_clip_norm: float | None = None,
@@ -332,7 +334,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             block.callback(_block_is_open.reset, _block_is_open.set(True))
             block.enter_context(self._lifecycle.running("train", {**self._trained}, asked.describe))
             self._loop.find_state(asked)
-            loaders, size = self._engine.loaders, asked.per_device_batch_size
+            loaders, size = self._engine.loaders, asked.batch_size
             loader = loaders.take(self._train_data, self._create_train_loader, size, asked.samples_per_update)
             self.train_dataloader = cast("SizedIterable", loader)
             self._loop.announce()
@@ -347,6 +349,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             for name, one in self._trained.items():
                 one.watch_steps(self.optimizers[name])
             self.train_dataloader = loaders.split_for_training(self.train_dataloader)
+            if asked.fits:
+                self._loop.fit_batches()
             if self._loop.reproducible is not None:
                 self._loop.reproducible.require_usable([self.train_dataloader], self.models)
             steps = loaders.steps_per_update(self.train_dataloader, size, asked.gradient_accumulation_steps)
@@ -783,7 +787,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._begin()
         if self._training == "left":
             self._leave_training()
-        batch_size = per_device_batch_size or self._asked.per_device_batch_size
+        fitting = self._engine.fitting
+        batch_size = per_device_batch_size or (fitting.smallest if fitting else self._asked.batch_size)
         data = GivenData(dataset, "dataset", dataloader_kwargs, is_made_by_method=False)
         self._loop.check_data([data], replace(self._asked, per_device_batch_size=batch_size))
         self.eval_dataset = data.dataset

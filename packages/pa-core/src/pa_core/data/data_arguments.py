@@ -113,7 +113,7 @@ class GivenData:
 
 
 def check_arguments_of_loaders(
-    given: Sequence[GivenData], per_device_batch_size: int, collate_fn: Callable[[list[Any]], Any] | None
+    given: Sequence[GivenData], per_device_batch_size: int | str, collate_fn: Callable[[list[Any]], Any] | None
 ) -> None:
     """Raise an error for arguments that have no effect on any of the data: DataLoaders, or an order, say otherwise.
 

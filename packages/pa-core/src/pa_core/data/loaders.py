@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -252,6 +252,18 @@ class Loaders:
             if rest
             else f"Leave gradient_accumulation_steps out: {steps} of these batches make an update.",
         )
+
+    def set_batch_sizes(self, sizes: Sequence[int], purpose: Purpose, loaders: Iterable[object]) -> None:
+        """Set the sizes of batches by the processes.
+
+        Args:
+            sizes: The number of samples of each process.
+            purpose: What the loaders are for.
+            loaders: The loaders; those that are not keyed stay as they are.
+        """
+        for one in filter(is_keyed, map(innermost, loaders)):
+            one.set_batch_sizes(sizes)
+            self._kwargs[purpose]["batch_size"] = one.batch_size
 
     def settings(self, purpose: Purpose, loader: object, per_device_batch_size: int) -> LoaderSettings:
         """Return what the run config says about a loader.

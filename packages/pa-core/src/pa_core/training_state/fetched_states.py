@@ -28,6 +28,15 @@ class _SendsStates(Protocol):
     def save_dir(self) -> Path: ...
 
 
+def save_dirs_of(callbacks: Iterable[object]) -> list[Path]:
+    """Return the folders in which callbacks save states.
+
+    Args:
+        callbacks: The callbacks of a run.
+    """
+    return [Path(os.path.realpath(one.save_dir)) for one in callbacks if isinstance(one, _SendsStates)]
+
+
 def homes_of(callbacks: Iterable[object]) -> dict[str, Path]:
     """Return the local folders whose states callbacks send to object stores, by the URLs of these.
 

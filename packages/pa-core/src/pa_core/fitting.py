@@ -1,0 +1,224 @@
+"""``per_device_batch_size="fit"``: how many samples of an update a process computes at a time, by its memory."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
+
+from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, is_slice
+from pa_core.distributed import gather_objects, num_processes
+from pa_core.errors import ConfigurationError, SmallerBatchNeeded, UnsupportedConfigurationError
+from pa_data import KeyedDataLoader
+
+_NO_MEMORY = "out of memory", "can't allocate memory"
+_LARGEST_PART = 4
+"""One part of the free memory of a machine may be saved for the backward pass of the largest batch that is tried."""
+
+
+class BatchSizeFitting:
+    """Finds the largest batch that fits before a run, and takes note if it does not fit in mid-run.
+
+    Args:
+        device: The device of the run.
+        folders: Where the run saves its states; notes are kept there, for the next start.
+
+    Attributes:
+        batch_size: What this process computes at a time at the most.
+        smallest: The smallest of all processes.
+    """
+
+    def __init__(self, device: torch.device, folders: Iterable[Path]) -> None:
+        is_cuda = device.type == "cuda"
+        self._device, kind = device, torch.cuda.get_device_name(device) if is_cuda else device.type
+        name = f"per_device_batch_size_on_{re.sub('[^A-Za-z0-9]+', '_', kind)}.json"
+        self._notes = [folder / name for folder in folders]
+        self.batch_size: int = 0
+        self.smallest: int = 0
+
+    def find(self, loader: object, try_update: Callable[[Any], None] | None, say: Callable[[str], None]) -> list[int]:
+        """Return the batch sizes of all processes; every process must call this.
+
+        Args:
+            loader: The training loader.
+            try_update: Makes an update out of a batch; None if it cannot be tried, so that the largest is taken.
+            say: Told what was chosen.
+
+        Raises:
+            ConfigurationError: The sizes of the batches are not the trainer's to choose.
+        """
+        keyed = _resizable(loader)
+        noted = self._noted()
+        samples = min(keyed.samples_per_update or 0, keyed.split.num_samples)
+        even = -(-samples // num_processes())
+        self.batch_size = min(even, noted or even)
+        if try_update is not None:
+            trial = _Trial(keyed, try_update, self._device)
+            self.batch_size = trial.largest(0, self.batch_size)
+            if min(gather_objects(self.batch_size)) < even == self.batch_size:  # this device holds what others do not
+                self.batch_size = trial.largest(even, min(samples, noted or samples))
+        sizes = gather_objects(self.batch_size)
+        self.smallest = min(sizes)
+        known = "" if noted is None else f", because more did not fit before, says {self._notes[0]}"
+        say(f"Batches of {_described(sizes)} at a time{known}.")
+        return sizes
+
+    def _noted(self) -> int | None:
+        """What fits by the notes of earlier starts; the same on all processes with such a device."""
+        found: list[int] = []
+        for note in self._notes:
+            with suppress(FileNotFoundError):
+                found.append(int(json.loads(note.read_text())["fits"]))
+        return min(found, default=None)
+
+    def note(self, error: Exception) -> None:
+        """Take note if a run has ended for want of memory; other errors are left alone.
+
+        Args:
+            error: What has ended the run.
+
+        Raises:
+            SmallerBatchNeeded: The next start continues with smaller batches.
+        """
+        size = self.batch_size
+        if not _is_out_of_memory(error) or size == 0:
+            return
+        if size == 1:
+            error.add_note("Not even one sample at a time fits.")
+            return
+        problem = f"{size} samples at a time do not fit into the memory of {self._device}; {size // 2} may."
+        if not self._notes:
+            error.add_note(
+                f"{problem} Pass per_device_batch_size={size // 2}; or resume from the states of "
+                "SaveTrainingStateCallback, in whose folder the next start finds a note of it."
+            )
+            return
+        for path in self._notes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_name(f".{path.name}.{os.getpid()}")
+            new.write_text(json.dumps({"fits": size // 2, "does_not_fit": size}))
+            new.replace(path)
+        sys.stderr.write(f"{problem} Start the script again: with resume_from, it continues with these.\n")
+        raise SmallerBatchNeeded from error
+
+
+class _Trial:
+    """Updates of batches that become larger, which others must undo."""
+
+    def __init__(self, loader: KeyedDataLoader[Any], try_update: Callable[[Any], None], device: torch.device) -> None:
+        self._loader, self._try_update, self._device = loader, try_update, device
+        self._saved_bytes = 0
+
+    def largest(self, known: int, most: int) -> int:
+        """Return the largest batch that fits, between one that is known to fit and the largest of interest."""
+        for size in _sizes(known, most):
+            if not self._fits(size):
+                return known or self._only_one()
+            known = size
+        return known
+
+    def _only_one(self) -> int:
+        self._update(1)
+        return 1
+
+    def _fits(self, size: int) -> bool:
+        if self._device.type == "cpu" and self._saved_bytes * 2 > (_free_memory() or sys.maxsize) / _LARGEST_PART:
+            return False
+        try:
+            self._update(size)
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+        else:
+            return True
+        gc.collect()  # of the frames of the error, which hold tensors
+        if self._device.type != "cpu":
+            torch.accelerator.empty_cache()
+        return False
+
+    def _update(self, size: int) -> None:
+        """Make an update of the first samples; gradients are kept, as in an update of several batches."""
+        self._saved_bytes = 0
+        counts = self._device.type == "cpu"
+        with (
+            _Alone() if num_processes() > 1 else nullcontext(),
+            saved_tensors_hooks(self._count, lambda saved: saved) if counts else nullcontext(),
+        ):
+            self._try_update(self._loader.fetch(range(size)))
+
+    def _count(self, saved: Tensor) -> Tensor:
+        self._saved_bytes += saved.nbytes
+        return saved
+
+
+class _Alone(TorchDispatchMode):
+    """Refuses what waits for other processes, which may be trying another size, or have run out of memory."""
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            raise UnsupportedConfigurationError(
+                'per_device_batch_size="fit" tries steps on each process alone, and this one communicates.',
+                given=str(func),
+                do="Pass a number, or communicate between the steps.",
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _sizes(known: int, most: int) -> Iterator[int]:
+    """Twice as many each time; from two on, as a batch of one is nothing to batch norm."""
+    size = max(2 * known, 2)
+    while size < most:
+        yield size
+        size *= 2
+    if most > known:
+        yield most
+
+
+def _resizable(loader: object) -> KeyedDataLoader[Any]:
+    keyed = innermost(loader)
+    if is_slice(loader) or not is_keyed(keyed):
+        what = "a limit on batches, which counts them" if is_slice(loader) else describe_loader(loader)
+        raise ConfigurationError(
+            'With per_device_batch_size="fit", the number of batches follows from the memory.',
+            given=what,
+            do="Pass a dataset, and max_num_train_steps to limit the run; or pass a number.",
+        )
+    return keyed
+
+
+def _described(sizes: Sequence[int]) -> str:
+    if len(set(sizes)) == 1:
+        return f"{sizes[0]} samples on each process" if len(sizes) > 1 else f"{sizes[0]} samples"
+    return f"{', '.join(map(str, sizes))} samples on processes 0 to {len(sizes) - 1}"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _NO_MEMORY)
+
+
+def _free_memory() -> int | None:
+    """Bytes of the machine's memory, or of what its container may use, for each process; None where nothing tells."""
+    free: list[int] = []
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):
+        of_container = Path("/sys/fs/cgroup")
+        limit, used = ((of_container / f"memory.{name}").read_text() for name in ("max", "current"))
+        free.append(int(limit) - int(used))
+    return min(free) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if free else None
