@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from typing_extensions import override
 
@@ -295,3 +296,30 @@ def test_a_sampler_of_the_users_is_not_accepted(option: str) -> None:
     options: dict[str, Any] = {option: [[0]]}
     with pytest.raises(TypeError, match=option):
         KeyedDataLoader(Indices(10), batch_size=2, **options)
+
+
+DATA = TensorDataset(torch.arange(30))
+
+
+def test_batch_sizes_are_chosen_later() -> None:
+    """Updates and the position stay; processes take as much as each was told, and an evaluation the smallest."""
+    order = torch.cat([batch[0] for batch in KeyedDataLoader(DATA, 30, shuffle=True, samples_per_update=10)])
+    taken: list[list[Tensor]] = []
+    for rank in range(2):
+        loader = KeyedDataLoader(DATA, 10, shuffle=True, samples_per_update=10, rank=rank, num_processes=2)
+        loader.start_epoch(0, 10)
+        loader.set_batch_sizes([8, 2])
+        assert loader.batch_size == 8
+        taken.append([batch[0] for batch in loader])
+    assert [len(batch) for batch in taken[0]] == [8] * len(taken[0])
+    assert torch.equal(torch.cat([torch.cat(step) for step in zip(*taken, strict=True)]), order[10:])
+    evaluation = KeyedDataLoader(DATA, 10, split="eval", num_processes=2)
+    evaluation.set_batch_sizes([8, 2])
+    assert evaluation.batch_size == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"samples_per_update": 10, "fixed_batches": True}])
+def test_batches_that_are_part_of_the_meaning_keep_their_size(options: dict[str, Any]) -> None:
+    """Without updates of so many samples, and where a batch is the same on any number of processes."""
+    with pytest.raises(ConfigurationError, match="have the sizes that it was made with"):
+        KeyedDataLoader(DATA, 4, **options).set_batch_sizes([2])

@@ -59,6 +59,36 @@ def test_updates_are_of_as_many_samples_on_any_number_of_processes(drop_last: bo
                 assert step >= split.num_full_steps or lengths == {split.batch_size}
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(1, 200), st.integers(1, 90))
+def test_unlike_processes_take_what_they_hold(most: list[int], num_samples: int, samples: int) -> None:
+    """In order, each sample once, in as few steps as possible, and only the last processes are left without one."""
+    split = UpdateSplit(num_samples, samples, max(most), len(most), max_batch_sizes=tuple(most))
+    assert positions(split) == list(range(num_samples))
+    assert split.steps_per_update == -(-samples // sum(most))
+    for step in range(len(split)):
+        lengths = list(map(len, pieces(split, step)))
+        assert all(length <= one for length, one in zip(lengths, most, strict=True))
+        assert lengths == sorted(lengths, key=lambda length: length == 0)
+        for (length, one), (other, more) in itertools.permutations(zip(lengths, most, strict=True), 2):
+            assert one >= more or other >= length - 1 or other == 0  # who holds more takes no less
+        if sum(lengths) == sum(most):
+            assert lengths == most
+
+
+def test_no_process_has_one_sample_for_batch_norm() -> None:
+    """Where those before it have room for two."""
+    split = UpdateSplit(7, 7, 4, 3, max_batch_sizes=(4, 2, 3))
+    assert [len(piece) for piece in pieces(split, 0)] == [3, 2, 2]
+    rest = UpdateSplit(3, 7, 4, 3, max_batch_sizes=(4, 2, 3))
+    assert [len(piece) for piece in pieces(rest, 0)] == [3, 0, 0]
+
+
+def test_each_process_needs_a_size() -> None:
+    """Other numbers of sizes are refused."""
+    with pytest.raises(ConfigurationError, match=r"2 processes, and max_batch_sizes=\(3,\)"):
+        UpdateSplit(7, 7, 4, 2, max_batch_sizes=(3,))
+
+
 @given(st.integers(1, 10**6), st.integers(1, 5000), batch_sizes, st.integers(1, 100), st.integers(0, 1000))
 def test_the_steps_before_an_update_and_those_from_it_on_are_all(
     num_samples: int, samples: int, most: int, num_processes: int, updates: int

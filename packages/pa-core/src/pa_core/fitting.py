@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,10 @@ class BatchSizeFitting:
             if min(gather_objects(self.batch_size)) < even == self.batch_size:  # this device holds what others do not
                 self.batch_size = trial.largest(even, min(samples, noted or samples))
         sizes = gather_objects(self.batch_size)
-        self.smallest = min(sizes)
+        self.smallest, largest = min(sizes), max(sizes)
         known = "" if noted is None else f", because more did not fit before, says {self._notes[0]}"
-        say(f"Batches of {_described(sizes)} at a time{known}.")
+        range_of = f"{largest}" if self.smallest == largest else f"on each process {self.smallest} to {largest}"
+        say(f"Computing {range_of} samples at a time{known}.")
         return sizes
 
     def _noted(self) -> int | None:
@@ -153,7 +154,7 @@ class _Trial:
         self._saved_bytes = 0
         counts = self._device.type == "cpu"
         with (
-            _Alone() if num_processes() > 1 else nullcontext(),
+            _Alone() if num_processes() > 1 else nullcontext(),  # type: ignore[no-untyped-call]  # as below
             saved_tensors_hooks(self._count, lambda saved: saved) if counts else nullcontext(),
         ):
             self._try_update(self._loader.fetch(range(size)))
@@ -163,7 +164,7 @@ class _Trial:
         return saved
 
 
-class _Alone(TorchDispatchMode):
+class _Alone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated by torch
     """Refuses what waits for other processes, which may be trying another size, or have run out of memory."""
 
     @override
@@ -197,12 +198,6 @@ def _resizable(loader: object) -> KeyedDataLoader[Any]:
             do="Pass a dataset, and max_num_train_steps to limit the run; or pass a number.",
         )
     return keyed
-
-
-def _described(sizes: Sequence[int]) -> str:
-    if len(set(sizes)) == 1:
-        return f"{sizes[0]} samples on each process" if len(sizes) > 1 else f"{sizes[0]} samples"
-    return f"{', '.join(map(str, sizes))} samples on processes 0 to {len(sizes) - 1}"
 
 
 def _is_out_of_memory(error: Exception) -> bool:

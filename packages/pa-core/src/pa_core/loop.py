@@ -265,7 +265,9 @@ class Loop:
         with nullcontext() if try_update is None else engine.undoing_runs(trainer, ()):
             sizes = engine.fitting.find(trainer.train_dataloader, try_update, trainer.print)
         engine.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
-        engine.loaders.set_batch_sizes(sizes, "eval", [trainer.eval_dataloader, *trainer.eval_dataloaders.values()])
+        given = [one.loader for one in self.asked.data]
+        made = [one for one in (trainer.eval_dataloader, *trainer.eval_dataloaders.values()) if one not in given]
+        engine.loaders.set_batch_sizes(sizes, "eval", made)
 
     def placeholder_values(self) -> dict[str, float]:
         """Return what ``TrainerPlaceholderValues`` stand for in this run."""

@@ -214,9 +214,8 @@ class UpdateSplit:
         for size in self.max_batch_sizes:
             check_count("batch_size", size)
         if len(self.max_batch_sizes) not in (0, self.num_processes):
-            raise ConfigurationError(
-                f"Each process needs a batch size: {self.num_processes} processes, and {self.max_batch_sizes=}."
-            )
+            sizes = f"max_batch_sizes={self.max_batch_sizes}"
+            raise ConfigurationError(f"Each process needs a batch size: {self.num_processes} processes, and {sizes}.")
         if not 0 <= self.start <= self.num_samples:
             raise _outside(self.start, self.num_samples)
 
@@ -667,7 +666,8 @@ def _piece_in_proportion(positions: range, most: tuple[int, ...], rank: int) -> 
             break
 
     def begin(of: int) -> int:
-        return positions.start + min(of, ranks) * at_least + rest * sum(room[:of]) // max(sum(room), 1)
+        share = -(-rest * sum(room[:of]) // max(sum(room), 1))
+        return positions.start + min(of, ranks) * at_least + share
 
     return range(begin(rank), begin(rank + 1))
 

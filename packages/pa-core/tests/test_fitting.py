@@ -1,0 +1,267 @@
+"""``per_device_batch_size="fit"``: updates stay as they are, and batches are as large as the memory allows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from pa_core import (
+    ConfigurationError,
+    LimitBatchesCallback,
+    Run,
+    SaveTrainingStateCallback,
+    SmallerBatchNeeded,
+    Trainer,
+    UnsupportedConfigurationError,
+    distributed,
+)
+from pa_core.data import KeyedDataLoader
+from pa_core.testing import make_regression
+from tests.support.loops import in_double, network, optimizer_of, train_by_hand, updates_of
+
+DATA = in_double(make_regression(50))
+NOTE = "per_device_batch_size_on_cpu.json"
+runs_on_all = pytest.mark.runs_on("one_process", "two_ranks")
+
+
+class Scarce(nn.Module):
+    """A model in a memory that holds the activations of so many samples.
+
+    Attributes:
+        most: How many.
+        seen: How many each call in training had.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.layers = network()
+        self.most = most
+        self.seen: list[int] = []
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Fail as an accelerator does."""
+        if len(inputs) > self.most:
+            raise torch.OutOfMemoryError(f"{len(inputs)} samples")
+        if self.training:
+            self.seen.append(len(inputs))
+        outputs: Tensor = self.layers(inputs)
+        return outputs
+
+
+def trainer_of(model: nn.Module, *callbacks: Any) -> Trainer[nn.Module]:
+    """A trainer in double precision."""
+    return Trainer(model, nn.MSELoss(), optimizer_of("sgd", model), callbacks)
+
+
+def assert_trained_by_hand(trainer: Trainer[nn.Module], epochs: int = 2) -> None:
+    """With updates of 20 samples, up to the order in which sums are made."""
+    model = network()
+    updates = updates_of(DATA, trainer.run_config.seed, epochs, 20)
+    train_by_hand(model, optimizer_of("sgd", model), updates)
+    layers = trainer.get_model().get_submodule("layers")
+    torch.testing.assert_close(layers.state_dict(), model.state_dict(), rtol=1e-12, atol=1e-13)
+
+
+@runs_on_all
+@pytest.mark.parametrize(("most", "fits"), [(1, 1), (7, 4), (8, 8), (100, 20)])
+def test_batches_are_as_large_as_the_memory_allows(most: int, fits: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A power of two, or all of an update; evaluations have such batches too, and updates are those of any size."""
+    trainer = trainer_of(Scarce(most))
+    trainer.train(DATA, 2, eval_dataset=DATA, per_device_batch_size="fit", samples_per_update=20)
+    config = trainer.run_config
+    fits = min(fits, 20 // config.num_processes)
+    assert config.train_per_device_batch_size in (fits, -(-20 // (config.gradient_accumulation_steps)))
+    assert config.eval_per_device_batch_size == fits
+    assert config.train_dl_kwargs["batch_size"] == fits
+    assert config.gradient_accumulation_steps == -(-20 // (fits * config.num_processes))
+    assert_trained_by_hand(trainer)
+    if distributed.rank() == 0:
+        assert f"Computing {fits} samples at a time" in capsys.readouterr().out
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize(("most", "shares"), [((100, 4), (17, 3)), ((3, 100), (2, 18))])
+def test_unlike_devices_share_a_step_in_proportion(most: tuple[int, int], shares: tuple[int, int]) -> None:
+    """So that the larger one does not wait for the other."""
+    model = Scarce(most[distributed.rank()])
+    trainer = trainer_of(model)
+    trainer.train(DATA, 2, eval_dataset=DATA, per_device_batch_size="fit", samples_per_update=20)
+    assert model.seen[-3] == shares[distributed.rank()]
+    assert trainer.run_config.eval_per_device_batch_size <= min(most)
+    assert_trained_by_hand(trainer)
+
+
+@runs_on_all
+def test_trying_leaves_no_trace() -> None:
+    """A step that counts, logs, draws and has statistics is as with a number."""
+
+    class Drawing(Trainer[nn.Module]):
+        calls = 0
+
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            self.calls += 1
+            self.log("noise", torch.rand(()))
+            return super().calculate_train_batch_loss(batch)
+
+    results: list[dict[str, Any]] = []
+    for size in ("fit", 50):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 1)).double()
+        trainer = Drawing(model, nn.MSELoss(), optimizer_of("sgd", model), [])
+        trainer.train(DATA, 2, per_device_batch_size=size, samples_per_update=50)
+        history = trainer.run_history
+        noise = history.get_metric_values("train_noise_epoch")
+        results.append({**model.state_dict(), "noise": torch.tensor([*noise]), "calls": torch.tensor(trainer.calls)})
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_memory_that_runs_out_is_noted_for_the_next_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run ends with status 75, and the next start continues with half as many, and says so."""
+    model = Scarce(20)
+
+    class Falling(SaveTrainingStateCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: Any, update: int, **kwargs: Any) -> None:
+            super().on_optimizer_step_end(trainer, update, **kwargs)
+            model.most = 15
+
+    def trainer_that_saves() -> Trainer[nn.Module]:
+        return trainer_of(model, Falling(tmp_path, save_every_n_steps=1))
+
+    arguments: dict[str, Any] = {"resume_from": tmp_path, "resume_missing": "start", "samples_per_update": 20}
+    with pytest.raises(SmallerBatchNeeded) as ended:
+        trainer_that_saves().train(DATA, 2, per_device_batch_size="fit", **arguments)
+    assert ended.value.code == 75
+    assert isinstance(ended.value.__cause__, torch.OutOfMemoryError)
+    assert "20 samples at a time do not fit into the memory of cpu; 10 may" in capsys.readouterr().err
+    assert json.loads((tmp_path / NOTE).read_text()) == {"fits": 10, "does_not_fit": 20}
+
+    model.layers = network()
+    again = trainer_that_saves()
+    again.train(DATA, 2, per_device_batch_size="fit", **arguments)
+    assert (
+        f"Computing 10 samples at a time, because more did not fit before, says {tmp_path / NOTE}"
+        in capsys.readouterr().out
+    )
+    assert again.num_updates_completed == 6
+    assert_trained_by_hand(again)
+
+
+def test_a_loop_of_the_users_begins_with_the_largest(tmp_path: Path) -> None:
+    """As its steps are in the script, nothing is tried: it ends until it fits."""
+    starts = 0
+    run, model, sizes = None, Scarce(6), [0]
+    while run is None or run.num_updates_completed < 6:
+        starts += 1
+        model = Scarce(6)
+        states = SaveTrainingStateCallback(tmp_path)
+        try:
+            with Run(
+                model,
+                optimizer_of("sgd", model),
+                DATA,
+                num_epochs=2,
+                per_device_batch_size="fit",
+                samples_per_update=20,
+                callbacks=[states],
+            ) as run:
+                for inputs, targets in run.batches():
+                    run.backward(nn.functional.mse_loss(model(inputs), targets))
+                    run.step()
+                sizes = [len(inputs) for inputs, _ in run.evaluation_batches(DATA) if run.log("n", 1.0) is None]
+        except SmallerBatchNeeded:
+            assert starts < 4
+    assert starts == 3
+    assert (max(model.seen), max(sizes)) == (5, 5)
+
+
+def test_without_states_the_error_says_what_would_fit() -> None:
+    """As there is no place for a note, the error of the device is raised."""
+    model = Scarce(20)
+
+    class Falling(Trainer[nn.Module]):
+        @override
+        def optimizer_zero_grad(self) -> None:
+            super().optimizer_zero_grad()
+            model.most = 15
+
+    trainer = Falling(model, nn.MSELoss(), optimizer_of("sgd", model), [])
+    with pytest.raises(torch.OutOfMemoryError) as ended:
+        trainer.train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
+    assert "Pass per_device_batch_size=10; or resume from the states" in "".join(ended.value.__notes__)
+
+
+def test_one_sample_that_does_not_fit_is_an_error() -> None:
+    """The one of the device, before the run."""
+    with pytest.raises(torch.OutOfMemoryError, match="1 samples"):
+        trainer_of(Scarce(0)).train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
+
+
+def test_other_errors_of_a_step_are_its_own() -> None:
+    """They are not taken for a lack of memory."""
+    trainer = trainer_of(nn.Linear(3, 1).double())
+    with pytest.raises(Exception, match="4"):
+        trainer.train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_step_that_communicates_cannot_be_tried() -> None:
+    """As one process may have run out of memory before, and the other would wait for it."""
+
+    class Gathering(Trainer[nn.Module]):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            output = super().calculate_train_batch_loss(batch)
+            self.gather(output["loss"].detach())
+            return output
+
+    model = network()
+    trainer = Gathering(model, nn.MSELoss(), optimizer_of("sgd", model), [])
+    with pytest.raises(UnsupportedConfigurationError, match="and this one communicates"):
+        trainer.train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({}, "pass samples_per_update"),
+        ({"samples_per_update": 20, "train_dataloader_kwargs": {"batch_size": 5}}, "Leave it out, or per_device"),
+        ({"samples_per_update": 20, "train_dataset": DataLoader(DATA, 5)}, "per_device_batch_size=fit has no effect"),
+        ({"samples_per_update": 20, "train_dataset": DataLoader(DATA, 5), "eval_dataset": DATA}, "follows from the m"),
+        (
+            {"train_dataset": KeyedDataLoader(DATA, 5, samples_per_update=20), "samples_per_update": 20},
+            "per_device_batch_size=fit has no effect",
+        ),
+        ({"samples_per_update": 20, "gradient_accumulation_steps": 3}, "Leave gradient_accumulation_steps out"),
+    ],
+)
+def test_what_contradicts_it_is_refused(arguments: dict[str, Any], match: str) -> None:
+    """With the way out."""
+    train: Any = trainer_of(network()).train
+    with pytest.raises(ConfigurationError, match=match):
+        train(**{"train_dataset": DATA, "num_epochs": 1, "per_device_batch_size": "fit", **arguments})
+
+
+def test_a_limit_on_batches_is_refused() -> None:
+    """It counts batches, whose size is not known."""
+    with pytest.raises(ConfigurationError, match="a limit on batches"):
+        trainer_of(network(), LimitBatchesCallback(2)).train(
+            DATA, 1, per_device_batch_size="fit", samples_per_update=20
+        )
+
+
+def test_a_reproducible_run_is_refused() -> None:
+    """Its micro-batches are part of what its bits follow from."""
+    model = network()
+    trainer = Trainer(model, nn.MSELoss(), optimizer_of("sgd", model), [], reproducible="any_processes")
+    with pytest.raises(UnsupportedConfigurationError, match="the same batches on all processes"):
+        trainer.train(DATA, 1, per_device_batch_size="fit", samples_per_update=20)
