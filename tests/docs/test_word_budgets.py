@@ -46,6 +46,7 @@ KINDS: dict[str, str | tuple[str, int]] = {
     "docs/run.md": "understanding",
     "docs/same-bits.md": ("understanding", 1250),
     "docs/several-machines.md": "scaling",
+    "docs/speed-and-memory.md": ("how-to", 1160),
     "docs/sharding.md": "scaling",
     "docs/training-states.md": "understanding",
     "docs/trials.md": ("migration", 1360),
