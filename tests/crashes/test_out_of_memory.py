@@ -92,8 +92,9 @@ def drawn(seed: int) -> dict[str, Any]:
     ranks = draw.choice([1, 1, 2, 2, 3])
     samples, update = draw.randint(40, 150), draw.choice([16, 24, 30, 48])
     first = draw.choice([3, 8, 20])
-    updates, largest = 3 * -(-samples // update), min(first, update // ranks)
-    falls = [(0, first), *((draw.randrange(1, updates), max(1, largest // by)) for by in (2, 5)[: draw.randint(1, 2)])]
+    of_epoch, largest = -(-samples // update), min(first, update // ranks)
+    whole = [number for number in range(1, 3 * of_epoch) if (number + 1) % of_epoch]  # others may be small
+    falls = [(0, first), *((draw.choice(whole), max(1, largest // by)) for by in (2, 5)[: draw.randint(1, 2)])]
     return {
         "seed": seed,
         "ranks": ranks,

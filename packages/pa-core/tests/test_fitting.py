@@ -1,4 +1,7 @@
-"""``per_device_batch_size="fit"``: updates stay as they are, and batches are as large as the memory allows."""
+"""``per_device_batch_size="fit"``: updates stay as they are, and batches are as large as the memory allows.
+
+These tests also try what `docs/speed-and-memory.md` shows of it.
+"""
 
 from __future__ import annotations
 

@@ -304,3 +304,19 @@ def test_forget_local_gradients() -> None:
         if not exchanges:
             names.forget_local_gradients(group)
     assert layer.weight.grad.full_tensor().tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_before_collectives() -> None:
+    """An operation between processes is told of before it begins, and an error keeps it from waiting for the others."""
+    told: list[str] = []
+
+    def note(collective: str) -> None:
+        told.append(collective)
+        raise ValueError(collective)
+
+    with names.before_collectives(note):
+        assert float(torch.ones(2).sum()) == 2.0
+        assert told == []
+        with pytest.raises(ValueError, match="allreduce"):
+            torch.distributed.all_reduce(torch.ones(1))

@@ -6,13 +6,15 @@ Nothing is looked up when this module is imported. Where a version of torch lack
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from pa_core.errors import UnsupportedConfigurationError
 
@@ -40,6 +42,28 @@ NESTED_SCHEDULERS: Final = "_schedulers"
 """Where ``SequentialLR`` and ``ChainedScheduler`` have their schedulers; the constructor alone is documented."""
 
 _MISSING: Final = object()
+
+
+@contextmanager
+def before_collectives(call: Callable[[str], None]) -> Generator[None]:
+    """Within the context, call a function with the name of each operation between processes, before it begins.
+
+    ``CommDebugMode`` of torch tells their number afterwards, when one of them may wait for ever.
+
+    Args:
+        call: What is called; an error that it raises is raised by the operation.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated by torch
+        @override
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace in ("c10d", "_c10d_functional"):
+                call(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Collectives():  # type: ignore[no-untyped-call]  # as above
+        yield
 
 
 def _private(owner: object, name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -16,7 +16,6 @@ from pa_core.distributed.comparison import Describe
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.errors import ConfigurationError
 from pa_core.extra_models import AddedModules
-from pa_core.fitting import BatchSizeFitting
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import ShardingSettings
@@ -27,6 +26,9 @@ from pa_core.training_state.resume import Resumption
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.undoing import attributes_kept, left_as_it_was
 from pa_distributed import HangDetector
+
+if TYPE_CHECKING:  # few runs need it, and the import of the others takes no time for it
+    from pa_core.fitting import BatchSizeFitting
 
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
 

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from typing_extensions import override
 
+from pa_core._torch import before_collectives
 from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, is_slice
 from pa_core.distributed import gather_objects, num_processes
 from pa_core.errors import ConfigurationError, SmallerBatchNeeded, UnsupportedConfigurationError
@@ -29,7 +28,7 @@ _LARGEST_PART = 4
 
 
 class BatchSizeFitting:
-    """Finds the largest batch that fits before a run, and takes note if it does not fit in mid-run.
+    """Finds the largest batch that fits before a run, and takes note if a later one does not.
 
     Args:
         device: The device of the run.
@@ -154,7 +153,7 @@ class _Trial:
         self._saved_bytes = 0
         counts = self._device.type == "cpu"
         with (
-            _Alone() if num_processes() > 1 else nullcontext(),  # type: ignore[no-untyped-call]  # as below
+            before_collectives(_raise_for) if num_processes() > 1 else nullcontext(),
             saved_tensors_hooks(self._count, lambda saved: saved) if counts else nullcontext(),
         ):
             self._try_update(self._loader.fetch(range(size)))
@@ -164,18 +163,13 @@ class _Trial:
         return saved
 
 
-class _Alone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated by torch
-    """Refuses what waits for other processes, which may be trying another size, or have run out of memory."""
-
-    @override
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in ("c10d", "_c10d_functional"):
-            raise UnsupportedConfigurationError(
-                'per_device_batch_size="fit" tries steps on each process alone, and this one communicates.',
-                given=str(func),
-                do="Pass a number, or communicate between the steps.",
-            )
-        return func(*args, **(kwargs or {}))
+def _raise_for(collective: str) -> None:
+    """Raise an error: the other processes may be trying another size, or have run out of memory."""
+    raise UnsupportedConfigurationError(
+        'per_device_batch_size="fit" tries steps on each process alone, and this one communicates.',
+        given=collective,
+        do="Pass a number, or communicate between the steps.",
+    )
 
 
 def _sizes(known: int, most: int) -> Iterator[int]:

@@ -24,7 +24,6 @@ from pa_core.distributed import sum_over_processes
 from pa_core.distributed.comparison import Describe
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
-from pa_core.fitting import BatchSizeFitting
 from pa_core.model_tensors import unwrap_model
 from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.progress import Phase, Stage
@@ -253,6 +252,8 @@ class Loop:
         Args:
             try_update: Makes an update out of a batch; None if it cannot be tried.
         """
+        from pa_core.fitting import BatchSizeFitting  # few runs need it
+
         trainer, engine = self.trainer, self.engine
         if trainer.is_sharded or self.reproducible is not None:
             kind = (
