@@ -18,6 +18,7 @@ from typing_extensions import override
 from pa_core import (
     ConfigurationError,
     LimitBatchesCallback,
+    MoveModulesToDeviceCallback,
     Run,
     SaveTrainingStateCallback,
     SmallerBatchNeeded,
@@ -125,6 +126,34 @@ def test_trying_leaves_no_trace() -> None:
         noise = history.get_metric_values("train_noise_epoch")
         results.append({**model.state_dict(), "noise": torch.tensor([*noise]), "calls": torch.tensor(trainer.calls)})
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_a_step_is_tried_with_what_a_run_begins_with() -> None:
+    """``training_run_start`` is called before, and modules are moved, as the step may need them."""
+
+    class Metric(nn.Module):
+        is_moved = False
+
+        @override
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            self.is_moved = True
+            return super().to(*args, **kwargs)
+
+    class Measuring(Trainer[nn.Module]):
+        @override
+        def training_run_start(self) -> None:
+            self.metric = Metric()
+
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            assert self.metric.is_moved
+            assert self.get_model().training
+            return super().calculate_train_batch_loss(batch)
+
+    model = network().eval()
+    trainer = Measuring(model, nn.MSELoss(), optimizer_of("sgd", model), [MoveModulesToDeviceCallback])
+    trainer.train(DATA, 1, per_device_batch_size="fit", samples_per_update=20)
+    assert trainer.num_updates_completed == 3
 
 
 def test_memory_that_runs_out_is_noted_for_the_next_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from pa_core import _accelerate, distributed, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.attributes import temporarily
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
+from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, count_steps, innermost, is_keyed
 from pa_core.data.data_arguments import GivenData, check_arguments_of_loaders
@@ -246,11 +247,14 @@ class Loop:
         self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
         apply_limit_of_environment(self.trainer)
 
-    def fit_batches(self, try_update: Callable[[Any], None] | None = None) -> None:
+    def fit_batches(
+        self, try_update: Callable[[Any], None] | None = None, start: Callable[[], None] | None = None
+    ) -> None:
         """Choose the batch sizes by the memory of the devices; every process must call this.
 
         Args:
             try_update: Makes an update out of a batch; None if it cannot be tried.
+            start: What a step may need to have been called before.
         """
         from pa_core.fitting import BatchSizeFitting  # few runs need it
 
@@ -264,6 +268,11 @@ class Loop:
             )
         engine.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
         with nullcontext() if try_update is None else engine.undoing_runs(trainer, ()):
+            if start is not None:
+                start()
+                for callback in trainer.callback_handler.callbacks:
+                    if isinstance(callback, MoveModulesToDeviceCallback):
+                        callback.on_training_run_start(trainer)
             sizes = engine.fitting.find(trainer.train_dataloader, try_update, trainer.print)
         engine.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
         given = [one.loader for one in self.asked.data]
