@@ -128,6 +128,18 @@ def test_trying_leaves_no_trace() -> None:
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
+def test_evaluations_may_have_a_size_of_their_own() -> None:
+    """By the arguments of their loader, or as a loader that stays as it is."""
+    loader = KeyedDataLoader(DATA, 3, split="eval")
+    for given, options in ((DATA, {"batch_size": 3}), (loader, None)):
+        trainer = trainer_of(network())
+        trainer.train(
+            DATA, 1, given, per_device_batch_size="fit", samples_per_update=20, eval_dataloader_kwargs=options
+        )
+        assert trainer.run_config.eval_per_device_batch_size == 3
+    assert loader.batch_size == 3
+
+
 def test_a_step_is_tried_with_what_a_run_begins_with() -> None:
     """``training_run_start`` is called before, and modules are moved, as the step may need them."""
 
@@ -266,7 +278,10 @@ def test_a_step_that_communicates_cannot_be_tried() -> None:
     ("arguments", "match"),
     [
         ({}, "pass samples_per_update"),
-        ({"samples_per_update": 20, "train_dataloader_kwargs": {"batch_size": 5}}, "Leave it out, or per_device"),
+        (
+            {"samples_per_update": 20, "train_dataloader_kwargs": {"batch_size": 5}},
+            "train_dataloader_kwargs has a batch_size",
+        ),
         ({"samples_per_update": 20, "train_dataset": DataLoader(DATA, 5)}, "per_device_batch_size=fit has no effect"),
         ({"samples_per_update": 20, "train_dataset": DataLoader(DATA, 5), "eval_dataset": DATA}, "follows from the m"),
         (

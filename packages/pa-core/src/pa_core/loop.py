@@ -275,9 +275,10 @@ class Loop:
                         callback.on_training_run_start(trainer)
             sizes = engine.fitting.find(trainer.train_dataloader, try_update, trainer.print)
         engine.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
+        loaders = [trainer.eval_dataloader, *trainer.eval_dataloaders.values()]
         given = [one.loader for one in self.asked.data]
-        made = [one for one in (trainer.eval_dataloader, *trainer.eval_dataloaders.values()) if one not in given]
-        engine.loaders.set_batch_sizes(sizes, "eval", made)
+        if not any("batch_size" in (one.kwargs or {}) for one in self.asked.data):
+            engine.loaders.set_batch_sizes(sizes, "eval", [one for one in loaders if one not in given])
 
     def placeholder_values(self) -> dict[str, float]:
         """Return what ``TrainerPlaceholderValues`` stand for in this run."""

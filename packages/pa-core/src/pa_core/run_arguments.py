@@ -80,9 +80,9 @@ class RunArguments:
                 'per_device_batch_size="fit" divides updates by the memory: pass samples_per_update, which says how '
                 "large they are."
             )
-        if any("batch_size" in (one.kwargs or {}) for one in self.data):
+        if any("batch_size" in (one.kwargs or {}) for one in self.data if one.purpose == "train"):
             raise ConfigurationError(
-                'The arguments of the loader have a batch_size. Leave it out, or per_device_batch_size="fit".'
+                'train_dataloader_kwargs has a batch_size. Leave it out, or per_device_batch_size="fit".'
             )
 
     @property
