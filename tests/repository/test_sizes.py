@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
-    "code lines of pa-core": 13_285,
+    "code lines of pa-core": 13_300,
     "code lines of all packages": 31_575,
     "code lines of tests": 50_700,
     "code lines of a module of pa-core": 500,
