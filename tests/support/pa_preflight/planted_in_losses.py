@@ -90,35 +90,35 @@ def void_pixels() -> Script:
     return script(model, nn.CrossEntropyLoss(), TensorDataset(images, targets))
 
 
-@planted("targets-of-another-type")
+@planted("targets-of-another-type", do="targets.long()")
 def labels_as_floats() -> Script:
     """Class labels are floats, as a table has them."""
     inputs, targets = points().tensors
     return script(perceptron(8, 4), nn.CrossEntropyLoss(), TensorDataset(inputs, targets.float()))
 
 
-@planted("targets-of-another-type")
+@planted("targets-of-another-type", do="targets.float()")
 def labels_of_two_classes_as_integers() -> Script:
     """BCEWithLogitsLoss is given integers."""
     inputs, targets = points(classes=2).tensors
     return script(perceptron(8, 1), nn.BCEWithLogitsLoss(), TensorDataset(inputs, targets.unsqueeze(1)))
 
 
-@planted("targets-of-another-type")
+@planted("targets-of-another-type", do="targets.float()")
 def whole_numbers_in_a_regression() -> Script:
     """MSELoss is given integers."""
     inputs, targets = lines().tensors
     return script(perceptron(6, 1), nn.MSELoss(), TensorDataset(inputs, (3 * targets).round().long()))
 
 
-@planted("targets-broadcast")
+@planted("targets-broadcast", do="targets.unsqueeze(1)")
 def flat_targets_in_a_regression() -> Script:
     """Targets of shape (B,) are compared with outputs of shape (B, 1): all with all."""
     inputs, targets = lines().tensors
     return script(perceptron(6, 1), nn.MSELoss(), TensorDataset(inputs, targets.squeeze(1)))
 
 
-@planted("targets-broadcast")
+@planted("targets-broadcast", do="outputs.squeeze(1)")
 def flat_outputs_in_a_regression() -> Script:
     """Outputs of shape (B,) are compared with targets of shape (B, 1), by a loss that was written by hand."""
 
@@ -194,7 +194,7 @@ def root_of_a_negative_number() -> Script:
     return script(perceptron(6, 1), error_of_roots, lines())
 
 
-@planted("outputs-more-than-classes")
+@planted("outputs-more-than-classes", do="with 10 outputs")
 def head_of_a_thousand() -> Script:
     """The head has the thousand outputs of ImageNet, for ten classes."""
     return script(perceptron(16, 1000), nn.CrossEntropyLoss(), points(800, features=16, classes=10))

@@ -22,10 +22,19 @@ class Script(NamedTuple):
 
 
 class Planted(NamedTuple):
-    """A script with one mistake, and the name of the finding that it must lead to."""
+    """A script with one mistake.
+
+    Attributes:
+        finding: The name of what must be found.
+        make: Makes it.
+        do: A part of the advice that is right here; empty where it is the one of all such scripts.
+        level: The level of the finding, where it is another one than of other such scripts.
+    """
 
     finding: str
     make: Callable[[], Script]
+    do: str = ""
+    level: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,11 +43,11 @@ class Planting:
 
     cases: dict[str, Planted] = field(default_factory=dict[str, Planted])
 
-    def __call__(self, finding: str) -> Callable[[Callable[[], Script]], Callable[[], Script]]:
-        """A decorator of functions that make a script with the mistake that has this name."""
+    def __call__(self, finding: str, **others: str) -> Callable[[Callable[[], Script]], Callable[[], Script]]:
+        """A decorator of functions that make a script with the mistake that has this name; the rest as `Planted`."""
 
         def add(make: Callable[[], Script]) -> Callable[[], Script]:
-            self.cases[make.__name__] = Planted(finding, make)
+            self.cases[make.__name__] = Planted(finding, make, **others)
             return make
 
         return add
