@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pa_data.rng import seed_rng
-from pa_preflight._findings import Finding
+from pa_preflight._findings import FILL_GAPS, Finding
 from pa_preflight._loss_checks import broadcast
 from pa_preflight._observer import LossCall, ModelCall, is_same, tensors_in, with_tensors
 
@@ -27,13 +28,14 @@ class FirstBatch:
     Attributes:
         model: The model, in training.
         batch: The batch, on the device.
-        loss: Its loss.
+        loss: Its loss, with the graph.
         calculate_loss: Returns the loss of a batch.
         model_calls: The calls of the model.
         loss_calls: The calls of loss functions.
         layer_inputs: What the first layer with a matrix was called with.
         batch_size: How many samples a batch has.
         is_own_step: Whether the step is one of the script, which may need no targets.
+        needs_graph: Whether the step fails without a graph, as it computes gradients.
     """
 
     model: nn.Module
@@ -45,11 +47,22 @@ class FirstBatch:
     layer_inputs: list[Tensor]
     batch_size: int
     is_own_step: bool
+    needs_graph: bool = False
 
     def loss_of(self, batch: Any) -> float:
-        """Return the loss of a batch, always with the same random numbers."""
+        """Return the loss of a batch, always with the same random numbers.
+
+        Without its graph, which would need memory, and of a copy, as a step may change a batch in place.
+        """
         seed_rng(0)
-        return float(self.calculate_loss(batch).detach())
+        try:
+            with torch.set_grad_enabled(self.needs_graph):
+                return float(self.calculate_loss(copy.deepcopy(batch)).detach())
+        except RuntimeError:
+            if self.needs_graph:
+                raise
+        self.needs_graph = True
+        return self.loss_of(batch)
 
     @property
     def call(self) -> ModelCall | None:
@@ -76,12 +89,12 @@ def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | 
         yield Finding(
             "inputs-not-finite",
             "Inputs of the first batch are NaN or infinite.",
-            "Look for missing values in the dataset, and for divisions by a standard deviation of 0.",
+            FILL_GAPS,
         )
     elif not bool(first.loss.isfinite()):
         yield Finding(
             "loss-not-finite",
-            f"The loss of the first batch is {float(first.loss)}, though inputs and targets are finite.",
+            f"The loss of the first batch is {float(first.loss.detach())}, though inputs and targets are finite.",
             "Look for log(0), division by 0 or overflow; train one update with TerminateOnNaNCallback, which "
             "reports the cause.",
         )
@@ -151,20 +164,23 @@ def _rolled(tensor: Tensor) -> Tensor | None:
 
 
 def _check_size(first: FirstBatch) -> Iterator[Finding]:
-    """Compare the loss of the batch with the loss of the same samples twice."""
+    """Compare the loss of half of the batch with the loss of the same samples twice."""
+
+    def half(tensor: Tensor) -> Tensor:
+        return tensor[: max(2, len(tensor) // 2)] if tensor.dim() else tensor
 
     def twice(tensor: Tensor) -> Tensor:
-        return torch.cat([tensor, tensor]) if tensor.dim() else tensor
+        return torch.cat([half(tensor), half(tensor)]) if tensor.dim() else tensor
 
-    once = first.loss_of(first.batch)
     try:
+        once = first.loss_of(with_tensors(first.batch, half))
         ratio = first.loss_of(with_tensors(first.batch, twice)) / once if once else 1.0
     except Exception:  # a step that works for batches of one size
         return
     if abs(ratio - 2) < _NEARLY:
         yield Finding(
             "loss-follows-batch-size",
-            f"The loss of a batch is {once:.4g}, and {ratio * once:.4g} of the same samples twice: gradients grow "
+            f"The loss of some samples is {once:.4g}, and {ratio * once:.4g} of the same samples twice: gradients grow "
             "with the batch, and the last batch of an epoch counts less.",
             'Use reduction="mean", or divide by the number of samples.',
         )
@@ -174,9 +190,8 @@ def _check_gradients(first: FirstBatch, clip_norm: float | None, clip_value: flo
     if clip_norm is None and clip_value is None:
         return
     parameters = [one for one in first.model.parameters() if one.requires_grad]
-    seed_rng(0)
-    loss = first.calculate_loss(first.batch)
-    gradients = cast("tuple[Tensor | None, ...]", torch.autograd.grad(loss, parameters, allow_unused=True))
+    found = torch.autograd.grad(first.loss, parameters, retain_graph=True, allow_unused=True)
+    gradients = cast("tuple[Tensor | None, ...]", found)
     norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients if one is not None))
     largest = max(float(one.abs().max()) for one in gradients if one is not None)
     for name, size, clip in (("norm", norm, clip_norm), ("largest element", largest, clip_value)):

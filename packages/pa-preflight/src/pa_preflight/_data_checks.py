@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
 from pa_data.rng import capture_rng_state, mix, seed_rng
-from pa_preflight._findings import Finding
+from pa_preflight._findings import FILL_GAPS, Finding
 from pa_preflight._observer import tensors_in
 
 _SAMPLES = 500
@@ -136,8 +136,7 @@ def _check_finite(train: Samples, *, is_torch_loss: bool) -> Iterator[Finding]:
                     "targets-not-finite" if is_target else "inputs-not-finite",
                     f"Sample {position} of the training data has {'a target' if is_target else 'an input'} that is NaN "
                     "or infinite.",
-                    "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them "
-                    "a value.",
+                    FILL_GAPS,
                     "note" if is_target and not is_torch_loss else "mistake",
                 )
                 return

@@ -30,6 +30,8 @@ class _Watch(TrainerCallback):
     def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         model = trainer.get_model()
         self.was_training |= model.training
+        if self.inputs:
+            return
 
         def note(_model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.inputs += tensors_in((args, kwargs))

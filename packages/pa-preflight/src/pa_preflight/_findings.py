@@ -11,6 +11,12 @@ from typing_extensions import override
 from pa_core.errors import ConfigurationError
 
 
+FILL_GAPS = (
+    "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them a value."
+)
+"""What to do about numbers that are not finite."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """Something that was seen in a script.

@@ -55,6 +55,7 @@ def check_learning(
         "gradient_accumulation_steps": 1,
         "samples_per_update": size if trainer.reproducible else None,
         "create_scheduler_fn": None,
+        "step_scheduler": "update",
         "order": None,
     }
     with trainer.undoing_runs(), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, noted]):

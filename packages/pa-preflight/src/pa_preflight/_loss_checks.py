@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pa_preflight._findings import Finding
+from pa_preflight._findings import FILL_GAPS, Finding
 from pa_preflight._observer import LossCall
 
 _DISTANCES = ("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
@@ -33,7 +33,7 @@ def check_loss(call: LossCall) -> Iterator[Finding]:
         yield Finding(
             "targets-not-finite",
             f"{count} of {targets.numel()} targets of the first batch are NaN or infinite.",
-            "Look for missing values in the dataset, and leave these samples out or give them a value.",
+            FILL_GAPS,
         )
         return
     if call.name in _DISTANCES:
@@ -109,7 +109,8 @@ def _check_classes(call: LossCall) -> Iterator[Finding]:
         if kept.numel() and bool(kept.min() < 0 or kept.max() >= num_classes):
             yield _out_of_range(kept, f"class indices from 0 to {num_classes - 1}, as there are {num_classes} outputs")
             return
-    sums = outputs.double().exp().sum(dimension) if call.name == "nll_loss" else outputs.double().sum(dimension)
+    chances = outputs.float().exp() if call.name == "nll_loss" else outputs.float()
+    sums = chances.sum(dimension)
     are_probabilities = bool((outputs >= 0).all()) and bool(((sums - 1).abs() < _TOLERANCE).all())
     if call.name == "nll_loss" and not bool(((sums - 1).abs() < _TOLERANCE).all()):
         yield Finding(

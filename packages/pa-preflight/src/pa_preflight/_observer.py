@@ -28,6 +28,8 @@ _LOSSES: Final = (
     "smooth_l1_loss",
 )
 
+_KEPT = 1000
+
 
 @dataclass
 class LossCall:
@@ -46,6 +48,10 @@ class LossCall:
     targets: Tensor
     options: Mapping[str, Any]
     value: Tensor | None = None
+
+    def shorten(self) -> None:
+        """Keep a few numbers."""
+        self.outputs, self.targets = (one.flatten()[:_KEPT].clone() for one in (self.outputs, self.targets))
 
 
 class _Losses(TorchFunctionMode):
@@ -105,7 +111,7 @@ class UpdateSeen:
 
 
 class Observer(TrainerCallback):
-    """Notes what the first steps of a run do.
+    """Notes what the first steps of a run do, and keeps the tensors of the first and the last one.
 
     Args:
         model: The model.
@@ -128,6 +134,7 @@ class Observer(TrainerCallback):
         self.loss_calls: list[LossCall] = []
         self.model_calls: list[ModelCall] = []
         self.losses: list[Tensor] = []
+        self._of_first = 0, 0
         self.updates: list[UpdateSeen] = []
         self.is_training: list[bool] = []
         self.first_inputs: list[Tensor] = []
@@ -159,6 +166,10 @@ class Observer(TrainerCallback):
             self.fetching.append(self._started - self._updated)
         self.is_training.append(any(module.training for module in self.model.modules()))
         self.in_training = {type(module) for module in self.model.modules() if module.training}
+        for call in self.loss_calls[self._of_first[0] :]:
+            call.shorten()
+        for index in range(self._of_first[1], len(self.model_calls)):
+            self.model_calls[index] = ModelCall((), {}, None)
         self._stack.enter_context(_Losses(self.loss_calls))
 
     @override
@@ -167,6 +178,7 @@ class Observer(TrainerCallback):
         self._updated = None
         self.losses.append(batch_output["loss"].detach())
         if len(self.losses) == 1:
+            self._of_first = len(self.loss_calls), len(self.model_calls)
             self._at_first_batch(batch, batch_output["loss"])
         self.on_train_epoch_start(trainer)
 

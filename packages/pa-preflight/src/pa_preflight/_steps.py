@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
+from pa_core.orders import Order
 from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
 from pa_preflight._batch_checks import FirstBatch, check_batch, is_constant
@@ -24,6 +26,9 @@ _UPDATES = 10
 """Enough to see layers that are left out at random."""
 _SLOW = 0.005
 """Seconds to fetch a batch that are worth workers."""
+
+_PART = 1_000_000
+"""Numbers of a model that are looked at at once."""
 
 
 class Steps:
@@ -49,7 +54,11 @@ class Steps:
         self.observer = Observer(model, trainer.named_optimizers().values(), self._experiment, _UPDATES)
         self.error: Exception | None = None
         self.has_changed = False
-        before = [one.detach().clone() for one in model.parameters()]
+        before = _numbers_of(model)
+        order: Order | None = asked["order"]
+        if order is not None and order.makes_batches:  # the batch size is the one of evaluations, which are left out
+            usual = inspect.signature(Trainer.train).parameters["per_device_batch_size"].default
+            asked = {**asked, "per_device_batch_size": usual}
         registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, self.observer])
         with trainer.undoing_runs(asked["train_dataset"]), registered:
             try:
@@ -58,8 +67,7 @@ class Steps:
                 self.error = error
             finally:
                 self.observer.close()
-            after = [one.detach().to(other.device) for one, other in zip(model.parameters(), before, strict=True)]
-            self.has_changed = not all(map(torch.equal, before, after))
+            self.has_changed = before != _numbers_of(model)
 
     def _experiment(self, batch: Any, loss: Tensor) -> None:
         trainer, observer, asked = self._trainer, self.observer, self._asked
@@ -70,7 +78,7 @@ class Steps:
         first = FirstBatch(
             trainer.get_model(),
             batch,
-            loss.detach(),
+            loss,
             lambda other: trainer.calculate_train_batch_loss(other)["loss"],
             list(observer.model_calls),
             list(observer.loss_calls),
@@ -161,6 +169,13 @@ class Steps:
                 f"Pass num_workers={most} in train_dataloader_kwargs.",
                 "note",
             )
+
+
+@torch.no_grad()
+def _numbers_of(model: nn.Module) -> list[tuple[float, float]]:
+    """Return what tells weights from others; a copy of them would need memory."""
+    parts = (part.double() for one in model.parameters() for part in one.detach().flatten().split(_PART))
+    return [(float(part.sum()), float(part.norm())) for part in parts]
 
 
 def _ignore(*_args: object, **_kwargs: object) -> None:
