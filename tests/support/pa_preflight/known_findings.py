@@ -69,7 +69,9 @@ KNOWN: dict[str, dict[str, Known]] = {
         "rate-too-high": Known(_RATE, "Search for a rate with pa_schedulers.find_learning_rate"),
         "step-fails": Known("fetching, a step or the evaluation raises an error", "look at the traceback"),
         "trains-in-evaluation": Known("`model.train()` in evaluations", "Call model.eval()"),
-        "weight-decay-on-norms": Known("may be meant so (notes)", "another parameter group, with weight_decay=0", "note"),
+        "weight-decay-on-norms": Known(
+            "may be meant so (notes)", "another parameter group, with weight_decay=0", "note"
+        ),
         "weights-do-not-change": Known("nothing learns", "optimizer_step that does not call the optimizer"),
     },
 }

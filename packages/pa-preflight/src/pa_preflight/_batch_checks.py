@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pa_data.rng import seed_rng
 from pa_preflight._findings import FILL_GAPS, Finding
 from pa_preflight._loss_checks import broadcast
+from pa_preflight._model_checks import BATCH_NORMS
 from pa_preflight._observer import LossCall, ModelCall, is_same, tensors_in, with_tensors
 
 _TARGET_KEYS = ("label", "labels", "target", "targets", "y")
@@ -28,7 +29,7 @@ class FirstBatch:
     Attributes:
         model: The model, in training.
         batch: The batch, on the device.
-        loss: Its loss, with the graph.
+        loss: Its loss.
         calculate_loss: Returns the loss of a batch.
         model_calls: The calls of the model.
         loss_calls: The calls of loss functions.
@@ -94,7 +95,7 @@ def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | 
     elif not bool(first.loss.isfinite()):
         yield Finding(
             "loss-not-finite",
-            f"The loss of the first batch is {float(first.loss.detach())}, though inputs and targets are finite.",
+            f"The loss of the first batch is {float(first.loss)}, though inputs and targets are finite.",
             "Look for log(0), division by 0 or overflow; train one update with TerminateOnNaNCallback, which "
             "reports the cause.",
         )
@@ -123,16 +124,29 @@ def _check_targets(first: FirstBatch) -> Iterator[Finding]:
         "targets-do-not-matter",
         "The loss is the same to the last digit when each sample gets the target of another one.",
         "Look at what calculate_train_batch_loss compares the outputs with.",
-        "note" if first.is_own_step and not any(_looks_wrong(call) for call in first.loss_calls) else "mistake",
+        "note" if first.is_own_step and not any(_looks_wrong(call, first) for call in first.loss_calls) else "mistake",
     )
 
 
-def _looks_wrong(call: LossCall) -> bool:
-    """Whether targets are all the same, or what the model predicts."""
+def _looks_wrong(call: LossCall, first: FirstBatch) -> bool:
+    """Whether the model's outputs have targets like the ones of the batch that are all the same, or its predictions."""
     targets = call.targets
+    is_like = any(one.shape == targets.shape for one in tensors_in(first.batch)[1:])
+    if not is_like or not is_of_model(call, first.model_calls):
+        return False
     if bool((targets == targets.flatten()[:1]).all()):
         return True
     return call.outputs.dim() > 1 and is_same(call.outputs.argmax(1), targets)
+
+
+def is_of_model(call: LossCall, model_calls: list[ModelCall]) -> bool:
+    """Whether a loss was given what the model has returned, perhaps in another shape.
+
+    Args:
+        call: The call of the loss function.
+        model_calls: The calls of the model.
+    """
+    return any(one.output is not None and one.output.data_ptr() == call.outputs.data_ptr() for one in model_calls)
 
 
 def _with_other_targets(first: FirstBatch) -> Any:
@@ -172,15 +186,20 @@ def _check_size(first: FirstBatch) -> Iterator[Finding]:
     def twice(tensor: Tensor) -> Tensor:
         return torch.cat([half(tensor), half(tensor)]) if tensor.dim() else tensor
 
+    def thrice(tensor: Tensor) -> Tensor:
+        return torch.cat([half(tensor), half(tensor), half(tensor)]) if tensor.dim() else tensor
+
     try:
-        once = first.loss_of(with_tensors(first.batch, half))
-        ratio = first.loss_of(with_tensors(first.batch, twice)) / once if once else 1.0
+        once, double = (first.loss_of(with_tensors(first.batch, change)) for change in (half, twice))
+        ratio = double / once if once else 1.0
+        if abs(ratio - 2) < _NEARLY:  # by chance, as a loss of pairs may
+            ratio = first.loss_of(with_tensors(first.batch, thrice)) / once - 1
     except Exception:  # a step that works for batches of one size
         return
     if abs(ratio - 2) < _NEARLY:
         yield Finding(
             "loss-follows-batch-size",
-            f"The loss of some samples is {once:.4g}, and {ratio * once:.4g} of the same samples twice: gradients grow "
+            f"The loss of some samples is {once:.4g}, and {double:.4g} of the same samples twice: gradients grow "
             "with the batch, and the last batch of an epoch counts less.",
             'Use reduction="mean", or divide by the number of samples.',
         )
@@ -190,8 +209,9 @@ def _check_gradients(first: FirstBatch, clip_norm: float | None, clip_value: flo
     if clip_norm is None and clip_value is None:
         return
     parameters = [one for one in first.model.parameters() if one.requires_grad]
-    found = torch.autograd.grad(first.loss, parameters, retain_graph=True, allow_unused=True)
-    gradients = cast("tuple[Tensor | None, ...]", found)
+    seed_rng(0)
+    loss = first.calculate_loss(copy.deepcopy(first.batch))
+    gradients = cast("tuple[Tensor | None, ...]", torch.autograd.grad(loss, parameters, allow_unused=True))
     norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients if one is not None))
     largest = max(float(one.abs().max()) for one in gradients if one is not None)
     for name, size, clip in (("norm", norm, clip_norm), ("largest element", largest, clip_value)):
@@ -245,6 +265,8 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
     The first sample would not do: a layer that goes from sample to sample starts with it.
     """
     size = len(call.inputs[0])
+    if call.output is not None and call.output.shape == (size, size):
+        return  # similarities of all pairs
 
     def beside_copies(tensor: Tensor) -> Tensor:
         return torch.cat([tensor[:1].expand(size - 1, *tensor.shape[1:]), tensor[-1:]]) if tensor.dim() else tensor
@@ -273,4 +295,7 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
             "samples of the batch are exchanged.",
             "Look for a softmax, a mean or a norm over dimension 0, for a view that joins samples, and for "
             "batch_first=True.",
+            "note"
+            if any(isinstance(one, BATCH_NORMS) and one.running_mean is None for one in model.modules())
+            else "mistake",
         )

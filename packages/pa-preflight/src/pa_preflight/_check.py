@@ -18,6 +18,7 @@ from pa_preflight._findings import Finding, Report, failure, first_line
 from pa_preflight._learning import check_learning
 from pa_preflight._loss_checks import check_all_targets
 from pa_preflight._model_checks import check_batch_norm, check_model, modules_of
+from pa_preflight._observer import is_overridden
 from pa_preflight._steps import Steps
 
 _P = ParamSpec("_P")
@@ -90,6 +91,8 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
                 found = check_evaluation_samples(train, samples[name], data, one)
                 # the training samples may be one of several sets
                 findings += (replace(finding, level="note") if len(evaluated) > 1 else finding for finding in found)
+            if is_overridden(trainer, "calculate_train_batch_loss"):  # views of a sample may be random in each use
+                findings = [_as_note(one, "augmentation-in-evaluation") for one in findings]
         except Exception as error:
             do = "Fetch a sample of the dataset on its own, dataset[0], and look at the traceback."
             findings.append(failure("Fetching a sample", error, do))
@@ -98,8 +101,11 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
     steps = Steps(trainer, asked, batch_size)
     if steps.observer.is_training:  # a step has begun, so the arguments are valid
         smallest_batch = train.smallest_batch(asked, loader_kwargs)
-        findings += check_batch_norm(steps.observer.in_training, batch_size, smallest_batch)
+        in_training = steps.observer.in_training - steps.observer.over_lengths
+        findings += check_batch_norm(in_training, batch_size, smallest_batch)
     findings += steps.check()
+    if steps.error is None and not steps.observer.reached_outside:  # the copy of a teacher
+        findings = [_as_note(one, "parameters-outside-optimizer") for one in findings]
     left_out += steps.left_out
     if steps.observer.loss_calls:
         findings += check_all_targets(steps.observer.loss_calls[:1], train.targets())
@@ -128,6 +134,10 @@ def _sets(data: Any) -> dict[str, Any]:
         return {}
     sets = dict(cast("Mapping[str, Any]", data)) if isinstance(data, Mapping) else {"": data}
     return {name: one.dataset if isinstance(one, EvaluationSet) else one for name, one in sets.items()}
+
+
+def _as_note(finding: Finding, name: str) -> Finding:
+    return replace(finding, level="note") if finding.name == name else finding
 
 
 def _in_order(findings: list[Finding]) -> list[Finding]:

@@ -10,10 +10,7 @@ from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
 
-
-FILL_GAPS = (
-    "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them a value."
-)
+FILL_GAPS = "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them a value."
 """What to do about numbers that are not finite."""
 
 

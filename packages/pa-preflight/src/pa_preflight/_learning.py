@@ -13,9 +13,10 @@ from typing_extensions import override
 from pa_core import AnyTrainer, BatchOutput, MoveModulesToDeviceCallback, StopTrainingError, Trainer, TrainerCallback
 from pa_preflight._data_checks import Samples, subset
 from pa_preflight._findings import Finding
+from pa_preflight._observer import is_overridden
 
 _UPDATES, _SECONDS = 100, 15.0
-_ENOUGH, _NOTHING, _GROWN = 0.05, 0.001, 3.0
+_ENOUGH, _NOTHING, _GROWN, _LEARNT = 0.05, 0.001, 3.0, 1e-3
 
 
 class _Losses(TrainerCallback):
@@ -67,8 +68,12 @@ def check_learning(
     first, last = losses[0], sorted(losses[-10:])[4]
     rates = [float(group["lr"]) for one in trainer.named_optimizers().values() for group in one.param_groups]
     fall = first - last
-    level: Literal["mistake", "note"] = "note" if is_scheduled else "mistake"
-    if not all(map(math.isfinite, losses)) or last > _GROWN * abs(first) + 1:
+    are_finite = all(map(math.isfinite, losses))
+    if are_finite and abs(first) < _LEARNT:
+        return
+    is_own = is_overridden(trainer, "calculate_train_batch_loss")  # such as of networks that play against each other
+    level: Literal["mistake", "note"] = "note" if is_scheduled or (is_own and are_finite) else "mistake"
+    if not are_finite or last > _GROWN * abs(first) + 1:
         yield Finding(
             "rate-too-high",
             f"Trained on one batch at the learning rate {max(rates):.3g}, the loss grows from {first:.3g} to "

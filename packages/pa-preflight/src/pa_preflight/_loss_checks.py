@@ -12,7 +12,7 @@ from pa_preflight._findings import FILL_GAPS, Finding
 from pa_preflight._observer import LossCall
 
 _DISTANCES = ("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
-_FEW, _MANY, _TOLERANCE = 4, 16, 1e-3
+_FEW, _MANY, _TOLERANCE, _ROUGHLY, _HALF = 4, 16, 1e-3, 0.05, 2
 _MANY_OUTPUTS = 20
 """Times as many as classes: what is left of a model for other classes, and not a vocabulary."""
 _FAR = 100.0
@@ -46,7 +46,7 @@ def check_loss(call: LossCall) -> Iterator[Finding]:
 
 def _check_distance(call: LossCall) -> Iterator[Finding]:
     outputs, targets = call.outputs, call.targets
-    if outputs.shape != targets.shape:
+    if _is_crossed(outputs, targets):
         yield broadcast(outputs, targets)
     elif not targets.is_floating_point():
         yield _wrong_type(call, "floating-point numbers", "targets.float()")
@@ -55,6 +55,15 @@ def _check_distance(call: LossCall) -> Iterator[Finding]:
         distance = (targets.double() - outputs.double()).square().mean()
         if spread > 0 and distance > _FAR * spread and len(targets) >= _FEW:
             yield _far_from_guess(float(distance), float(spread), "mean squared error", "the mean of the targets")
+
+
+def _is_crossed(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether each output is compared with several targets, and each target with several outputs."""
+    try:
+        shape = torch.broadcast_shapes(outputs.shape, targets.shape)
+    except RuntimeError:
+        return True
+    return shape.numel() > max(outputs.numel(), targets.numel())
 
 
 def _check_binary(call: LossCall) -> Iterator[Finding]:
@@ -111,8 +120,9 @@ def _check_classes(call: LossCall) -> Iterator[Finding]:
             return
     chances = outputs.float().exp() if call.name == "nll_loss" else outputs.float()
     sums = chances.sum(dimension)
-    are_probabilities = bool((outputs >= 0).all()) and bool(((sums - 1).abs() < _TOLERANCE).all())
-    if call.name == "nll_loss" and not bool(((sums - 1).abs() < _TOLERANCE).all()):
+    adds_up = bool(((sums - 1).abs() < (_TOLERANCE if outputs.dtype.itemsize > _HALF else _ROUGHLY)).all())
+    are_probabilities = bool((outputs >= 0).all()) and adds_up
+    if call.name == "nll_loss" and not adds_up:
         yield Finding(
             "log-probabilities-missing",
             "nll_loss needs the logarithms of probabilities, but the exponentials of the outputs add up to "
@@ -147,6 +157,7 @@ def check_all_targets(calls: list[LossCall], targets: Tensor | None) -> Iterator
             "one-class",
             f"All targets of {len(targets)} samples are {targets.flatten()[0]:.6g}.",
             "Look at how the dataset makes its targets.",
+            "note" if all(call.name in _DISTANCES for call in calls) else "mistake",  # residuals are to be 0
         )
     for call in calls:
         if call.name != "cross_entropy" or call.targets.dim() != 1 or call.targets.is_floating_point():

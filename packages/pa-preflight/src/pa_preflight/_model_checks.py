@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -14,8 +15,8 @@ from pa_preflight._findings import Finding
 _SHOWN = 3
 _USUAL_DECAY = 0.01
 """The default of AdamW; a note in nearly every script would be read by nobody."""
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NORMS = (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -84,7 +85,7 @@ def check_batch_norm(in_training: set[type[nn.Module]], batch_size: int, smalles
         batch_size: The number of samples in a batch.
         smallest_batch: The number in the smallest one.
     """
-    needing = _BATCH_NORMS if batch_size == 1 else (nn.BatchNorm1d,)
+    needing = BATCH_NORMS if batch_size == 1 else (nn.BatchNorm1d,)
     if smallest_batch == 1 and any(issubclass(kind, needing) for kind in in_training):
         yield Finding(
             "batch-of-one-with-batch-norm",
@@ -102,12 +103,31 @@ def check_gradients(model: nn.Module, without_gradient: set[int]) -> Iterator[Fi
         without_gradient: The identities of parameters without one.
     """
     names = [name for name, one in model.named_parameters() if id(one) in without_gradient]
+    holders = [_holder_of_unused(model, name, without_gradient) for name in names]
     if names:
         yield Finding(
             "parameters-without-gradient",
             f"{listed(names)} got no gradient in the first updates.",
             "Look for a layer that forward() does not call, for detach() and no_grad(); or freeze them.",
+            "note" if all(map(_is_of_library, holders)) else "mistake",  # as the pooler of an encoder
         )
+
+
+def _holder_of_unused(model: nn.Module, name: str, without_gradient: set[int]) -> nn.Module:
+    """Return the smallest module around a parameter without a gradient that has others with one."""
+    while name:
+        name = name.rpartition(".")[0]
+        holder = model.get_submodule(name)
+        if any(id(one) not in without_gradient for one in holder.parameters()):
+            return holder
+    return model
+
+
+def _is_of_library(module: nn.Module) -> bool:
+    """Whether the class of a module was installed, and is not one of torch's, whose layers are put together by others."""
+    name = type(module).__module__
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return not name.startswith("torch.") and "-packages" in file
 
 
 def listed(names: list[str]) -> str:

@@ -118,6 +118,7 @@ class Observer(TrainerCallback):
         optimizers: What trains it.
         at_first_batch: Called with the first batch, when its loss is known and nothing was changed.
         num_updates: After how many updates the run ends; its schedule has all of them.
+        after_first_step: Called when the first step is over, and its graph is gone.
     """
 
     def __init__(
@@ -126,10 +127,12 @@ class Observer(TrainerCallback):
         optimizers: Iterable[Optimizer],
         at_first_batch: Callable[[Any, Tensor], None],
         num_updates: int,
+        after_first_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
         self.optimizers = list(optimizers)
         self._at_first_batch = at_first_batch
+        self._after_first_step = [after_first_step]
         self._num_updates = num_updates
         self.loss_calls: list[LossCall] = []
         self.model_calls: list[ModelCall] = []
@@ -139,6 +142,8 @@ class Observer(TrainerCallback):
         self.is_training: list[bool] = []
         self.first_inputs: list[Tensor] = []
         self.in_training: set[type[nn.Module]] = set()
+        self.over_lengths: set[type[nn.Module]] = set()  # layers that take means over more than samples
+        self.reached_outside = False  # whether parameters that no optimizer has got a gradient
         self.keeps_gradients = False
         self.fetching: list[float] = []
         self.computing: list[float] = []
@@ -152,18 +157,22 @@ class Observer(TrainerCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.close()
         hooks = [self.model.register_forward_hook(self._note_call, with_kwargs=True)]
         layers = [one for one in self.model.modules() if any(own.dim() > 1 for own in one.parameters(recurse=False))]
         hooks += [one.register_forward_pre_hook(self._note_inputs) for one in layers]
+        norms = [one for one in self.model.modules() if isinstance(one, nn.BatchNorm1d)]
+        hooks += [one.register_forward_pre_hook(self._note_norm) for one in norms]
         hooks += [one.register_step_pre_hook(self._note_update) for one in self.optimizers]
         for hook in hooks:
             self._stack.callback(hook.remove)
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self._started = time.perf_counter()
         if self._updated is not None:
-            self.fetching.append(self._started - self._updated)
+            self.fetching.append(time.perf_counter() - self._updated)
+        self.on_train_epoch_end(trainer)
+        self._started = time.perf_counter()
         self.is_training.append(any(module.training for module in self.model.modules()))
         self.in_training = {type(module) for module in self.model.modules() if module.training}
         for call in self.loss_calls[self._of_first[0] :]:
@@ -183,6 +192,13 @@ class Observer(TrainerCallback):
         self.on_train_epoch_start(trainer)
 
     @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        if self.losses and self._after_first_step:
+            self.close()
+            self._after_first_step.pop()()
+            self.on_train_epoch_start(trainer)
+
+    @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         self._updated = time.perf_counter()
         self.computing.append(self._updated - self._started)
@@ -200,9 +216,16 @@ class Observer(TrainerCallback):
         if not self.first_inputs:
             self.first_inputs = tensors_in(args)[:1]
 
+    def _note_norm(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if args and args[0].dim() > 2 and args[0].shape[2] > 1:  # noqa: PLR2004  # samples, channels and length
+            self.over_lengths.add(type(norm))
+
     def _note_update(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+        trained = {id(one) for other in self.optimizers for group in other.param_groups for one in group["params"]}
+        outside = (one for one in self.model.parameters() if id(one) not in trained)
+        self.reached_outside |= any(one.grad is not None for one in outside)
         self.updates.append(UpdateSeen(rates, {id(one) for one in parameters if one.grad is None}))
 
 

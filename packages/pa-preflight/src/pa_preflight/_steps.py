@@ -16,7 +16,7 @@ from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
 from pa_core.orders import Order
 from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
-from pa_preflight._batch_checks import FirstBatch, check_batch, is_constant
+from pa_preflight._batch_checks import FirstBatch, check_batch, is_constant, is_of_model
 from pa_preflight._findings import Finding, failure, first_line
 from pa_preflight._loss_checks import check_loss, check_sigmoid
 from pa_preflight._model_checks import check_gradients
@@ -51,7 +51,9 @@ class Steps:
         self.findings: list[Finding] = []
         self.left_out: list[str] = []
         model = trainer.get_model()
-        self.observer = Observer(model, trainer.named_optimizers().values(), self._experiment, _UPDATES)
+        self._first: FirstBatch | None = None
+        optimizers = trainer.named_optimizers().values()
+        self.observer = Observer(model, optimizers, self._note, _UPDATES, self._experiment)
         self.error: Exception | None = None
         self.has_changed = False
         before = _numbers_of(model)
@@ -69,16 +71,17 @@ class Steps:
                 self.observer.close()
             self.has_changed = before != _numbers_of(model)
 
-    def _experiment(self, batch: Any, loss: Tensor) -> None:
-        trainer, observer, asked = self._trainer, self.observer, self._asked
+    def _note(self, batch: Any, loss: Tensor) -> None:
+        trainer, observer = self._trainer, self.observer
         for call in observer.loss_calls:
-            self.findings += check_loss(call)
-        if any(finding.name == "targets-not-finite" for finding in self.findings):
-            return
-        first = FirstBatch(
+            found = check_loss(call)
+            if not is_of_model(call, observer.model_calls):  # margins and scores have no usual size
+                found = (replace(one, level="note") if one.name == "loss-at-start" else one for one in found)
+            self.findings += found
+        self._first = FirstBatch(
             trainer.get_model(),
             batch,
-            loss,
+            loss.detach(),
             lambda other: trainer.calculate_train_batch_loss(other)["loss"],
             list(observer.model_calls),
             list(observer.loss_calls),
@@ -86,10 +89,16 @@ class Steps:
             self._batch_size,
             is_overridden(trainer, "calculate_train_batch_loss"),
         )
+
+    def _experiment(self) -> None:
+        trainer, first = self._trainer, self._first
+        if first is None or any(finding.name == "targets-not-finite" for finding in self.findings):
+            return
         vars(trainer)["log"] = _ignore  # a step may log a name once, and the experiments repeat it
         try:
             with restored_rng_states(trainer.device):
-                self.findings += check_batch(first, asked["gradient_clip_norm"], asked["gradient_clip_value"])
+                clip_norm, clip_value = self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
+                self.findings += check_batch(first, clip_norm, clip_value)
         except Exception as error:  # of a step that cannot be repeated, or takes no other batches
             self.left_out.append(f"what the loss of the first batch depends on: {first_line(error)}")
         finally:

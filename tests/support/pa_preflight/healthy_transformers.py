@@ -1,0 +1,113 @@
+"""Scripts without a mistake that train models of transformers with random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+from torch.utils.data import TensorDataset
+
+from tests.support.pa_preflight.data import Named, pictures, texts
+from tests.support.pa_preflight.scripts import Healthy, Script, script
+from tests.support.beside_torchvision import make_torchvision_importable
+
+healthy = Healthy()
+
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def _model(kind: str, config: str, **options: Any) -> Any:
+    make_torchvision_importable()
+    transformers = pytest.importorskip("transformers")
+    return getattr(transformers, kind)(getattr(transformers, config)(**options))
+
+
+def _trains(model: Any, data: Any, evaluation: Any, rate: float = 1e-3) -> Script:
+    return script(model, None, data, optimizer=AdamW(model.parameters(), lr=rate), eval_dataset=evaluation)
+
+
+def _sentences(num_samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    words, labels = texts(num_samples, seed=seed).tensors
+    mask = (torch.arange(12) < 8 + labels[:, None]).long()
+    return words * mask, mask, labels
+
+
+def _classified(num_samples: int, seed: int) -> Named:
+    return Named(TensorDataset(*_sentences(num_samples, seed)), "input_ids", "attention_mask", "labels")
+
+
+def _continued(num_samples: int, seed: int) -> Named:
+    words, mask, _ = _sentences(num_samples, seed)
+    labels = words.masked_fill(mask == 0, -100)
+    return Named(TensorDataset(words, mask, labels), "input_ids", "attention_mask", "labels")
+
+
+@healthy
+def bert_that_classifies() -> Script:
+    """Padded texts and their classes."""
+    model = _model("BertForSequenceClassification", "BertConfig", vocab_size=20, num_labels=3, **_SMALL)
+    return _trains(model, _classified(320, 1), _classified(64, 2))
+
+
+@healthy
+def bert_that_tags() -> Script:
+    """A tag for each token, except for padding."""
+    model = _model("BertForTokenClassification", "BertConfig", vocab_size=20, num_labels=20, **_SMALL)
+    return _trains(model, _continued(320, 1), _continued(64, 2))
+
+
+@healthy
+def gpt_2() -> Script:
+    """The model shifts the labels itself, and its head has the weights of the embedding."""
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+    model = _model("GPT2LMHeadModel", "GPT2Config", vocab_size=20, **sizes)
+    return _trains(model, _continued(320, 1), _continued(64, 2))
+
+
+@healthy
+def llama() -> Script:
+    """Grouped attention and RMSNorm."""
+    sizes = {**_SMALL, "num_key_value_heads": 1, "max_position_embeddings": 16}
+    model = _model("LlamaForCausalLM", "LlamaConfig", vocab_size=20, **sizes)
+    return _trains(model, _continued(320, 1), _continued(64, 2))
+
+
+@healthy
+def t5() -> Script:
+    """An encoder, and a decoder that gets the labels."""
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+    model = _model("T5ForConditionalGeneration", "T5Config", vocab_size=20, **sizes)
+    return _trains(model, _continued(320, 1), _continued(64, 2))
+
+
+@healthy
+def vit() -> Script:
+    """Patches of small grey pictures."""
+    sizes = {**_SMALL, "image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 4}
+    model = _model("ViTForImageClassification", "ViTConfig", **sizes)
+    data, evaluation = (Named(pictures(number, seed=number), "pixel_values", "labels") for number in (320, 64))
+    return _trains(model, data, evaluation)
+
+
+@healthy
+def encoder_with_a_head() -> Script:
+    """The mean of the states of an encoder is classified, whose pooler is not used."""
+    from torch import nn
+
+    encoder = _model("BertModel", "BertConfig", vocab_size=20, **_SMALL)
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = encoder, nn.Linear(32, 3)
+
+        def forward(self, words: Tensor) -> Tensor:
+            logits: Tensor = self.head(self.encoder(input_ids=words).last_hidden_state.mean(dim=1))
+            return logits
+
+    model = Classifier()
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    return script(model, nn.CrossEntropyLoss(), texts(), optimizer=optimizer, eval_dataset=texts(64, seed=2))
