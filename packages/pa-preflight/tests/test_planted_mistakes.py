@@ -6,10 +6,7 @@ import pytest
 
 from pa_preflight import check
 from tests.support.pa_preflight.known_findings import KNOWN
-from tests.support.pa_preflight.planted import PLANTED
-
-NOT_FOUND = {"linear_model_for_a_product"}
-"""A model that learns one batch, and not the task: only a longer run shows it."""
+from tests.support.pa_preflight.planted import NOT_FOUND, PLANTED
 
 ALL_KNOWN = {name: known for part in KNOWN.values() for name, known in part.items()}
 

@@ -428,10 +428,6 @@ def several_losses_of_masks() -> Script:
     return script(Unet(), both, masks(), per_device_batch_size=16)
 
 
-class _Hides(Trainer):
-    """Masks words at random, as a `collate_fn` does for a masked language model."""
-
-
 def _hidden(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     words = torch.stack([one for one, _ in samples])
     is_hidden = torch.rand(words.shape) < 0.3
@@ -565,7 +561,7 @@ def energy_of_samples() -> Script:
             loss = real.mean() - noise.mean() + 0.1 * outputs.square().mean()
             return {"loss": loss, "model_outputs": outputs, "batch_size": len(inputs)}
 
-    return script(perceptron(8, 1), None, points(), kind=Contrasts, optimizer=None)
+    return script(perceptron(8, 1), None, points(), kind=Contrasts)
 
 
 @healthy

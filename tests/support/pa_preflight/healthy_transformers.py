@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from torch import Tensor
+import transformers
+from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils.data import TensorDataset
+from typing_extensions import override
 
 from tests.support.pa_preflight.data import Named, pictures, texts
 from tests.support.pa_preflight.scripts import Healthy, Script, script
-from tests.support.beside_torchvision import make_torchvision_importable
 
 healthy = Healthy()
 
@@ -20,8 +20,6 @@ _SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "
 
 
 def _model(kind: str, config: str, **options: Any) -> Any:
-    make_torchvision_importable()
-    transformers = pytest.importorskip("transformers")
     return getattr(transformers, kind)(getattr(transformers, config)(**options))
 
 
@@ -95,8 +93,6 @@ def vit() -> Script:
 @healthy
 def encoder_with_a_head() -> Script:
     """The mean of the states of an encoder is classified, whose pooler is not used."""
-    from torch import nn
-
     encoder = _model("BertModel", "BertConfig", vocab_size=20, **_SMALL)
 
     class Classifier(nn.Module):
@@ -104,6 +100,7 @@ def encoder_with_a_head() -> Script:
             super().__init__()
             self.encoder, self.head = encoder, nn.Linear(32, 3)
 
+        @override
         def forward(self, words: Tensor) -> Tensor:
             logits: Tensor = self.head(self.encoder(input_ids=words).last_hidden_state.mean(dim=1))
             return logits

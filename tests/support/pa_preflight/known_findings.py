@@ -19,33 +19,34 @@ class Known(NamedTuple):
     level: str = "mistake"
 
 
-_RATE = "the loss of one batch stays, or grows"
+_RATE = "the loss stays, or grows"
 _STRANGE = "what the loss cannot take"
 _TWICE = "applied twice"
 _UNFINISHED = "NaN or infinite numbers"
+_MAYBE = "may be meant so"
 _UNTRAINED = "some weights do not learn"
 
 KNOWN: dict[str, dict[str, Known]] = {
     "data": {
         "augmentation-in-evaluation": Known("random augmentation", "dataset without random augmentation"),
-        "augmentation-repeats": Known("samples seed the global random numbers", "Leave seeding to the trainer"),
-        "evaluation-inputs-differ": Known("other normalisation than in training", "Give both datasets the same"),
+        "augmentation-repeats": Known("samples seed global generators", "Leave seeding to the trainer"),
+        "evaluation-inputs-differ": Known("normalised differently", "Give both datasets the same"),
         "inputs-not-finite": Known(_UNFINISHED, "Look for missing values"),
-        "inputs-not-normalised": Known("large numbers, such as pixels to 255", "divide by its standard deviation"),
+        "inputs-not-normalised": Known("such as pixels to 255", "divide by its standard deviation"),
         "one-class": Known("all targets are equal", "how the dataset makes its targets"),
-        "same-samples-in-evaluation": Known("samples to evaluate are trained on", "Divide the samples"),
-        "sorted-by-class": Known("classes come one after the other", "Leave out shuffle=False"),
+        "same-samples-in-evaluation": Known("trained on what is evaluated", "Divide the samples"),
+        "sorted-by-class": Known("class after class", "Leave out shuffle=False"),
         "targets-not-finite": Known(_UNFINISHED, "missing values"),
-        "workers-are-the-bottleneck": Known("steps wait for batches (a note)", "Pass num_workers=", "note"),
+        "workers-are-the-bottleneck": Known("steps wait for batches", "Pass num_workers=", "note"),
     },
     "model and loss": {
-        "inputs-do-not-matter": Known("all samples have the same output", "Look for a layer whose outputs are all"),
+        "inputs-do-not-matter": Known("all outputs are equal", "Look for a layer whose outputs are all"),
         "log-probabilities-missing": Known("`NLLLoss` without `LogSoftmax`", "Use CrossEntropyLoss"),
-        "loss-at-start": Known("the first loss is far above that of a guess", "smaller weights in the last layer"),
-        "loss-follows-batch-size": Known("losses of samples are added up", 'Use reduction="mean"'),
+        "loss-at-start": Known("far above a guess", "smaller weights in the last layer"),
+        "loss-follows-batch-size": Known("losses are added up", 'Use reduction="mean"'),
         "loss-not-finite": Known("NaN, though inputs are finite", "Look for log(0)"),
-        "outputs-more-than-classes": Known("the last layer is for other classes", "Replace the last layer by one with"),
-        "samples-mix": Known("outputs depend on other samples of the batch", "and for batch_first=True"),
+        "outputs-more-than-classes": Known("a last layer for other classes", "Replace the last layer by one with"),
+        "samples-mix": Known("outputs depend on neighbours", "and for batch_first=True"),
         "sigmoid-before-bce-with-logits": Known(_TWICE, "Leave the sigmoid out of the model"),
         "softmax-before-cross-entropy": Known(_TWICE, "Leave the softmax out of the model"),
         "targets-broadcast": Known("(B,) against (B, 1)", "unsqueeze(1)"),
@@ -55,23 +56,21 @@ KNOWN: dict[str, dict[str, Known]] = {
     },
     "training": {
         "batch-not-learnt": Known(_RATE, "Search for a rate with pa_schedulers.find_learning_rate"),
-        "batch-of-one-with-batch-norm": Known("even if only the last batch", "drop_last=True"),
+        "batch-of-one-with-batch-norm": Known("even the last batch", "drop_last=True"),
         "clipping-too-low": Known("to less than a thousandth", "such as a norm of 1"),
         "evaluation-not-repeatable": Known("dropout or noise in evaluations", "noise that ignores self.training"),
-        "frozen-in-optimizer": Known("may be meant so (notes)", "call requires_grad_(True)", "note"),
+        "frozen-in-optimizer": Known(_MAYBE, "call requires_grad_(True)", "note"),
         "gradients-not-cleared": Known("updates add up", "optimizer_zero_grad that does not call zero_grad"),
         "half-precision-weights": Known("updates are rounded away", 'mixed_precision="bf16"'),
-        "not-in-training-mode": Known("dropout is off in training", "Call model.train()"),
+        "not-in-training-mode": Known("dropout is off", "Call model.train()"),
         "optimizer-of-another-model": Known(_UNTRAINED, "Make the optimizer with model.parameters()"),
         "parameters-outside-optimizer": Known(_UNTRAINED, "Make the optimizer after the last layer"),
         "parameters-without-gradient": Known(_UNTRAINED, "a layer that forward() does not call"),
         "rate-is-zero": Known("nothing learns", "what the scheduler multiplies it with"),
         "rate-too-high": Known(_RATE, "Search for a rate with pa_schedulers.find_learning_rate"),
-        "step-fails": Known("fetching, a step or the evaluation raises an error", "look at the traceback"),
+        "step-fails": Known("something raises an error", "look at the traceback"),
         "trains-in-evaluation": Known("`model.train()` in evaluations", "Call model.eval()"),
-        "weight-decay-on-norms": Known(
-            "may be meant so (notes)", "another parameter group, with weight_decay=0", "note"
-        ),
+        "weight-decay-on-norms": Known("may be meant so", "another parameter group, with weight_decay=0", "note"),
         "weights-do-not-change": Known("nothing learns", "optimizer_step that does not call the optimizer"),
     },
 }

@@ -11,3 +11,6 @@ PLANTED: dict[str, Planted] = {
     **planted_in_data.planted.cases,
     **planted_in_runs.planted.cases,
 }
+
+NOT_FOUND = {"linear_model_for_a_product"}
+"""A model that learns one batch, and not the task: only a longer run shows it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import torch
@@ -206,6 +207,19 @@ def loader_of_sorted_texts() -> Script:
     """The same with a DataLoader of the script, which does not shuffle by default."""
     model = nn.Sequential(nn.EmbeddingBag(20, 16), nn.Linear(16, 3))
     return script(model, nn.CrossEntropyLoss(), DataLoader(sorted_by_target(texts()), batch_size=32))
+
+
+class _Decoded(Shifted):
+    @override
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        time.sleep(0.0005)
+        return super().__getitem__(index)
+
+
+@planted("workers-are-the-bottleneck")
+def pictures_decoded_without_workers() -> Script:
+    """Each picture takes half a millisecond, in the process that trains."""
+    return script(conv_net(), nn.CrossEntropyLoss(), _Decoded(pictures()), train_dataloader_kwargs={"num_workers": 0})
 
 
 @planted("evaluation-inputs-differ")

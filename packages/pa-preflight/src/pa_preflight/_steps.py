@@ -27,7 +27,7 @@ _UPDATES = 10
 _SLOW = 0.005
 """Seconds to fetch a batch that are worth workers."""
 
-_PART = 1_000_000
+_PART = 100_000
 """Numbers of a model that are looked at at once."""
 
 
