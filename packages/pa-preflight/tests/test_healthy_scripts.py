@@ -7,7 +7,6 @@ import pytest
 from pa_preflight import check
 from tests.support.pa_preflight.healthy import HEALTHY, TUTORIALS
 
-
 ALL = {**HEALTHY, **TUTORIALS}
 CASES = [*HEALTHY, *(pytest.param(name, marks=pytest.mark.more_cases) for name in TUTORIALS)]
 

@@ -289,7 +289,7 @@ class _Plays(Trainer):
         self.its_optimizer.zero_grad()
         scores = torch.cat([self.discriminator(real), self.discriminator(made.detach())])
         wanted = torch.cat([torch.ones(len(real), 1), torch.zeros(len(real), 1)])
-        functional.binary_cross_entropy_with_logits(scores, wanted).backward()
+        torch.autograd.backward(functional.binary_cross_entropy_with_logits(scores, wanted))
         self.its_optimizer.step()
         score = self.discriminator(made)
         loss = functional.binary_cross_entropy_with_logits(score, torch.ones_like(score))

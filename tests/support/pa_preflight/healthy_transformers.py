@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils.data import TensorDataset
@@ -20,6 +20,8 @@ _SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "
 
 
 def _model(kind: str, config: str, **options: Any) -> Any:
+    """Return a model with random weights; type checkers may lack the package."""
+    transformers = import_module("transformers")
     return getattr(transformers, kind)(getattr(transformers, config)(**options))
 
 

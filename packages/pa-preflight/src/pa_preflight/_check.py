@@ -91,8 +91,6 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
                 found = check_evaluation_samples(train, samples[name], data, one)
                 # the training samples may be one of several sets
                 findings += (replace(finding, level="note") if len(evaluated) > 1 else finding for finding in found)
-            if is_overridden(trainer, "calculate_train_batch_loss"):  # views of a sample may be random in each use
-                findings = [_as_note(one, "augmentation-in-evaluation") for one in findings]
         except Exception as error:
             do = "Fetch a sample of the dataset on its own, dataset[0], and look at the traceback."
             findings.append(failure("Fetching a sample", error, do))
@@ -104,8 +102,7 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
         in_training = steps.observer.in_training - steps.observer.over_lengths
         findings += check_batch_norm(in_training, batch_size, smallest_batch)
     findings += steps.check()
-    if steps.error is None and not steps.observer.reached_outside:  # the copy of a teacher
-        findings = [_as_note(one, "parameters-outside-optimizer") for one in findings]
+    findings = [replace(one, level="note") if _may_be_meant(one, trainer, steps) else one for one in findings]
     left_out += steps.left_out
     if steps.observer.loss_calls:
         findings += check_all_targets(steps.observer.loss_calls[:1], train.targets())
@@ -136,8 +133,12 @@ def _sets(data: Any) -> dict[str, Any]:
     return {name: one.dataset if isinstance(one, EvaluationSet) else one for name, one in sets.items()}
 
 
-def _as_note(finding: Finding, name: str) -> Finding:
-    return replace(finding, level="note") if finding.name == name else finding
+def _may_be_meant(finding: Finding, trainer: Trainer[Any, Any, Any, Any], steps: Steps) -> bool:
+    """Whether other steps than the usual one do what was found on purpose."""
+    if finding.name == "augmentation-in-evaluation":  # a step that compares random views of a sample
+        return is_overridden(trainer, "calculate_train_batch_loss")
+    # a teacher that follows the weights of a student
+    return finding.name == "parameters-outside-optimizer" and steps.error is None and not steps.observer.reached_outside
 
 
 def _in_order(findings: list[Finding]) -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -59,11 +60,9 @@ def _check_distance(call: LossCall) -> Iterator[Finding]:
 
 def _is_crossed(outputs: Tensor, targets: Tensor) -> bool:
     """Whether each output is compared with several targets, and each target with several outputs."""
-    try:
-        shape = torch.broadcast_shapes(outputs.shape, targets.shape)
-    except RuntimeError:
-        return True
-    return shape.numel() > max(outputs.numel(), targets.numel())
+    sizes = [*zip_longest(reversed(outputs.shape), reversed(targets.shape), fillvalue=1)]
+    fit = all(one == other or 1 in (one, other) for one, other in sizes)
+    return not fit or (any(one < other for one, other in sizes) and any(other < one for one, other in sizes))
 
 
 def _check_binary(call: LossCall) -> Iterator[Finding]:

@@ -124,7 +124,7 @@ def _holder_of_unused(model: nn.Module, name: str, without_gradient: set[int]) -
 
 
 def _is_of_library(module: nn.Module) -> bool:
-    """Whether the class of a module was installed, and is not one of torch's, whose layers are put together by others."""
+    """Whether the class of a module was installed, and is not one of torch's, which scripts put together."""
     name = type(module).__module__
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     return not name.startswith("torch.") and "-packages" in file

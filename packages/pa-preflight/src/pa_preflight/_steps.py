@@ -183,8 +183,9 @@ class Steps:
 @torch.no_grad()
 def _numbers_of(model: nn.Module) -> list[tuple[float, float]]:
     """Return what tells weights from others; a copy of them would need memory."""
-    parts = (part.double() for one in model.parameters() for part in one.detach().flatten().split(_PART))
-    return [(float(part.sum()), float(part.norm())) for part in parts]
+    flat = [one.detach().flatten() for one in model.parameters()]
+    parts = (one[start : start + _PART].double() for one in flat for start in range(0, len(one), _PART))
+    return [(float(part.sum()), float(part.square().sum())) for part in parts]
 
 
 def _ignore(*_args: object, **_kwargs: object) -> None:
