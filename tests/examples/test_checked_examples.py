@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ OWN_LOOPS = {"gan", "truncated_bptt", "ppo", "replay_buffer"}
 SCRIPTS = {
     **{name: arguments.usual for name, arguments in LAUNCHES.items() if name not in OWN_LOOPS},
     **{f"porting/{one.name}_ported": one.arguments for one in PORTS if one.loop == "trainer"},
-    "porting/from_pytorch_accelerated": ("--epochs=1",),
+    "porting/from_pytorch_accelerated": ("--epochs=6",),
     "slurm/train": (),
 }
 EACH_TIME = {"image_folder", "finetune_transformers"}
@@ -29,7 +30,8 @@ EACH_TIME = {"image_folder", "finetune_transformers"}
 def test_no_mistake_is_reported_of_an_example(name: str, tmp_path: Path) -> None:
     """Each run of its trainers is checked, and goes on as if it had not been."""
     report, script = tmp_path / "report.txt", EXAMPLES / f"{name}.py"
-    command = [*forked_python(), str(Path(__file__).with_name("checked.py")), str(report), str(script), *SCRIPTS[name]]
+    python = [sys.executable] if name in LAUNCHES and LAUNCHES[name].fresh else forked_python()
+    command = [*python, str(Path(__file__).with_name("checked.py")), str(report), str(script), *SCRIPTS[name]]
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     launched = run_command(command, folder=tmp_path, env={**as_a_reader(tmp_path), **offline}, timeout=280)
     assert launched.status == 0, launched.output
