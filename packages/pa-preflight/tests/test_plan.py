@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from typing_extensions import override
 
-from pa_core import ArgumentTypeError, SaveTrainingStateCallback, Trainer
+from pa_core import (
+    AnyTrainer,
+    ArgumentTypeError,
+    ConfigurationError,
+    LimitBatchesCallback,
+    SaveTrainingStateCallback,
+    Trainer,
+)
 from pa_core.testing import make_regression
 from pa_preflight import Plan, plan
 from tests.support.pa_preflight.configurations import Configuration, changed, state_of
@@ -35,6 +44,7 @@ def test_a_run_does_what_was_planned(seed: int, tmp_path: Path) -> None:
     planned = plan(trainer, **arguments)
     assert not folder.exists()
     assert planned.notes == ()
+    observed.rates.clear()  # of the updates that were timed
     trainer.train(**arguments)
 
     assert planned.updates == trainer.num_updates_completed == len(observed.rates)
@@ -44,6 +54,7 @@ def test_a_run_does_what_was_planned(seed: int, tmp_path: Path) -> None:
         (one.update, one.name, one.batches, one.kind == "intermediate") for one in planned.evaluations
     ] == observed.evaluations
     _check_saves(planned, observed)
+    _check_disk(planned, observed)
     _check_rates(planned, observed.rates)
     _check_memory(planned, observed, trainer.model, trainer.optimizer)
     is_cut = planned.epochs[-1].updates < trainer.epoch_lengths.updates_of(len(planned.epochs) - 1)
@@ -69,6 +80,18 @@ def _check_saves(planned: Plan, observed: Observed) -> None:
     assert kept == observed.states()
 
 
+def _check_disk(planned: Plan, observed: Observed) -> None:
+    """A new state is there before an old one is deleted."""
+    if not planned.saves or planned.memory.saved_state is None:
+        assert planned.disk is None
+        return
+    assert planned.disk is not None
+    before_saves = [len(states) for _, states in observed.states_at_saves[: len(planned.saves)]]
+    assert planned.disk.peak == (max(before_saves) + 1) * planned.memory.saved_state
+    assert planned.disk.at_end == len(observed.states()) * planned.memory.saved_state
+    assert planned.disk.free > 0
+
+
 def _check_rates(planned: Plan, observed: Sequence[Sequence[float]]) -> None:
     """Each planned rate is the one of its update, and between two of them the rate never turns."""
     assert len(planned.rates) == len(observed[0])
@@ -77,6 +100,8 @@ def _check_rates(planned: Plan, observed: Sequence[Sequence[float]]) -> None:
         assert [point.rate for point in one.points] == [rates[point.update - 1] for point in one.points]
         assert (one.points[0].update, one.points[-1].update) == (1, len(rates))
         assert {min(rates), max(rates)} <= {point.rate for point in one.points}
+        assert [point.rate for point in one.course] == [rates[point.update - 1] for point in one.course]
+        assert len(one.course) == len(rates) or len({*rates}) == 1
         for before, after in zip(one.points[:-1], one.points[1:], strict=True):
             part = rates[before.update - 1 : after.update]
             assert part in (sorted(part), sorted(part, reverse=True))
@@ -118,6 +143,110 @@ def test_a_plan_is_printed_as_a_table() -> None:
     assert len(text.splitlines()) < 25
     assert "300 updates in all" in text
     assert "after epochs, the set: 3 batches, after update 10, 20, 30, ..., 300 (30 times)" in text
+
+
+def test_the_time_of_a_run_is_planned() -> None:
+    """From updates and batches that wait, in two evaluations with a set of its own each."""
+    waits = 0.02
+
+    class Waits(Trainer):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            time.sleep(waits)
+            return super().calculate_train_batch_loss(batch)
+
+        @override
+        def calculate_eval_batch_loss(self, batch: Any) -> Any:
+            time.sleep(waits if self.eval_name == "near" else 2 * waits)
+            return super().calculate_eval_batch_loss(batch)
+
+    model = nn.Linear(4, 1)
+    trainer = Waits(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    sets = {"near": make_regression(80), "far": make_regression(160)}
+    seconds = plan(trainer, make_regression(160), 5, sets, gradient_accumulation_steps=2).seconds
+    assert seconds.update is not None
+    assert seconds.update > 2 * waits
+    assert seconds.updates == pytest.approx(5 * 10 * seconds.update)
+    assert seconds.evaluations is not None
+    assert seconds.evaluations > 5 * (10 * waits + 20 * 2 * waits)
+    assert seconds.total == 50 * seconds.update + seconds.evaluations
+
+
+def test_a_run_that_fails_is_planned_without_times() -> None:
+    """Notes say what has failed: an update, an evaluation."""
+
+    class Fails(Trainer):
+        @override
+        def calculate_eval_batch_loss(self, batch: Any) -> Any:
+            raise RuntimeError("no evaluation")
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = make_regression(80)
+    planned = plan(Fails(model, nn.MSELoss(), optimizer, callbacks=[]), data, num_epochs=3, eval_dataset=data)
+    assert planned.notes == ("An evaluation could not be timed: RuntimeError: no evaluation",)
+    assert planned.seconds.update is not None
+    assert (planned.seconds.evaluations, planned.seconds.total) == (None, None)
+    assert planned.memory.peak is not None
+
+    planned = plan(Trainer(model, nn.L1Loss(), optimizer, callbacks=[]), TensorDataset(torch.ones(8, 3)), num_epochs=1)
+    assert planned.updates == 1
+    assert planned.seconds.update is None
+    assert planned.memory.peak is None
+    assert "An update could not be timed" in planned.notes[0]
+
+
+def test_updates_that_take_long_are_not_all_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timing ends within an update, too, and the number of batches tells the rest."""
+    monkeypatch.setattr("pa_preflight._timing._FIRST", 0.2)
+    steps: list[int] = []
+
+    class Waits(Trainer):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            steps.append(len(batch))
+            time.sleep(0.1)
+            return super().calculate_train_batch_loss(batch)
+
+    model = nn.Linear(4, 1)
+    trainer = Waits(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    seconds = plan(trainer, make_regression(800), num_epochs=1, gradient_accumulation_steps=50).seconds
+    assert len(steps) < 10
+    assert seconds.update is not None
+    assert seconds.update > 50 * 0.1
+
+
+def test_learning_rates_are_drawn(tmp_path: Path) -> None:
+    """A curve for each group, from all updates; without rates there is nothing to draw."""
+    model = nn.Linear(4, 1)
+    groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.01}]
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(groups, lr=0.1), callbacks=[])
+    schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+    planned = plan(trainer, make_regression(80), num_epochs=300, create_scheduler_fn=schedule)
+    assert 1000 <= len(planned.rates[0].course) <= 2 * 1000
+    picture = planned.plot_rates(tmp_path / "pictures" / "rates.svg").read_text()
+    assert "optimizer, group 0" in picture
+    assert "optimizer, group 1" in picture
+
+    followed = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=1)
+    without = plan(trainer, make_regression(80), 1, create_scheduler_fn=followed, watch_metric="train_loss_epoch")
+    with pytest.raises(ConfigurationError, match="one of its notes says why"):
+        without.plot_rates(tmp_path / "rates.png")
+
+
+def test_a_custom_callback_is_left_out() -> None:
+    """Also one that is derived from a callback that limits batches."""
+
+    class Limits(LimitBatchesCallback):
+        @override
+        def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            raise AssertionError
+
+    model = nn.Linear(4, 1)
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[Limits(1)])
+    planned = plan(trainer, make_regression(80), num_epochs=1)
+    assert planned.notes == ("Limits is left out: a subclass may do something else.",)
+    assert planned.updates == 10
 
 
 def test_what_cannot_be_planned_is_said() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, ParamSpec, Protocol
+from collections.abc import Mapping
+from typing import Any, ParamSpec, Protocol, cast
 
 from typing_extensions import TypeIs
 
 from pa_core import ArgumentTypeError, Trainer, UnsupportedConfigurationError
+from pa_core.data import EvaluationSet
 from pa_core.distributed import num_processes
 
 _P = ParamSpec("_P")
@@ -48,6 +50,18 @@ def arguments_of(
             "smaller model."
         )
     return trainer, dict(bound.arguments)
+
+
+def evaluated_sets(data: Any) -> dict[str, Any]:
+    """Return what is evaluated, by name; a single dataset has none.
+
+    Args:
+        data: The argument of ``train``.
+    """
+    if data is None:
+        return {}
+    sets = dict(cast("Mapping[str, Any]", data)) if isinstance(data, Mapping) else {"": data}
+    return {name: one.dataset if isinstance(one, EvaluationSet) else one for name, one in sets.items()}
 
 
 def _is_trainer(given: object) -> TypeIs[Trainer[Any, Any, Any, Any]]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ParamSpec, cast
+from typing import Any, ParamSpec
 
 from torch import nn
 
 from pa_core import Trainer
-from pa_core.data import EvaluationSet
-from pa_preflight._arguments import Trains, arguments_of
+from pa_preflight._arguments import Trains, arguments_of, evaluated_sets
 from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
 from pa_preflight._evaluation import check_evaluation
 from pa_preflight._findings import Finding, Report, failure, first_line
@@ -70,7 +69,7 @@ def check(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
 
 def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Report:
     started = time.monotonic()
-    evaluated = _sets(given["eval_dataset"])
+    evaluated = evaluated_sets(given["eval_dataset"])
     without = dict.fromkeys(("eval_dataset", "resume_from", "watch_metric"))
     asked: dict[str, Any] = {**given, **without, "sanity_eval_steps": 0}
     data: Any = asked["train_dataset"]
@@ -123,14 +122,6 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
             inputs = [tensor for call in steps.observer.model_calls[:1] for tensor in call.inputs]
             findings += check_evaluation(trainer, one, asked, inputs, is_random=is_random)
     return Report(_in_order(findings), left_out, time.monotonic() - started)
-
-
-def _sets(data: Any) -> dict[str, Any]:
-    """Return what is evaluated, by name."""
-    if data is None:
-        return {}
-    sets = dict(cast("Mapping[str, Any]", data)) if isinstance(data, Mapping) else {"": data}
-    return {name: one.dataset if isinstance(one, EvaluationSet) else one for name, one in sets.items()}
 
 
 def _may_be_meant(finding: Finding, trainer: Trainer[Any, Any, Any, Any], steps: Steps) -> bool:

@@ -289,3 +289,7 @@ def is_overridden(trainer: object, name: str) -> bool:
         name: The name of the method.
     """
     return getattr(type(trainer), name) is not getattr(Trainer, name)
+
+
+def ignore(*_args: object, **_kwargs: object) -> None:
+    """Stands for what logs a value."""

@@ -11,15 +11,19 @@ from typing_extensions import override
 from pa_core import (
     AnyTrainer,
     LimitBatchesCallback,
+    MoveModulesToDeviceCallback,
     SaveTrainingStateCallback,
     StopTrainingError,
     Trainer,
     TrainerCallback,
 )
 from pa_preflight._arguments import Trains, arguments_of
-from pa_preflight._plan_events import PLANNED, epochs_of, evaluations_of, saves_of
+from pa_preflight._findings import first_line
+from pa_preflight._memory import TracedUpdate, trace_update
+from pa_preflight._plan_events import PLANNED, disk_of, epochs_of, evaluations_of, saves_of
 from pa_preflight._plan_rates import bytes_of, parameters_of, rates_of, states_after_update
 from pa_preflight._plan_records import Plan, PlannedEpoch, PlannedMemory, PlannedParameters, PlannedRates
+from pa_preflight._timing import Timing
 
 _P = ParamSpec("_P")
 _ResultT = TypeVar("_ResultT")
@@ -29,12 +33,14 @@ _REST_OF_STATE, _BYTES_A_TENSOR = 18_500, 200
 
 
 def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan:
-    """Return what a run is going to do, without training.
+    """Return what a run is going to do.
 
-    The run is started, and ended before its first batch; then schedulers are stepped on a copy of the optimizer.
-    Callbacks of ``pa_core`` that limit, evaluate and save are part of the plan. Callbacks that end a run early or
-    change its loaders, and gradients that overflow, make the run differ from its plan. Afterwards everything is as it
-    was, as after ``trainer.undoing_runs()``.
+    A few updates and batches to evaluate are timed, for some seconds. Then the run is started again, and ended before
+    its first batch: an update is made with tensors that have no values, for its memory, and schedulers are stepped on a
+    copy of the optimizer. Callbacks of ``pa_core`` that limit, evaluate and save are part of the plan, and no callback
+    is called but those that limit and ``MoveModulesToDeviceCallback``. Callbacks that end a run early or change its
+    loaders, and gradients that overflow, make the run differ from its plan. Afterwards everything is as it was, as
+    after ``trainer.undoing_runs()``.
 
     Args:
         trainer: The trainer of the run.
@@ -60,9 +66,11 @@ def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan:
 def _plan(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Plan:
     asked: dict[str, Any] = {**given, "resume_from": None}
     callbacks: list[Any] = [*trainer.callback_handler.callbacks]
-    planner = _Planner(callbacks, given)
-    limits = [one for one in callbacks if isinstance(one, LimitBatchesCallback)]
-    with trainer.undoing_runs(asked["train_dataset"]), trainer.callback_handler.replaced_by([*limits, planner]):
+    planner = _Planner(trainer, callbacks, given)
+    limits = [one for one in callbacks if type(one) is LimitBatchesCallback]
+    planner.timing = Timing(trainer, asked, limits)
+    registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, *limits, planner])
+    with trainer.undoing_runs(asked["train_dataset"]), registered:
         vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
         trainer.train(**asked)
     return planner.plan
@@ -72,9 +80,12 @@ class _Planner(TrainerCallback):
     """Plans a run when everything is there that it begins with, and ends it."""
 
     plan: Plan
+    timing: Timing
 
-    def __init__(self, callbacks: list[TrainerCallback], asked: Mapping[str, Any]) -> None:
-        self._callbacks, self._asked = callbacks, asked
+    def __init__(
+        self, trainer: Trainer[Any, Any, Any, Any], callbacks: list[TrainerCallback], asked: Mapping[str, Any]
+    ) -> None:
+        self._trainer, self._callbacks, self._asked = trainer, callbacks, asked
         self._notes = list(self._left_out())
 
     def _left_out(self) -> Iterator[str]:
@@ -93,20 +104,28 @@ class _Planner(TrainerCallback):
             self._notes.append("The training data has no length: it is planned as one epoch, and may be more.")
         states = self._attempt("memory of the optimizer", lambda: states_after_update(trainer.named_optimizers()))
         rates = self._attempt("learning rates", lambda: self._rates(trainer, epochs))
+        traced = None
+        if self.timing.is_possible and self.timing.batch is not None:
+            traced = self._attempt("memory of an update", lambda: trace_update(self._trainer, self.timing.batch))
         if rates and rates[0].points[-1].update < epochs[-1].ends_at:
             self._notes.append("The last learning rates are left out: it would take too long.")
+        evaluations = [*evaluations_of(trainer, self._callbacks, epochs, self._asked["sanity_eval_steps"])]
+        saves, memory = [*saves_of(self._callbacks, epochs)], _memory(trainer, states, traced)
+        updates, batches = epochs[-1].ends_at, config.gradient_accumulation_steps
         self.plan = Plan(
             config=config,
             device=str(trainer.device),
             parameters=tuple(_parameters(trainer)),
             samples=_samples(trainer.train_dataloader, epochs[0].batches),
             epochs=tuple(epochs),
-            updates=epochs[-1].ends_at,
-            evaluations=tuple(evaluations_of(trainer, self._callbacks, epochs, self._asked["sanity_eval_steps"])),
-            saves=tuple(saves_of(self._callbacks, epochs)),
+            updates=updates,
+            evaluations=tuple(evaluations),
+            saves=tuple(saves),
             rates=tuple(rates or ()),
-            memory=_memory(trainer, states),
-            notes=tuple(self._notes),
+            memory=memory,
+            disk=disk_of(self._callbacks, saves, memory.saved_state),
+            seconds=self.timing.seconds(batches, updates, evaluations),
+            notes=(*self._notes, *self.timing.notes),
         )
         raise StopTrainingError("The run is planned.")
 
@@ -114,7 +133,9 @@ class _Planner(TrainerCallback):
         try:
             return compute()
         except Exception as error:
-            self._notes.append(f"The {what} could not be found without a model: {type(error).__name__}: {error}")
+            self._notes.append(
+                f"The {what} could not be found without values, which item() or a mask may need: {first_line(error)}"
+            )
             return None
 
     def _rates(self, trainer: AnyTrainer, epochs: list[PlannedEpoch]) -> list[PlannedRates]:
@@ -156,7 +177,7 @@ def _parameters(trainer: AnyTrainer) -> Iterator[PlannedParameters]:
             yield PlannedParameters(name, number, frozen, memory, bytes_of(new) - memory)
 
 
-def _memory(trainer: AnyTrainer, states: list[Tensor] | None) -> PlannedMemory:
+def _memory(trainer: AnyTrainer, states: list[Tensor] | None, traced: TracedUpdate | None) -> PlannedMemory:
     weights = [one for _, module in _modules(trainer) for one in (*module.parameters(), *module.buffers())]
     trained = [one for one in parameters_of(trainer.named_optimizers().values()) if one.requires_grad]
     held = [one for module in trainer.named_models().values() for one in module.state_dict().values()]
@@ -166,5 +187,8 @@ def _memory(trainer: AnyTrainer, states: list[Tensor] | None) -> PlannedMemory:
         weights=bytes_of(weights),
         gradients=bytes_of(trained),
         optimizer=None if states is None else bytes_of(states),
+        activations=None if traced is None else traced.activations,
+        peak=None if traced is None else traced.peak,
+        peak_on_accelerator=None if traced is None else traced.peak_on_accelerator,
         saved_state=None if states is None else bytes_of([*saved.values(), *states]) + rest,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 from pa_core import (
@@ -14,7 +16,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.types import SizedIterable
-from pa_preflight._plan_records import PlannedEpoch, PlannedEvaluation, PlannedSave
+from pa_preflight._plan_records import PlannedDisk, PlannedEpoch, PlannedEvaluation, PlannedSave
 
 _CallbackT = TypeVar("_CallbackT")
 
@@ -87,6 +89,23 @@ def saves_of(callbacks: Iterable[TrainerCallback], epochs: Sequence[PlannedEpoch
         most = len(kept) if save is None or save.max_checkpoints is None else save.max_checkpoints
         yield PlannedSave(update, name, tuple(kept[:-most]))
         kept = kept[-most:]
+
+
+def disk_of(callbacks: Iterable[TrainerCallback], saves: Sequence[PlannedSave], size: int | None) -> PlannedDisk | None:
+    """Return what training states need on the disk; None where there are none, or their size is not known.
+
+    Args:
+        callbacks: The callbacks of the run.
+        saves: What it saves and deletes.
+        size: The bytes of a state.
+    """
+    save = _find(callbacks, SaveTrainingStateCallback)
+    if save is None or size is None or not saves:
+        return None
+    kept = [*accumulate(1 - len(one.deletes) for one in saves)]
+    most = max(number + len(one.deletes) for number, one in zip(kept, saves, strict=True))
+    folder = next(one for one in (save.save_dir.absolute(), *save.save_dir.absolute().parents) if one.is_dir())
+    return PlannedDisk(most * size, kept[-1] * size, shutil.disk_usage(folder).free)
 
 
 def _states(save: SaveTrainingStateCallback, epochs: Sequence[PlannedEpoch]) -> Iterator[tuple[int, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from pa_preflight._plan_records import PlannedRate, PlannedRates
 
 _MOST_STEPS = 1_000_000
 """Steps of schedules, each of one group, that take some seconds."""
+_DRAWN = 1000
 _ROUNDING = 1e-12
 
 
@@ -31,24 +32,27 @@ def rates_of(
     """
     copied, copied_schedulers = _copies(optimizers, schedulers, "meta")
     groups = [(name, number, group) for name, one in copied.items() for number, group in enumerate(one.param_groups)]
-    courses = [_Course(float(group["lr"])) for _, _, group in groups]
     last = min(updates, _MOST_STEPS // len(groups)) if schedulers else 1
+    courses = [_Course(float(group["lr"]), max(1, last // _DRAWN)) for _, _, group in groups]
     with warnings.catch_warnings():  # schedulers of torch miss the steps of the optimizer
         warnings.simplefilter("ignore")
         for update in range(1, last):
             if update in steps_after:
                 for scheduler in copied_schedulers:
                     scheduler.step()
-                for (_, _, group), course in zip(groups, courses, strict=True):
-                    course.go_on(update + 1, float(group["lr"]))
+            for (_, _, group), course in zip(groups, courses, strict=True):
+                course.go_on(update + 1, float(group["lr"]))
     end = last if schedulers else updates
-    return [PlannedRates(name, number, one.points(end)) for (name, number, _), one in zip(groups, courses, strict=True)]
+    return [
+        PlannedRates(name, number, *one.ending(end)) for (name, number, _), one in zip(groups, courses, strict=True)
+    ]
 
 
 class _Course:
-    """The turning points of a learning rate so far."""
+    """The turning points of a learning rate so far, and some between them."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, step: int) -> None:
+        self._step, self._drawn = step, [PlannedRate(1, rate)]
         self._first = self._highest = self._lowest = self._last = PlannedRate(1, rate)
         self._turns: list[PlannedRate] = []
         self._direction = 0.0
@@ -62,11 +66,14 @@ class _Course:
             if change * self._direction < 0:
                 self._turns.append(PlannedRate(update - 1, before))
             self._direction = change
+        if update - self._drawn[-1].update >= self._step:
+            self._drawn.append(now)
         self._last = now
 
-    def points(self, end: int) -> tuple[PlannedRate, ...]:
+    def ending(self, end: int) -> Iterator[tuple[PlannedRate, ...]]:
         points = {self._first, self._highest, self._lowest, *self._turns, PlannedRate(end, self._last.rate)}
-        return tuple(sorted(points, key=lambda point: point.update))
+        for some in (points, points.union(self._drawn)):
+            yield tuple(sorted(some, key=lambda point: point.update))
 
 
 def states_after_update(optimizers: Mapping[str, Optimizer]) -> list[Tensor]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 from typing_extensions import override
 
@@ -13,7 +14,7 @@ from pa_core import TrainerRunConfig
 
 _MOST = 5
 """Rows of one kind."""
-_KIB = 1024
+_KIB, _MINUTE = 1024, 60
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _KINDS = {"sanity": "before the run", "intermediate": "within epochs", "epoch": "after epochs"}
 
@@ -106,29 +107,79 @@ class PlannedRates:
         group: The number of the group.
         points: The rates at the turning points, in their order: the first, the first of the highest and of the lowest,
             the last before it falls again or rises again, and the last of the run.
+        course: About 1,000 rates all over the run, and the points, for a picture.
     """
 
     optimizer: str
     group: int
     points: tuple[PlannedRate, ...]
+    course: tuple[PlannedRate, ...]
 
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """Memory in bytes, without activations and what the device's libraries take.
+    """Memory in bytes, without data that is kept in memory and what the device's libraries take.
+
+    Activations and peaks come from an update with tensors that have no values, for the largest of the first batches.
+    Updates of other batches differ, and so do steps that look at values, as ``.item()`` does: these are None.
 
     Attributes:
         weights: Parameters and buffers.
         gradients: The gradients of all trained parameters.
         optimizer: The state of the optimizers after an update; None where that could not be tried.
-        saved_state: A training state on the disk, about, without what callbacks store in it; None as above. Within the
-            epochs of a custom loader it is 15 kB more.
+        activations: What the forward pass of a batch leaves for its backward pass.
+        peak: The most at one time within an update: all of the above, the batch, and what operations need meanwhile.
+        peak_on_accelerator: The same on a GPU, also if there is none: in blocks of 512 bytes, with optimizers that work
+            on all parameters at once. It is what ``torch.cuda.max_memory_allocated`` counts, without workspaces of
+            cuDNN and cuBLAS; layers that have other kernels there, such as attention and LSTM, need more or less. The
+            context of the device and fragmentation come on top, often more than a GiB. It is for the mixed precision of
+            this run: on a CPU, bf16 or none.
+        saved_state: A training state on the disk, about, without what callbacks store in it; None as ``optimizer``.
+            Within the epochs of a custom loader it is 15 kB more.
     """
 
     weights: int
     gradients: int
     optimizer: int | None
+    activations: int | None
+    peak: int | None
+    peak_on_accelerator: int | None
     saved_state: int | None
+
+
+@dataclass(frozen=True)
+class PlannedDisk:
+    """What the training states of a run need on a disk, in bytes, each taken for as large as ``memory.saved_state``.
+
+    Attributes:
+        peak: The most at one time: a new state is there before an old one is deleted.
+        at_end: What stays.
+        free: What is free there now.
+    """
+
+    peak: int
+    at_end: int
+    free: int
+
+
+@dataclass(frozen=True)
+class PlannedSeconds:
+    """How long a run takes, without callbacks and saves; None where it could not be timed.
+
+    Attributes:
+        update: An update, with its batches.
+        updates: All of them.
+        evaluations: All evaluations.
+    """
+
+    update: float | None
+    updates: float | None
+    evaluations: float | None
+
+    @property
+    def total(self) -> float | None:
+        """The seconds of the run."""
+        return None if self.updates is None or self.evaluations is None else self.updates + self.evaluations
 
 
 @dataclass(frozen=True)
@@ -145,7 +196,9 @@ class Plan:
         evaluations: The evaluations, in their order.
         saves: The training states that are saved and deleted, in their order.
         rates: The learning rates of the parameter groups.
-        memory: What the run needs, without activations.
+        memory: What an update needs.
+        disk: What the training states need; None without any.
+        seconds: How long it takes.
         notes: What could not be planned, and why.
 
     Example:
@@ -173,12 +226,32 @@ class Plan:
     saves: tuple[PlannedSave, ...]
     rates: tuple[PlannedRates, ...]
     memory: PlannedMemory
+    disk: PlannedDisk | None
+    seconds: PlannedSeconds
     notes: tuple[str, ...]
 
     @override
     def __str__(self) -> str:
         """Return a table of about 25 lines."""
         return "\n".join(_lines_of(self))
+
+    def plot_rates(self, path: str | Path, *, dark: bool = False) -> Path:
+        """Draw the learning rates of all updates, a curve for each parameter group.
+
+        Args:
+            path: The file to save, a PNG unless it has another ending. Missing folders are created.
+            dark: Draw on a dark background, for dark pages or slides.
+
+        Returns:
+            The path of the picture.
+
+        Raises:
+            ConfigurationError: No learning rates are planned; a note says why.
+            ImportError: matplotlib is not installed.
+        """
+        from pa_preflight._plan_picture import draw_rates  # with matplotlib, for those who draw
+
+        return draw_rates(self.rates, path, dark=dark)
 
 
 def _lines_of(plan: Plan) -> Iterator[str]:
@@ -195,9 +268,12 @@ def _lines_of(plan: Plan) -> Iterator[str]:
     deleted = [one.update for one in plan.saves for _ in one.deletes]
     rows += [("states", f"{_size(plan.memory.saved_state)} each, saved after update {_listed(saved)}")] if saved else []
     rows += [("states", f"deleted after update {_listed(deleted)}")] if deleted else []
+    if plan.disk is not None:
+        sizes = tuple(map(_size, (plan.disk.peak, plan.disk.at_end, plan.disk.free)))
+        rows.append(("states", "{} in all at the most, {} at the end; {} are free".format(*sizes)))
     rows += _first_rows("learning rate", _rates(plan))
-    sizes = [f"{name} {_size(getattr(plan.memory, name))}" for name in ("weights", "gradients", "optimizer")]
-    rows += [("memory", f"{', '.join(sizes)}, without activations"), *(("left out", note) for note in plan.notes)]
+    rows += [*(("memory", row) for row in _memory(plan)), ("time", _time(plan.seconds))]
+    rows += [("left out", note) for note in plan.notes]
     for title, of_title in groupby(rows, key=lambda row: row[0]):
         for number, (_, text) in enumerate(of_title):
             yield f"{'' if number else title:<15}{text}"
@@ -231,6 +307,18 @@ def _rates(plan: Plan) -> Iterator[str]:
         yield f"{one.optimizer}, group {one.group}: {shown}"
 
 
+def _memory(plan: Plan) -> Iterator[str]:
+    names = ("weights", "gradients", "optimizer", "activations")
+    yield ", ".join(f"{name} {_size(getattr(plan.memory, name))}" for name in names)
+    peaks = _size(plan.memory.peak), _size(plan.memory.peak_on_accelerator)
+    yield "{} at the peak of an update; on an accelerator {}".format(*peaks)
+
+
+def _time(seconds: PlannedSeconds) -> str:
+    parts = f"updates {_duration(seconds.updates)}, evaluations {_duration(seconds.evaluations)}"
+    return f"an update {_duration(seconds.update)}, all {parts}, without callbacks and saves"
+
+
 def _first_rows(title: str, texts: Iterator[str]) -> list[tuple[str, str]]:
     rows = [(title, text) for text in texts]
     return rows if len(rows) <= _MOST else [*rows[: _MOST - 1], (title, f"and {len(rows) - _MOST + 1:,} more")]
@@ -247,6 +335,15 @@ def _shortened(items: list[str]) -> list[str]:
 
 def _counted(batches: int | None) -> str:
     return "an unknown number of batches" if batches is None else f"{batches:,} batch{'es' * (batches != 1)}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    if seconds < _MINUTE:
+        return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    minutes = round(seconds / _MINUTE)
+    return f"{minutes} min" if minutes < _MINUTE else f"{minutes // _MINUTE:,} h {minutes % _MINUTE} min"
 
 
 def _size(number: float | None) -> str:

@@ -20,7 +20,7 @@ from pa_preflight._batch_checks import FirstBatch, check_batch, is_constant, is_
 from pa_preflight._findings import Finding, failure, first_line
 from pa_preflight._loss_checks import check_loss, check_sigmoid
 from pa_preflight._model_checks import check_gradients
-from pa_preflight._observer import Observer, is_overridden
+from pa_preflight._observer import Observer, ignore, is_overridden
 
 _UPDATES = 10
 """Enough to see layers that are left out at random."""
@@ -94,7 +94,7 @@ class Steps:
         trainer, first = self._trainer, self._first
         if first is None or any(finding.name == "targets-not-finite" for finding in self.findings):
             return
-        vars(trainer)["log"] = _ignore  # a step may log a name once, and the experiments repeat it
+        vars(trainer)["log"] = ignore  # a step may log a name once, and the experiments repeat it
         try:
             with restored_rng_states(trainer.device):
                 clip_norm, clip_value = self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
@@ -186,7 +186,3 @@ def _numbers_of(model: nn.Module) -> list[tuple[float, float]]:
     flat = [one.detach().flatten() for one in model.parameters()]
     parts = (one[start : start + _PART].double() for one in flat for start in range(0, len(one), _PART))
     return [(float(part.sum()), float(part.square().sum())) for part in parts]
-
-
-def _ignore(*_args: object, **_kwargs: object) -> None:
-    """Stands for what logs a value."""

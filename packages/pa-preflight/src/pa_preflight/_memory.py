@@ -1,0 +1,226 @@
+"""The memory of an update, from one that is made with tensors that have no values."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pa_core import Trainer
+from pa_preflight._observer import ignore, tensors_in, with_tensors
+from pa_preflight._torch import FakeMode, fake_mode, watching, with_values
+
+_BLOCK = 512
+"""What torch rounds up to on an accelerator."""
+_LSTM, _LSTM_BACKWARD = "aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_backward.default"
+_FEW_STEPS = 9
+
+
+@dataclass(frozen=True)
+class TracedUpdate:
+    """Memory in bytes.
+
+    Attributes:
+        activations: What the forward pass of a batch leaves for its backward pass.
+        peak: The most at one time.
+        peak_on_accelerator: The most in blocks of an accelerator, where optimizers work on all parameters at once.
+    """
+
+    activations: int
+    peak: int
+    peak_on_accelerator: int
+
+
+def trace_update(trainer: Trainer[Any, Any, Any, Any], batch: Any) -> TracedUpdate:
+    """Make an update without values, and return its memory.
+
+    Args:
+        trainer: The trainer, in the run; afterwards it is as it was.
+        batch: The batch.
+
+    Raises:
+        Exception: A step looks at values, or an operation cannot do without.
+    """
+    optimizers = [*trainer.named_optimizers().values()]
+    models = [*trainer.named_models().values(), *trainer.modules.values(), trainer.loss_func, *vars(trainer).values()]
+    modules = {id(one): one for model in models if isinstance(model, nn.Module) for one in model.modules()}
+    mode, live = fake_mode(), _LiveStorages()
+    with _kept([*modules.values(), *optimizers, trainer]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        vars(trainer)["log"] = ignore
+        fakes = _Fakes(mode)
+        fakes.put_into(modules.values(), optimizers)
+        live.add(fakes.made)
+        with mode, watching(live.note, lambda: 1.0 if live.is_in_optimizer else None):
+            for one in fakes.parameters:
+                one.grad = torch.zeros_like(one) if one.requires_grad else None
+            _step(trainer, live)
+            _clear(trainer)
+            live.forget_peak()
+            batch = with_tensors(batch, fakes.of)
+            live.add(fakes.made)
+            return _trace(trainer, batch, optimizers, live)
+
+
+def _trace(
+    trainer: Trainer[Any, Any, Any, Any], batch: Any, optimizers: Sequence[Optimizer], live: _LiveStorages
+) -> TracedUpdate:
+    parts, activations = trainer.run_config.gradient_accumulation_steps, 0
+    for _ in range(min(parts, 2)):  # from the second one on, gradients are there
+        before = live.now
+        loss = trainer.calculate_train_batch_loss(batch)["loss"] / parts
+        activations = live.now - before
+        trainer.backward_step(loss)
+        del loss
+    in_blocks = live.peak_in_blocks
+    _step(trainer, live)
+    peak = live.peak
+    live.forget_peak()
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+    _step(trainer, live)
+    return TracedUpdate(activations, peak, max(in_blocks, live.peak_in_blocks))
+
+
+def _step(trainer: Trainer[Any, Any, Any, Any], live: _LiveStorages) -> None:
+    live.is_in_optimizer = True
+    trainer.optimizer_step()
+    for name, optimizer in trainer.named_optimizers().items():
+        if name != "optimizer":
+            optimizer.step()
+    live.is_in_optimizer = False
+
+
+def _clear(trainer: Trainer[Any, Any, Any, Any]) -> None:
+    for optimizer in trainer.named_optimizers().values():
+        optimizer.zero_grad()
+
+
+class _Fakes:
+    """Tensors without values in the place of those of modules and optimizers."""
+
+    def __init__(self, mode: FakeMode) -> None:
+        self._mode = mode
+        self._made: dict[int, Tensor] = {}
+        self.parameters: list[Tensor] = []
+
+    @property
+    def made(self) -> list[Tensor]:
+        return [*self._made.values()]
+
+    def of(self, tensor: Tensor) -> Tensor:
+        fake = self._made.get(id(tensor))
+        if fake is None:
+            fake = self._made[id(tensor)] = self._mode.from_tensor(tensor)
+            fake.grad = None
+        return fake
+
+    def put_into(self, modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+        for module in modules:
+            parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+            buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+            for name, tensor in [*parameters, *buffers]:
+                setattr(module, name, self.of(tensor))
+        for optimizer in optimizers:
+            optimizer.state = defaultdict(dict)
+            optimizer.param_groups = [
+                {**group, "params": [self.of(one) for one in group["params"]]} for group in optimizer.param_groups
+            ]
+            self.parameters += [one for group in optimizer.param_groups for one in group["params"]]
+
+
+class _LiveStorages:
+    """The memory of all tensors that operations took or returned, for as long as they live.
+
+    Some optimizers scale by norms, which they read: there, any number does. In a step, it could be a shape.
+    """
+
+    def __init__(self) -> None:
+        self.is_in_optimizer = False
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self.now = self.peak = 0
+        self._now_in_blocks = self.peak_in_blocks = 0
+
+    def note(self, operation: str, args: Sequence[Any], result: Any) -> None:
+        if operation == _LSTM:
+            self._add(result[-1], _bytes_of_lstm(args))
+        elif operation == _LSTM_BACKWARD:
+            _, *weights, _hidden, _cells, states = args[:8]  # oneDNN puts gates, states and weights into other orders
+            self._rise(6 * states.nbytes + 2 * sum(one.nbytes for one in weights))
+        self.add(tensors_in((*args, result)))
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            self._add(tensor)
+
+    def forget_peak(self) -> None:
+        self.peak, self.peak_in_blocks = self.now, self._now_in_blocks
+
+    def _add(self, tensor: Tensor, size: int | None = None) -> None:
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        if id(storage) in self._alive:
+            return
+        size = storage.nbytes() if size is None else size
+        key, blocks = id(storage), -(-size // _BLOCK) * _BLOCK
+
+        def forget(_dead: object) -> None:
+            del self._alive[key]
+            self.now -= size
+            self._now_in_blocks -= blocks
+
+        self._alive[key] = weakref.ref(storage, forget)
+        self.now += size
+        self._now_in_blocks += blocks
+        self._rise(0)
+
+    def _rise(self, size: int) -> None:
+        self.peak = max(self.peak, self.now + size)
+        self.peak_in_blocks = max(self.peak_in_blocks, self._now_in_blocks + size)
+
+
+def _bytes_of_lstm(args: Sequence[Any]) -> int:
+    """What a layer of an LSTM keeps on a CPU, which the operation without values leaves out: from short sequences."""
+
+    def kept(steps: int) -> int:
+        with with_values():
+            tensors = [torch.zeros(one.shape, dtype=one.dtype) for one in args[:7]]
+            tensors[0] = torch.zeros(steps, *args[0].shape[1:], dtype=args[0].dtype)
+            result = torch.ops.aten.mkldnn_rnn_layer(*tensors, *args[7:])
+            return int(result[-1].nbytes)
+
+    most = min(len(args[0]), _FEW_STEPS)
+    first, last = kept(1), kept(most)
+    return last if len(args[0]) == most else first + (last - first) * (len(args[0]) - 1) // (most - 1)
+
+
+@contextmanager
+def _kept(owners: Iterable[object]) -> Generator[None]:
+    """Restore the attributes of objects, and what their lists, dictionaries and sets have, such as parameters."""
+    kept = [(one, dict(vars(one)), [*_contents(vars(one).values())]) for one in owners]
+    try:
+        yield
+    finally:
+        for owner, attributes, contents in kept:
+            vars(owner).clear()
+            vars(owner).update(attributes)
+            for value, content in contents:
+                value.clear()
+                getattr(value, "extend" if isinstance(value, (list, deque)) else "update")(content)
+
+
+def _contents(values: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    for value in values:
+        if isinstance(value, (list, deque, dict, set)):
+            yield value, copy.copy(cast("Any", value))

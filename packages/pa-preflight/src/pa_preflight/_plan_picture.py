@@ -1,0 +1,49 @@
+"""The learning rates of a plan as a picture."""
+
+# pyright: reportUnknownMemberType=false
+# (matplotlib leaves the keyword arguments of its methods untyped)
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from pa_core import ConfigurationError
+from pa_core.plot_style import plot_style
+from pa_preflight._plan_records import PlannedRates
+
+
+def draw_rates(rates: Sequence[PlannedRates], path: str | Path, *, dark: bool) -> Path:
+    """Draw learning rates without matplotlib's global state, in the style of pa-schedulers.
+
+    Args:
+        rates: The learning rates of the parameter groups.
+        path: The file to save.
+        dark: Whether it is for a dark page.
+    """
+    if not rates:
+        raise ConfigurationError("The plan has no learning rates to draw: one of its notes says why.")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter, MaxNLocator
+    except ImportError as error:
+        raise ImportError('Drawing a plan needs matplotlib. Install it with: pip install "pa-core[plot]"') from error
+    style = plot_style(dark=dark)
+    figure = Figure(figsize=(7.0, 3.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for one, colour in zip(rates, itertools.cycle(style.curves), strict=False):
+        label = f"{one.optimizer}, group {one.group}"
+        axes.plot([each.update for each in one.course], [each.rate for each in one.course], color=colour, label=label)
+    if len(rates) > 1:
+        axes.legend(
+            frameon=False, fontsize=9, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), labelcolor=style.text
+        )
+    axes.set_title("learning rate", loc="left")
+    axes.set_xlabel("optimizer updates")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    style.dress(axes)
+    return style.save(figure, path)

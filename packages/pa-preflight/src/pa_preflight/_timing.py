@@ -1,0 +1,183 @@
+"""How long a run is going to take, from a few updates and batches that are timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from statistics import median
+from typing import Any, Self
+
+import torch
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    LimitBatchesCallback,
+    MoveModulesToDeviceCallback,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+)
+from pa_preflight._arguments import evaluated_sets
+from pa_preflight._findings import first_line
+from pa_preflight._observer import tensors_in
+from pa_preflight._plan_records import PlannedEvaluation, PlannedSeconds
+
+_UPDATES, _BATCHES = 10, 5
+_FIRST, _ENOUGH = 10.0, 3.0
+"""Seconds after which no more is timed: before the end of the first update or batch, which warm up, and after it."""
+
+
+class Timing:
+    """Makes the first updates of a run, and evaluates the first batches, both of which are undone.
+
+    Args:
+        trainer: The trainer.
+        asked: The arguments of the run.
+        limits: Callbacks that limit its batches.
+
+    Attributes:
+        batch: The largest batch that was trained on; None without one.
+        notes: What could not be timed, and why.
+        is_possible: Whether an update was made, or would have been with more memory.
+    """
+
+    def __init__(
+        self, trainer: Trainer[Any, Any, Any, Any], asked: Mapping[str, Any], limits: Iterable[LimitBatchesCallback]
+    ) -> None:
+        self.batch: Any = None
+        self.notes: list[str] = []
+        self._clock = _Clock()
+        sets = evaluated_sets(asked["eval_dataset"]).values()
+        options: list[dict[str, Any]] = [asked[f"{name}_dataloader_kwargs"] or {} for name in ("train", "eval")]
+        data = [asked["train_dataset"], *sets, *(value for one in options for value in one.values())]
+        without: dict[str, Any] = dict.fromkeys(("eval_dataset", "watch_metric", "create_scheduler_fn"))
+        updates = {**asked, **without, "sanity_eval_steps": 0, "step_scheduler": "update"}
+        evaluations = {**updates, "eval_dataset": asked["eval_dataset"], "sanity_eval_steps": _BATCHES}
+        registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, *limits, self._clock])
+        with trainer.undoing_runs(*data), registered:
+            vars(trainer)["calculate_train_batch_loss"] = self._noting_batches(trainer.calculate_train_batch_loss)
+            vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
+            self.is_possible = self._run("An update", trainer, updates)
+            if sets:
+                self._clock.is_training = False
+                self._run("An evaluation", trainer, evaluations)
+
+    def _noting_batches(self, calculate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def note(batch: Any) -> Any:
+            if self.batch is None or _bytes_of(batch) > _bytes_of(self.batch):
+                self.batch = batch
+            return calculate(batch)
+
+        return note
+
+    def _run(self, what: str, trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any]) -> bool:
+        try:
+            trainer.train(**asked)
+        except Exception as error:
+            self.notes.append(f"{what} could not be timed: {first_line(error)}")
+            return isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        return True
+
+    def seconds(self, batches: int, updates: int, evaluations: Iterable[PlannedEvaluation]) -> PlannedSeconds:
+        """Return what a run takes.
+
+        Args:
+            batches: How many batches an update has.
+            updates: How many updates there are.
+            evaluations: Its evaluations.
+        """
+        update, of_batches = self._clock.of_update(batches), self._clock.of_evaluations()
+        each = [
+            None if one.batches is None or one.name not in of_batches else one.batches * of_batches[one.name]
+            for one in evaluations
+        ]
+        known = [one for one in each if one is not None]
+        return PlannedSeconds(
+            update=update,
+            updates=None if update is None else updates * update,
+            evaluations=sum(known) if len(known) == len(each) else None,
+        )
+
+
+class _Clock(TrainerCallback):
+    """Notes when steps begin and end."""
+
+    def __init__(self) -> None:
+        self.is_training = True
+        self._has_evaluated = False
+        self._steps: list[float] = []
+        self._updates: list[float] = []
+        self._evaluated: dict[str | None, list[float]] = {}
+        self._ends_at = 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The evaluation before a run would call a copy."""
+        return self
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._ends_at = time.perf_counter() + _FIRST
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        if not self.is_training:
+            raise StopTrainingError("The evaluation is timed.")
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._steps.append(self._now(trainer))
+        if self._steps[-1] > self._ends_at and len(self._steps) > 1:
+            raise StopTrainingError("That took long enough.")
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        self._updates.append(self._now(trainer))
+        if update == 1:
+            self._ends_at = self._updates[-1] + _ENOUGH
+        if self._updates[-1] > self._ends_at or update >= _UPDATES:
+            raise StopTrainingError("That is enough.")
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        raise StopTrainingError("One epoch is enough.")
+
+    @override
+    def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._evaluated.setdefault(trainer.eval_name, [self._now(trainer)])
+
+    @override
+    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        self._evaluated[trainer.eval_name].append(self._now(trainer))
+        if not self._has_evaluated:
+            self._has_evaluated, self._ends_at = True, self._now(trainer) + _ENOUGH
+        if self._now(trainer) > self._ends_at:
+            raise StopTrainingError("That took long enough.")
+
+    def _now(self, trainer: AnyTrainer) -> float:
+        if trainer.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter()
+
+    def of_update(self, batches: int) -> float | None:
+        """The seconds of an update of some batches; the first one, which warms up, counts if there is no other."""
+        steps, updates = self._steps, self._updates
+        if len(updates) > 1:
+            return _typical(updates)
+        if len(steps) > 1:
+            return batches * _typical(steps)
+        return updates[0] - steps[0] if updates else None
+
+    def of_evaluations(self) -> dict[str | None, float]:
+        """The seconds of a batch of each set; the first one as above."""
+        timed = {name: times for name, times in self._evaluated.items() if times[1:]}
+        return {name: _typical(times[1:] if times[2:] else times) for name, times in timed.items()}
+
+
+def _typical(times: list[float]) -> float:
+    return median(later - earlier for earlier, later in pairwise(times))
+
+
+def _bytes_of(batch: Any) -> int:
+    return sum(one.nbytes for one in tensors_in(batch))

@@ -1,0 +1,73 @@
+"""Private names of torch, each with the public way that is not enough."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, Self, cast
+
+import torch
+from torch import Tensor
+
+from pa_core import UnsupportedConfigurationError
+
+_ITEM = "aten._local_scalar_dense.default"
+
+
+class FakeMode(Protocol):
+    """A context in which operations compute shapes, and no values."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exception: object) -> bool | None: ...
+
+    def from_tensor(self, tensor: Tensor) -> Tensor:
+        """Return a tensor like another one, on the same device, without values."""
+        ...
+
+
+def fake_mode() -> FakeMode:
+    """Return torch's mode for tensors without values; those on "meta", which is public, are on no device of a model."""
+    return cast("FakeMode", _fake_tensors("FakeTensorMode")(allow_non_fake_inputs=True))
+
+
+def with_values() -> AbstractContextManager[object]:
+    """Return a context within a fake mode in which tensors have values."""
+    return cast("AbstractContextManager[object]", _fake_tensors("unset_fake_temporarily")())
+
+
+def watching(
+    note: Callable[[str, Sequence[Any], Any], None], number: Callable[[], float | None]
+) -> AbstractContextManager[object]:
+    """Return a context in which each operation is noted; a public ``TorchFunctionMode`` sees no backward pass.
+
+    Args:
+        note: Called with the name of the operation, its arguments, and what it returned.
+        number: Returns what ``item()`` returns; None for the value that there is, or an error without one.
+    """
+    base: Any = _private(importlib.import_module("torch.utils._python_dispatch"), "TorchDispatchMode")
+
+    def dispatch(
+        _self: object, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = number() if str(func) == _ITEM else None
+        result = func(*args, **(kwargs or {})) if result is None else result
+        note(str(func), [*args, *(kwargs or {}).values()], result)
+        return result
+
+    return cast("AbstractContextManager[object]", type("Watching", (base,), {"__torch_dispatch__": dispatch})())
+
+
+def _fake_tensors(name: str) -> Any:
+    return _private(importlib.import_module("torch._subclasses.fake_tensor"), name)
+
+
+def _private(owner: Any, name: str) -> Any:
+    found = getattr(owner, name, None)
+    if found is None:
+        raise UnsupportedConfigurationError(
+            "This needs a part of torch that has no public name, and that this version of torch does not have.",
+            given=f"torch {torch.__version__}, without {owner.__name__}.{name}",
+            do="Install a version that was tried, torch 2.11 to 2.15, or a newer pa-preflight.",
+        )
+    return found
