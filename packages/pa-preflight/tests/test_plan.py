@@ -184,7 +184,7 @@ def test_a_run_that_fails_is_planned_without_times() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = make_regression(80)
     planned = plan(Fails(model, nn.MSELoss(), optimizer, callbacks=[]), data, num_epochs=3, eval_dataset=data)
-    assert planned.notes == ("An evaluation could not be timed: RuntimeError: no evaluation",)
+    assert planned.notes == ("An evaluation could not be made: RuntimeError: no evaluation",)
     assert planned.seconds.update is not None
     assert (planned.seconds.evaluations, planned.seconds.total) == (None, None)
     assert planned.memory.peak is not None
@@ -193,7 +193,7 @@ def test_a_run_that_fails_is_planned_without_times() -> None:
     assert planned.updates == 1
     assert planned.seconds.update is None
     assert planned.memory.peak is None
-    assert "An update could not be timed" in planned.notes[0]
+    assert "An update could not be made" in planned.notes[0]
 
 
 def test_updates_that_take_long_are_not_all_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,29 @@ def test_no_tensor_without_values_is_left_behind() -> None:
     trainer.train(make_regression(64), num_epochs=1)
 
 
+class _CountsInEpochs(Trainer):
+    @override
+    def train_epoch_start(self) -> None:
+        super().train_epoch_start()
+        self.num_steps = 0
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        self.num_steps += 1
+        return super().calculate_train_batch_loss(batch)
+
+
+def test_a_step_is_traced_within_an_epoch() -> None:
+    """What the start of an epoch makes is there, and the model is in training mode, with masks of dropout."""
+    model = nn.Sequential(nn.Linear(4, 1000), nn.Dropout(), nn.Linear(1000, 1)).eval()
+    trainer = _CountsInEpochs(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    memory = plan(trainer, make_regression(64), num_epochs=1).memory
+    assert memory.activations is not None
+    assert memory.activations > 8 * 1000 * (4 + 1)
+    assert not hasattr(trainer, "num_steps")
+    assert not model.training
+
+
 class _TwoModels(Trainer):
     @override
     def calculate_train_batch_loss(self, batch: Any) -> Any:

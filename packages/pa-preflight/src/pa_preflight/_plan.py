@@ -64,7 +64,7 @@ def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan:
 
 
 def _plan(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Plan:
-    asked: dict[str, Any] = {**given, "resume_from": None}
+    asked: dict[str, Any] = {**given, "resume_from": None, "sanity_eval_steps": 0}
     callbacks: list[Any] = [*trainer.callback_handler.callbacks]
     planner = _Planner(trainer, callbacks, given)
     limits = [one for one in callbacks if type(one) is LimitBatchesCallback]
@@ -98,7 +98,7 @@ class _Planner(TrainerCallback):
                 yield "The training states of save_every_n_seconds are left out: when they come depends on the speed."
 
     @override
-    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         config, epochs = trainer.run_config, list(epochs_of(trainer))
         if not trainer.epoch_lengths.are_known:
             self._notes.append("The training data has no length: it is planned as one epoch, and may be more.")

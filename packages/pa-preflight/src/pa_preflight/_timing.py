@@ -76,7 +76,7 @@ class Timing:
         try:
             trainer.train(**asked)
         except Exception as error:
-            self.notes.append(f"{what} could not be timed: {first_line(error)}")
+            self.notes.append(f"{what} could not be made: {first_line(error)}")
             return isinstance(error, (torch.OutOfMemoryError, MemoryError))
         return True
 
