@@ -56,7 +56,7 @@ def test_memory_is_planned_for_an_accelerator_that_is_not_there() -> None:
     assert large.peak_on_accelerator == pytest.approx(3 * large.weights + large.optimizer, rel=0.1)
 
 
-class _LooksAtValues(nn.Module):
+class _NeedsValues(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 1)
@@ -64,17 +64,37 @@ class _LooksAtValues(nn.Module):
     @override
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self.layer(inputs)
-        return outputs * (2.0 if inputs.sum().item() > 0 else 1.0)
+        return outputs * float(inputs.numpy().max())
 
 
-def test_a_step_that_looks_at_values_is_planned_without_activations() -> None:
+def test_a_step_that_needs_values_is_planned_without_activations() -> None:
     """A note says why, and everything else is planned."""
-    planned = _planned(_LooksAtValues())
+    planned = _planned(_NeedsValues())
     assert (planned.memory.activations, planned.memory.peak, planned.memory.peak_on_accelerator) == (None, None, None)
     assert len(planned.notes) == 1
-    assert "item()" in planned.notes[0]
+    assert "memory of an update could not be found without values" in planned.notes[0]
     assert planned.memory.weights == 20
     assert planned.seconds.update is not None
+
+
+class _Random(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.num_calls = 0
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        self.num_calls += 1
+        return outputs[inputs[:, 0] > -9] * (1.0 if self.num_calls % 2 else inputs.abs().max().item())
+
+
+def test_a_step_that_is_another_one_each_time_is_not_traced() -> None:
+    """What one of them reads is nothing that another one can be told."""
+    planned = _planned(_Random())
+    assert planned.memory.peak is None
+    assert "could not be found without values" in planned.notes[0]
 
 
 @cache

@@ -86,6 +86,22 @@ class _NextWords(nn.Module):
         return outputs.transpose(1, 2)
 
 
+class _CutAndMasked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_WORDS, 64)
+        self.layer = nn.Linear(64, 128)
+        self.head = nn.Linear(128, 10)
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens[:, : int((tokens > 0).sum(1).max().item())]
+        texts, _ = (tokens > 0).nonzero(as_tuple=True)
+        words = self.layer(self.embedding(tokens)[tokens > 0]).relu()
+        outputs: Tensor = self.head(words.new_zeros(len(tokens), 128).index_add(0, texts, words))
+        return outputs
+
+
 class _InBf16(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -116,6 +132,12 @@ def _labelled(*size: int, words: int = 0) -> TensorDataset:
     return TensorDataset(inputs, torch.randint(10, size[:1]))
 
 
+def _padded() -> TensorDataset:
+    tokens = torch.randint(1, _WORDS, (48, 200))
+    tokens[:, 1::2] = 0
+    return TensorDataset(tokens, torch.randint(10, (48,)))
+
+
 def _texts() -> TensorDataset:
     return TensorDataset(torch.randint(_WORDS, (24, 32)), torch.randint(_WORDS, (24, 32)))
 
@@ -142,6 +164,7 @@ CASES: dict[str, Case] = {
     "sums of embeddings, momentum": Case(
         lambda: nn.Sequential(nn.EmbeddingBag(_WORDS, 64), nn.Linear(64, 10)), _momentum, _tokens, 16
     ),
+    "texts without padding, by item() and a mask": Case(_CutAndMasked, _sgd, _padded, 16),
     "softmax over 5,000 words, AdamW": Case(_NextWords, _adamw, _texts, 8),
 }
 

@@ -17,12 +17,13 @@ from torch.optim import Optimizer
 
 from pa_core import Trainer
 from pa_preflight._observer import ignore, tensors_in, with_tensors
-from pa_preflight._torch import FakeMode, fake_mode, watching, with_values
+from pa_preflight._torch import FakeMode, fake_mode, value_errors, watching, with_values
 
 _BLOCK = 512
 """What torch rounds up to on an accelerator."""
 _LSTM, _LSTM_BACKWARD = "aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_backward.default"
 _FEW_STEPS = 9
+_ITEM = "aten._local_scalar_dense.default"
 
 
 @dataclass(frozen=True)
@@ -48,62 +49,116 @@ def trace_update(trainer: Trainer[Any, Any, Any, Any], batch: Any) -> TracedUpda
         batch: The batch.
 
     Raises:
-        Exception: A step looks at values, or an operation cannot do without.
+        Exception: An operation cannot do without values.
     """
+    mode = fake_mode()
+    vars(trainer)["log"] = ignore
+    try:
+        return _trace(trainer, batch, mode, _Values(mode))
+    except value_errors():
+        values = _Values(mode)
+        with watching(values.note):
+            trainer.calculate_train_batch_loss(batch)
+        return _trace(trainer, batch, mode, values)
+
+
+def _trace(trainer: Trainer[Any, Any, Any, Any], batch: Any, mode: FakeMode, values: _Values) -> TracedUpdate:
     optimizers = [*trainer.named_optimizers().values()]
     models = [*trainer.named_models().values(), *trainer.modules.values(), trainer.loss_func, *vars(trainer).values()]
     modules = {id(one): one for model in models if isinstance(model, nn.Module) for one in model.modules()}
-    mode, live = fake_mode(), _LiveStorages()
+    fakes, live = _Fakes(mode), _LiveStorages()
     with _kept([*modules.values(), *optimizers, trainer]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        vars(trainer)["log"] = ignore
-        fakes = _Fakes(mode)
         fakes.put_into(modules.values(), optimizers)
         live.add(fakes.made)
-        with mode, watching(live.note, lambda: 1.0 if live.is_in_optimizer else None):
+        with mode, watching(live.note, values.answer):
             for one in fakes.parameters:
                 one.grad = torch.zeros_like(one) if one.requires_grad else None
-            _step(trainer, live)
-            _clear(trainer)
+            _step(trainer, values)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             live.forget_peak()
             batch = with_tensors(batch, fakes.of)
             live.add(fakes.made)
-            return _trace(trainer, batch, optimizers, live)
+            activations = _make_gradients(trainer, batch, live, values)
+            in_blocks = live.peak_in_blocks
+            _step(trainer, values)
+            peak = live.peak
+            live.forget_peak()
+            _work_at_once(optimizers)
+            _step(trainer, values)
+            return TracedUpdate(activations, peak, max(in_blocks, live.peak_in_blocks))
 
 
-def _trace(
-    trainer: Trainer[Any, Any, Any, Any], batch: Any, optimizers: Sequence[Optimizer], live: _LiveStorages
-) -> TracedUpdate:
-    parts, activations = trainer.run_config.gradient_accumulation_steps, 0
+def _make_gradients(trainer: Trainer[Any, Any, Any, Any], batch: Any, live: _LiveStorages, values: _Values) -> int:
+    """Go forward and backward as often as makes a difference, and return what is kept in between."""
+    activations, parts = 0, trainer.run_config.gradient_accumulation_steps
     for _ in range(min(parts, 2)):  # from the second one on, gradients are there
         before = live.now
-        loss = trainer.calculate_train_batch_loss(batch)["loss"] / parts
+        with values.of_step():
+            loss = trainer.calculate_train_batch_loss(batch)["loss"] / parts
         activations = live.now - before
         trainer.backward_step(loss)
         del loss
-    in_blocks = live.peak_in_blocks
-    _step(trainer, live)
-    peak = live.peak
-    live.forget_peak()
+    return activations
+
+
+def _step(trainer: Trainer[Any, Any, Any, Any], values: _Values) -> None:
+    with values.of_any_kind():
+        trainer.optimizer_step()
+        for name, optimizer in trainer.named_optimizers().items():
+            if name != "optimizer":
+                optimizer.step()
+
+
+def _work_at_once(optimizers: Iterable[Optimizer]) -> None:
+    """Let optimizers do what is their default on an accelerator."""
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
-    _step(trainer, live)
-    return TracedUpdate(activations, peak, max(in_blocks, live.peak_in_blocks))
 
 
-def _step(trainer: Trainer[Any, Any, Any, Any], live: _LiveStorages) -> None:
-    live.is_in_optimizer = True
-    trainer.optimizer_step()
-    for name, optimizer in trainer.named_optimizers().items():
-        if name != "optimizer":
-            optimizer.step()
-    live.is_in_optimizer = False
+class _Values:
+    """The numbers and shapes that follow from values, as of ``item()`` and masks.
+
+    A step with values tells them to one without. Optimizers only scale by the numbers that they read: any number does.
+    """
+
+    def __init__(self, mode: FakeMode) -> None:
+        self._mode = mode
+        self._known: list[tuple[str, Any]] = []
+        self._left: deque[tuple[str, Any]] = deque()
+        self._is_any = False
+
+    @contextmanager
+    def of_step(self) -> Generator[None]:
+        self._left.extend(self._known)
+        yield
+        self._left.clear()
+
+    @contextmanager
+    def of_any_kind(self) -> Generator[None]:
+        self._is_any = True
+        yield
+        self._is_any = False
+
+    def note(self, operation: Any, _args: Sequence[Any], result: Any) -> None:
+        if _follows_from_values(operation):
+            self._known.append((str(operation), with_tensors(result, self._mode.from_tensor)))
+
+    def answer(self, operation: Any) -> Any:
+        if not _follows_from_values(operation):
+            return None
+        if self._is_any:
+            return 1.0 if str(operation) == _ITEM else None
+        name, value = self._left.popleft() if self._left else (str(operation), None)
+        if name != str(operation):
+            raise RuntimeError(f"Two steps with the same batch differ: {name}, then {operation}.")
+        return with_tensors(value, torch.empty_like)
 
 
-def _clear(trainer: Trainer[Any, Any, Any, Any]) -> None:
-    for optimizer in trainer.named_optimizers().values():
-        optimizer.zero_grad()
+def _follows_from_values(operation: Any) -> bool:
+    return not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(operation.tags)
 
 
 class _Fakes:
@@ -140,21 +195,17 @@ class _Fakes:
 
 
 class _LiveStorages:
-    """The memory of all tensors that operations took or returned, for as long as they live.
-
-    Some optimizers scale by norms, which they read: there, any number does. In a step, it could be a shape.
-    """
+    """The memory of all tensors that operations took or returned, for as long as they live."""
 
     def __init__(self) -> None:
-        self.is_in_optimizer = False
         self._alive: dict[int, weakref.ref[Any]] = {}
         self.now = self.peak = 0
         self._now_in_blocks = self.peak_in_blocks = 0
 
-    def note(self, operation: str, args: Sequence[Any], result: Any) -> None:
-        if operation == _LSTM:
+    def note(self, operation: Any, args: Sequence[Any], result: Any) -> None:
+        if str(operation) == _LSTM:
             self._add(result[-1], _bytes_of_lstm(args))
-        elif operation == _LSTM_BACKWARD:
+        elif str(operation) == _LSTM_BACKWARD:
             _, *weights, _hidden, _cells, states = args[:8]  # oneDNN puts gates, states and weights into other orders
             self._rise(6 * states.nbytes + 2 * sum(one.nbytes for one in weights))
         self.add(tensors_in((*args, result)))

@@ -133,9 +133,7 @@ class _Planner(TrainerCallback):
         try:
             return compute()
         except Exception as error:
-            self._notes.append(
-                f"The {what} could not be found without values, which item() or a mask may need: {first_line(error)}"
-            )
+            self._notes.append(f"The {what} could not be found without values: {first_line(error)}")
             return None
 
     def _rates(self, trainer: AnyTrainer, epochs: list[PlannedEpoch]) -> list[PlannedRates]:

@@ -120,8 +120,8 @@ class PlannedRates:
 class PlannedMemory:
     """Memory in bytes, without data that is kept in memory and what the device's libraries take.
 
-    Activations and peaks come from an update with tensors that have no values, for the largest of the first batches.
-    Updates of other batches differ, and so do steps that look at values, as ``.item()`` does: these are None.
+    Activations and peaks come from an update with tensors that have no values, for the largest of the first batches:
+    updates of larger ones need more. They are None where a step needs values, as for ``numpy()``; a note says why.
 
     Attributes:
         weights: Parameters and buffers.

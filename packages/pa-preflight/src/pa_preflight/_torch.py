@@ -12,8 +12,6 @@ from torch import Tensor
 
 from pa_core import UnsupportedConfigurationError
 
-_ITEM = "aten._local_scalar_dense.default"
-
 
 class FakeMode(Protocol):
     """A context in which operations compute shapes, and no values."""
@@ -36,23 +34,28 @@ def with_values() -> AbstractContextManager[object]:
     return cast("AbstractContextManager[object]", _fake_tensors("unset_fake_temporarily")())
 
 
+def value_errors() -> tuple[type[Exception], ...]:
+    """Return what a fake mode raises where a number or a shape follows from values; torch documents neither."""
+    return _fake_tensors("DataDependentOutputException"), _fake_tensors("DynamicOutputShapeException")
+
+
 def watching(
-    note: Callable[[str, Sequence[Any], Any], None], number: Callable[[], float | None]
+    note: Callable[[Any, Sequence[Any], Any], None], answer: Callable[[Any], Any] = lambda _operation: None
 ) -> AbstractContextManager[object]:
     """Return a context in which each operation is noted; a public ``TorchFunctionMode`` sees no backward pass.
 
     Args:
-        note: Called with the name of the operation, its arguments, and what it returned.
-        number: Returns what ``item()`` returns; None for the value that there is, or an error without one.
+        note: Called with the operation, its arguments, and what it returned.
+        answer: Called with the operation, to return what it returns; None to let it compute.
     """
     base: Any = _private(importlib.import_module("torch.utils._python_dispatch"), "TorchDispatchMode")
 
     def dispatch(
         _self: object, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        result = number() if str(func) == _ITEM else None
+        result = answer(func)
         result = func(*args, **(kwargs or {})) if result is None else result
-        note(str(func), [*args, *(kwargs or {}).values()], result)
+        note(func, [*args, *(kwargs or {}).values()], result)
         return result
 
     return cast("AbstractContextManager[object]", type("Watching", (base,), {"__torch_dispatch__": dispatch})())
