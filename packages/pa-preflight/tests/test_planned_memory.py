@@ -77,6 +77,17 @@ def test_a_step_that_needs_values_is_planned_without_activations() -> None:
     assert planned.seconds.update is not None
 
 
+def test_the_memory_of_a_reproducible_run_is_left_out() -> None:
+    """It adds up gradients in a tree, which an update by itself does not show."""
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[], reproducible="any_processes")
+    planned = plan(trainer, make_regression(64), num_epochs=1, per_device_batch_size=4, samples_per_update=16)
+    assert planned.memory.peak is None
+    assert planned.seconds.update is not None
+    assert ["reproducible" in note for note in planned.notes] == [True]
+
+
 class _Random(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -143,6 +154,23 @@ def test_no_tensor_without_values_is_left_behind() -> None:
     kept = [*model.all, *model.newest, *trainer.losses.values(), _positions(4)]
     assert len(kept) > 10
     assert all(isinstance(one.sum().item(), float) for one in kept)
+    trainer.train(make_regression(64), num_epochs=1)
+
+
+def test_a_network_within_a_loss_function_counts() -> None:
+    """Nobody knows of its weights, and yet they can be trained on afterwards."""
+    critic = nn.Sequential(nn.Linear(1, 5000), nn.ReLU(), nn.Linear(5000, 1))
+    model = nn.Linear(4, 1)
+
+    def distance(outputs: Tensor, targets: Tensor) -> Tensor:
+        distance: Tensor = (critic(outputs) - critic(targets)).square().mean()
+        return distance
+
+    trainer = Trainer(model, distance, SGD(model.parameters(), lr=0.1), callbacks=[])
+    memory = plan(trainer, make_regression(64), num_epochs=1).memory
+    assert memory.peak is not None
+    assert memory.peak > 15_000 * 4
+    assert {type(one.grad) for one in critic.parameters()} == {Tensor}
     trainer.train(make_regression(64), num_epochs=1)
 
 

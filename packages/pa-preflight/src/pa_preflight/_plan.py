@@ -104,9 +104,13 @@ class _Planner(TrainerCallback):
             self._notes.append("The training data has no length: it is planned as one epoch, and may be more.")
         states = self._attempt("memory of the optimizer", lambda: states_after_update(trainer.named_optimizers()))
         rates = self._attempt("learning rates", lambda: self._rates(trainer, epochs))
-        traced = None
-        if self.timing.is_possible and self.timing.batch is not None:
-            traced = self._attempt("memory of an update", lambda: trace_update(self._trainer, self.timing.batch))
+        traced, batch = None, self.timing.batch
+        if trainer.reproducible:
+            self._notes.append(
+                "The memory of an update is left out: a reproducible run adds gradients up in another way."
+            )
+        elif self.timing.is_possible and batch is not None:
+            traced = self._attempt("memory of an update", lambda: trace_update(self._trainer, batch))
         if rates and rates[0].points[-1].update < epochs[-1].ends_at:
             self._notes.append("The last learning rates are left out: it would take too long.")
         evaluations = [*evaluations_of(trainer, self._callbacks, epochs, self._asked["sanity_eval_steps"])]

@@ -25,7 +25,7 @@ from pa_preflight._observer import tensors_in
 from pa_preflight._plan_records import PlannedEvaluation, PlannedSeconds
 
 _UPDATES, _BATCHES = 10, 5
-_FIRST, _ENOUGH = 10.0, 3.0
+_FIRST, _ENOUGH = 5.0, 3.0
 """Seconds after which no more is timed: before the end of the first update or batch, which warm up, and after it."""
 
 
