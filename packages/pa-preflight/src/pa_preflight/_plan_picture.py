@@ -6,23 +6,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pa_core import ConfigurationError
 from pa_core.plot_style import plot_style
-from pa_preflight._plan_records import PlannedRates
 
 
-def draw_rates(rates: Sequence[PlannedRates], path: str | Path, *, dark: bool) -> Path:
+def draw_rates(curves: Mapping[str, Sequence[tuple[int, float]]], path: str | Path, *, dark: bool) -> Path:
     """Draw learning rates without matplotlib's global state, in the style of pa-schedulers.
 
     Args:
-        rates: The learning rates of the parameter groups.
+        curves: Updates and their rates, by the name of the parameter group.
         path: The file to save.
         dark: Whether it is for a dark page.
     """
-    if not rates:
+    if not curves:
         raise ConfigurationError("The plan has no learning rates to draw: one of its notes says why.")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -34,10 +33,10 @@ def draw_rates(rates: Sequence[PlannedRates], path: str | Path, *, dark: bool) -
     figure = Figure(figsize=(7.0, 3.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for one, colour in zip(rates, itertools.cycle(style.curves), strict=False):
-        label = f"{one.optimizer}, group {one.group}"
-        axes.plot([each.update for each in one.course], [each.rate for each in one.course], color=colour, label=label)
-    if len(rates) > 1:
+    for (name, points), colour in zip(curves.items(), itertools.cycle(style.curves), strict=False):
+        updates, rates = zip(*points, strict=True)
+        axes.plot(updates, rates, color=colour, label=name)
+    if len(curves) > 1:
         axes.legend(
             frameon=False, fontsize=9, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), labelcolor=style.text
         )

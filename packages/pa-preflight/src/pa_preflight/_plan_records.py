@@ -251,7 +251,11 @@ class Plan:
         """
         from pa_preflight._plan_picture import draw_rates  # with matplotlib, for those who draw
 
-        return draw_rates(self.rates, path, dark=dark)
+        curves = {
+            f"{one.optimizer}, group {one.group}": [(point.update, point.rate) for point in one.course]
+            for one in self.rates
+        }
+        return draw_rates(curves, path, dark=dark)
 
 
 def _lines_of(plan: Plan) -> Iterator[str]:
