@@ -177,7 +177,7 @@ DISTRIBUTIONS = (
         "pa-callbacks-extra", "pa_callbacks_extra", extras=("torchmetrics",), test_requirements=("tensorboard",)
     ),
     Distribution("pa-predictions", "pa_predictions"),
-    Distribution("pa-preflight", "pa_preflight"),
+    Distribution("pa-preflight", "pa_preflight", extras=("plot",)),
     Distribution("pa-trial", "pa_trial", extras=("tensorboard",), test_requirements=("accelerate",)),
     Distribution("pa-compat", "pytorch_accelerated", extras=("examples",), test_requirements=("pandas",)),
 )

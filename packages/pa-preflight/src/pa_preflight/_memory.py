@@ -162,7 +162,7 @@ def _follows_from_values(operation: Any) -> bool:
 
 
 class _Fakes:
-    """Tensors without values in the place of those of modules and optimizers."""
+    """Tensors without values, which take the place of parameters and buffers."""
 
     def __init__(self, mode: FakeMode) -> None:
         self._mode = mode

@@ -28,7 +28,9 @@ def draw_rates(curves: Mapping[str, Sequence[tuple[int, float]]], path: str | Pa
         from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter, MaxNLocator
     except ImportError as error:
-        raise ImportError('Drawing a plan needs matplotlib. Install it with: pip install "pa-core[plot]"') from error
+        raise ImportError(
+            'Drawing a plan needs matplotlib. Install it with: pip install "pa-preflight[plot]"'
+        ) from error
     style = plot_style(dark=dark)
     figure = Figure(figsize=(7.0, 3.5), layout="constrained")
     FigureCanvasAgg(figure)

@@ -129,7 +129,7 @@ class PlannedMemory:
         optimizer: The state of the optimizers after an update; None where that could not be tried.
         activations: What the forward pass of a batch leaves for its backward pass.
         peak: The most at one time within an update: all of the above, the batch, and what operations need meanwhile.
-        peak_on_accelerator: The same on a GPU, also if there is none: in blocks of 512 bytes, with optimizers that work
+        peak_on_accelerator: The same on a GPU, even if there is none: in blocks of 512 bytes, with optimizers that work
             on all parameters at once. It is what ``torch.cuda.max_memory_allocated`` counts, without workspaces of
             cuDNN and cuBLAS; layers that have other kernels there, such as attention and LSTM, need more or less. The
             context of the device and fragmentation come on top, often more than a GiB. It is for the mixed precision of
@@ -247,7 +247,7 @@ class Plan:
 
         Raises:
             ConfigurationError: No learning rates are planned; a note says why.
-            ImportError: matplotlib is not installed.
+            ImportError: matplotlib is not installed (``pip install "pa-preflight[plot]"``).
         """
         from pa_preflight._plan_picture import draw_rates  # with matplotlib, for those who draw
 
