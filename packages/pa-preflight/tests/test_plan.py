@@ -196,6 +196,14 @@ def test_a_run_that_fails_is_planned_without_times() -> None:
     assert "An update could not be made" in planned.notes[0]
 
 
+def test_the_time_of_evaluations_without_an_end_is_left_out() -> None:
+    """A note says so, and updates are timed all the same."""
+    planned = plan(_trainer(), make_regression(80), num_epochs=2, eval_dataset=_Stream())
+    assert planned.seconds.updates is not None
+    assert planned.seconds.evaluations is None
+    assert planned.notes == ("The time of evaluations is left out: a set has no length, or was not reached in time.",)
+
+
 def test_updates_that_take_long_are_not_all_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timing ends within an update, too, and the number of batches tells the rest."""
     monkeypatch.setattr("pa_preflight._timing._FIRST", 0.2)

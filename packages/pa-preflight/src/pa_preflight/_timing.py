@@ -48,6 +48,7 @@ class Timing:
     ) -> None:
         self.batch: Any = None
         self.notes: list[str] = []
+        self._is_evaluated = False
         self._clock = _Clock()
         sets = evaluated_sets(asked["eval_dataset"]).values()
         options: list[dict[str, Any]] = [asked[f"{name}_dataloader_kwargs"] or {} for name in ("train", "eval")]
@@ -62,7 +63,7 @@ class Timing:
             self.is_possible = self._run("An update", trainer, updates)
             if sets:
                 self._clock.is_training = False
-                self._run("An evaluation", trainer, evaluations)
+                self._is_evaluated = self._run("An evaluation", trainer, evaluations)
 
     def _noting_batches(self, calculate: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def note(batch: Any) -> Any:
@@ -94,6 +95,8 @@ class Timing:
             for one in evaluations
         ]
         known = [one for one in each if one is not None]
+        if len(known) < len(each) and self._is_evaluated:
+            self.notes.append("The time of evaluations is left out: a set has no length, or was not reached in time.")
         return PlannedSeconds(
             update=update,
             updates=None if update is None else updates * update,
