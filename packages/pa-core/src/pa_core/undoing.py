@@ -50,6 +50,7 @@ def _keep_optimizer(optimizer: Optimizer) -> Callable[[], None]:
 
     @torch.no_grad()
     def restore() -> None:
+        _restore_attributes(optimizer, attributes)  # schedulers of torch replace its step(), and loading its groups
         for parameter, gradient, value in gradients:
             parameter.grad = None
             if gradient is not None and value is not None:
@@ -61,7 +62,6 @@ def _keep_optimizer(optimizer: Optimizer) -> Callable[[], None]:
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             group.clear()
             group.update(values)
-        _restore_attributes(optimizer, attributes)  # schedulers of torch replace its step()
 
     return restore
 

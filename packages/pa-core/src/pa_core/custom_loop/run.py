@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -248,8 +248,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             if self._accelerator.scaler is not None and len(self._given.optimizer_names) > 1:
                 raise mistakes.shared_scaler()
         self.collate_fn = collate_fn
-        self._engine.gradient_clip_norm = gradient_clip_norm
-        self._engine.makes_optimizer = not self._given.optimizers
+        self.step_scheduler: Literal["update", "epoch"] = step_scheduler
+        self.watch_metric: str | None = watch_metric
+        self._engine.gradient_clip_norm, self._engine.makes_optimizer = gradient_clip_norm, not self._given.optimizers
         self._lifecycle = RunLifecycle(self, self._engine)
         self._loop = Loop(self, self._engine, stands_in=True)
         self._loop.asked = self._asked
@@ -257,8 +258,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self._loop.check_data(self._asked.data, self._asked)
         self._trained = self._given.make_trained(self._accelerator, reproducible=self.reproducible)
         self._evaluations = Evaluations[BatchT](self._loop)
-        self._block, self._showing_last_epoch = ExitStack(), ExitStack()
-        self._has_begun = False
+        self._block, self._showing_last_epoch, self._has_begun = ExitStack(), ExitStack(), False
         # Where the script is: in the block, in its loop over epochs, in the training of one of them, in an update.
         self._stage: Literal["before", "within", "after"] = "before"
         self._in_epochs: Literal["before", "within", "after"] = "before"
@@ -307,6 +307,21 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         return {self._given.name_of_scheduler(name): one for name, one in self.schedulers.items()}
 
     # The block
+
+    @override
+    @contextmanager
+    def undoing_runs(self, *data: object) -> Generator[None]:
+        """As ``AnyTrainer.undoing_runs``: the block can be entered within the context, and again after it.
+
+        Within the context it begins a new run, even with ``resume_from``.
+
+        Args:
+            *data: Further loaders that the loop uses, whose generators are restored.
+        """
+        with super().undoing_runs(*self._train_data.held, *data), self._given.undoing_runs():
+            self._trained = self._given.make_trained(self._accelerator, reproducible=self.reproducible)
+            self._evaluations, self._asked = Evaluations(self._loop), replace(self._asked, resume_from=None)
+            yield
 
     def __enter__(self) -> Self:
         """Begin the run: place the models, and make loader and schedulers. A saved run is restored by the first loop.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from pa_core._accelerate import AcceleratorLike
+from pa_core.attributes import temporarily
 from pa_core.custom_loop.trained_model import TrainedModel
 from pa_core.distributed import broadcast_weights
 from pa_core.errors import ConfigurationError
@@ -92,6 +94,12 @@ class RunModels:
     def _check_optimizer(self, name: str, optimizer: Optimizer) -> None:
         check_optimizer(self.trained_by(name), optimizer)
         require_step_without_closure(optimizer)
+
+    @contextmanager
+    def undoing_runs(self) -> Generator[None]:
+        """Forget the optimizers afterwards that are made within the context."""
+        with temporarily(self, optimizers=dict(self.optimizers)):
+            yield
 
     def make_optimizers(self) -> None:
         """Make the optimizers that factories are for, of the models as they are now.

@@ -76,6 +76,11 @@ class GivenData:
         return self.data.dataset if is_dataloader(self.data) else self.data
 
     @property
+    def held(self) -> list[object]:
+        """What may hold generators."""
+        return [self.data, *(self.kwargs or {}).values()]
+
+    @property
     def purpose(self) -> Literal["train", "eval"]:
         """What the data is for."""
         return "train" if self.argument == "train_dataset" else "eval"
