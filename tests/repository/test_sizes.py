@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
-    "code lines of pa-core": 13_300,
-    "code lines of all packages": 32_200,
-    "code lines of tests": 52_190,
+    "code lines of pa-core": 13_310,
+    "code lines of all packages": 32_800,
+    "code lines of tests": 52_700,
     "code lines of a module of pa-core": 500,
     "lines of trainer.py": 650,
     "words of architecture.md": 2_500,

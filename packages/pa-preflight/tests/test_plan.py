@@ -286,7 +286,7 @@ def test_a_plan_takes_the_arguments_of_train() -> None:
     with pytest.raises(ArgumentTypeError, match="needs the Trainer of the run"):
         plan(_NoTrainer())
     with pytest.raises(ArgumentTypeError, match="takes the arguments of train"):
-        plan(_trainer(), make_regression(8))  # type: ignore[call-arg]  # the mistake  # pyright: ignore[reportCallIssue]
+        plan(_trainer(), make_regression(8))  # type: ignore[call-overload]  # the mistake  # pyright: ignore[reportCallIssue]
 
 
 class _NoTrainer:

@@ -21,6 +21,7 @@ class Known(NamedTuple):
 
 _RATE = "the loss stays, or grows"
 _STRANGE = "what the loss cannot take"
+_STATE = "a run could not be resumed"
 _TWICE = "applied twice"
 _UNFINISHED = "NaN or infinite numbers"
 _MAYBE = "may be meant so"
@@ -58,6 +59,7 @@ KNOWN: dict[str, dict[str, Known]] = {
         "batch-not-learnt": Known(_RATE, "Search for a rate with pa_schedulers.find_learning_rate"),
         "batch-of-one-with-batch-norm": Known("even the last batch", "drop_last=True"),
         "clipping-too-low": Known("to less than a thousandth", "such as a norm of 1"),
+        "disk-too-small": Known("too few states fit", "Pass a smaller max_checkpoints"),
         "evaluation-not-repeatable": Known("dropout or noise in evaluations", "noise that ignores self.training"),
         "frozen-in-optimizer": Known(_MAYBE, "call requires_grad_(True)", "note"),
         "gradients-not-cleared": Known("updates add up", "optimizer_zero_grad that does not call zero_grad"),
@@ -68,6 +70,8 @@ KNOWN: dict[str, dict[str, Known]] = {
         "parameters-without-gradient": Known(_UNTRAINED, "a layer that forward() does not call"),
         "rate-is-zero": Known("nothing learns", "what the scheduler multiplies it with"),
         "rate-too-high": Known(_RATE, "Search for a rate with pa_schedulers.find_learning_rate"),
+        "state-not-loaded": Known(_STATE, "Let load_state_dict() restore"),
+        "state-not-saved": Known(_STATE, "Let each state_dict() return tensors"),
         "step-fails": Known("something raises an error", "look at the traceback"),
         "trains-in-evaluation": Known("`model.train()` in evaluations", "Call model.eval()"),
         "weight-decay-on-norms": Known("may be meant so", "another parameter group, with weight_decay=0", "note"),

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tests.support.pa_preflight import planted_in_data, planted_in_losses, planted_in_models, planted_in_runs
+from tests.support.pa_preflight import (
+    planted_in_data,
+    planted_in_losses,
+    planted_in_models,
+    planted_in_runs,
+    planted_in_states,
+)
 from tests.support.pa_preflight.scripts import Planted
 
 PLANTED: dict[str, Planted] = {
@@ -10,6 +16,7 @@ PLANTED: dict[str, Planted] = {
     **planted_in_models.planted.cases,
     **planted_in_data.planted.cases,
     **planted_in_runs.planted.cases,
+    **planted_in_states.planted.cases,
 }
 
 NOT_FOUND = {"linear_model_for_a_product"}

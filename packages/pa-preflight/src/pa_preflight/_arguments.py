@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, Protocol, cast
 
 from typing_extensions import TypeIs
 
-from pa_core import ArgumentTypeError, Trainer, UnsupportedConfigurationError
+from pa_core import AnyTrainer, ArgumentTypeError, Run, Trainer, UnsupportedConfigurationError
 from pa_core.data import EvaluationSet
 from pa_core.distributed import num_processes
 
@@ -37,19 +37,32 @@ def arguments_of(
         ArgumentTypeError: It is none, or ``train`` does not take these arguments.
         UnsupportedConfigurationError: There are several processes, or the model is sharded.
     """
-    if not _is_trainer(trainer):
+    if not is_trainer(trainer):
         raise ArgumentTypeError(f"{caller} needs the Trainer of the run, got a {type(trainer).__name__}.")
     try:
         bound = inspect.signature(trainer.train).bind(*args, **kwargs)
     except TypeError as error:
         raise ArgumentTypeError(f"{caller} takes the arguments of train(): {error}.") from error
     bound.apply_defaults()
+    require_alone(caller, trainer)
+    return trainer, dict(bound.arguments)
+
+
+def require_alone(caller: str, trainer: AnyTrainer) -> None:
+    """Raise an error on several processes, and for a sharded model.
+
+    Args:
+        caller: The function that was called, for messages.
+        trainer: The trainer.
+
+    Raises:
+        UnsupportedConfigurationError: It is one of the two.
+    """
     if num_processes() > 1 or trainer.is_sharded:
         raise UnsupportedConfigurationError(
             f"{caller} works on one process, and not with a sharded model. Run it without a launcher, or with a "
             "smaller model."
         )
-    return trainer, dict(bound.arguments)
 
 
 def evaluated_sets(data: Any) -> dict[str, Any]:
@@ -64,5 +77,19 @@ def evaluated_sets(data: Any) -> dict[str, Any]:
     return {name: one.dataset if isinstance(one, EvaluationSet) else one for name, one in sets.items()}
 
 
-def _is_trainer(given: object) -> TypeIs[Trainer[Any, Any, Any, Any]]:
+def is_trainer(given: object) -> TypeIs[Trainer[Any, Any, Any, Any]]:
+    """Whether something is a trainer.
+
+    Args:
+        given: Anything.
+    """
     return isinstance(given, Trainer)
+
+
+def is_run(given: object) -> TypeIs[Run[Any, Any]]:
+    """Whether something is a run whose loop the script has.
+
+    Args:
+        given: Anything.
+    """
+    return isinstance(given, Run)

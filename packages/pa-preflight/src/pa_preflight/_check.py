@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ParamSpec
+from functools import partial
+from typing import Any, ParamSpec, overload
 
 from torch import nn
+from torch.utils.data import Dataset
 
-from pa_core import Trainer
-from pa_preflight._arguments import Trains, arguments_of, evaluated_sets
+from pa_core import Run, Trainer
+from pa_preflight._arguments import Trains, arguments_of, evaluated_sets, is_run, require_alone
 from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
 from pa_preflight._evaluation import check_evaluation
 from pa_preflight._findings import Finding, Report, failure, first_line
@@ -18,9 +20,15 @@ from pa_preflight._learning import check_learning
 from pa_preflight._loss_checks import check_all_targets
 from pa_preflight._model_checks import check_batch_norm, check_model, modules_of
 from pa_preflight._observer import is_overridden
+from pa_preflight._own_loops import check_run
+from pa_preflight._plan import plan_of
+from pa_preflight._states import check_states
 from pa_preflight._steps import Steps
 
 _P = ParamSpec("_P")
+
+_SIZE = 8
+"""What fits, where the run finds out how much does."""
 
 _CAUSES: Mapping[str, tuple[str, ...]] = {
     "batch-not-learnt": ("clipping-too-low", "inputs-do-not-matter", "rate-is-zero"),
@@ -33,17 +41,26 @@ _CAUSES: Mapping[str, tuple[str, ...]] = {
 """What is left out where its cause was found."""
 
 
-def check(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
+@overload
+def check(
+    trainer: Run[Any, Any], *, eval_dataset: Dataset[Any] | Mapping[str, Dataset[Any]] | None = None
+) -> Report: ...
+@overload
+def check(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report: ...
+def check(trainer: Any, *args: Any, **kwargs: Any) -> Report:
     """Look for mistakes in what a run is going to do, in less than a minute.
 
     A few updates are made, with experiments on the first batch; one batch is learnt by heart; and samples of the
     evaluation are evaluated twice. Callbacks are not called, except for ``MoveModulesToDeviceCallback``. Afterwards
     everything is as it was, as after ``trainer.undoing_runs()``: call ``trainer.train`` with the same arguments next.
 
+    Of a ``Run``, before its block, everything is checked that is known without its loop. ``python -m pa_preflight
+    script.py`` also watches the first updates of the loop.
+
     Args:
-        trainer: The trainer of the run.
+        trainer: The trainer of the run, or a ``Run``.
         *args: The arguments of ``trainer.train``.
-        **kwargs: As well.
+        **kwargs: As well; of a ``Run``, ``eval_dataset`` is what its loop evaluates.
 
     Returns:
         What was found; print it, or let ``require_none()`` end the script if there are mistakes.
@@ -64,14 +81,23 @@ def check(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report:
         >>> [finding.name for finding in report.findings]
         ['softmax-before-cross-entropy']
     """
+    if is_run(trainer):
+        return _check_run(trainer, *args, **kwargs)
     return _check(*arguments_of("check", trainer, args, kwargs))
+
+
+def _check_run(run: Run[Any, Any], *, eval_dataset: Any = None) -> Report:
+    require_alone("check", run)
+    report = check_run(run, evaluated_sets(eval_dataset))
+    return replace(report, findings=in_order(report.findings))
 
 
 def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Report:
     started = time.monotonic()
     evaluated = evaluated_sets(given["eval_dataset"])
     without = dict.fromkeys(("eval_dataset", "resume_from", "watch_metric"))
-    asked: dict[str, Any] = {**given, **without, "sanity_eval_steps": 0}
+    fixed = {"per_device_batch_size": _SIZE} if given["per_device_batch_size"] == "fit" else {}
+    asked: dict[str, Any] = {**given, **without, **fixed, "sanity_eval_steps": 0}
     data: Any = asked["train_dataset"]
     loader_kwargs: dict[str, Any] = asked["train_dataloader_kwargs"] or {}
     findings: list[Finding] = []
@@ -121,7 +147,15 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
             is_random = any(finding.name == "augmentation-in-evaluation" for finding in findings)
             inputs = [tensor for call in steps.observer.model_calls[:1] for tensor in call.inputs]
             findings += check_evaluation(trainer, one, asked, inputs, is_random=is_random)
-    return Report(_in_order(findings), left_out, time.monotonic() - started)
+    callbacks = trainer.callback_handler.callbacks if steps.error is None else []
+    of_states, missing = check_states(
+        trainer,
+        callbacks,
+        partial(plan_of, trainer, given, is_timed=False),
+        asked,
+        is_resuming=given["resume_from"] is not None,
+    )
+    return Report(in_order([*findings, *of_states]), [*left_out, *missing], time.monotonic() - started)
 
 
 def _may_be_meant(finding: Finding, trainer: Trainer[Any, Any, Any, Any], steps: Steps) -> bool:
@@ -132,8 +166,12 @@ def _may_be_meant(finding: Finding, trainer: Trainer[Any, Any, Any, Any], steps:
     return finding.name == "parameters-outside-optimizer" and steps.error is None and not steps.observer.reached_outside
 
 
-def _in_order(findings: list[Finding]) -> list[Finding]:
-    """Return each finding once, mistakes first."""
+def in_order(findings: list[Finding]) -> list[Finding]:
+    """Return each finding once, mistakes first, without those whose cause was found.
+
+    Args:
+        findings: What was found.
+    """
     names = {finding.name for finding in findings}
     once: dict[tuple[str, str], Finding] = {}
     for finding in findings:

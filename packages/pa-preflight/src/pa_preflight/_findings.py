@@ -9,6 +9,7 @@ from typing import Literal
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
+from pa_preflight._next_steps import PAGES
 
 FILL_GAPS = "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them a value."
 """What to do about numbers that are not finite."""
@@ -28,6 +29,7 @@ class Finding:
         >>> print(Finding("rate-is-zero", "The learning rate is 0 in each update.", "Look at the scheduler."))
         rate-is-zero: The learning rate is 0 in each update.
             Look at the scheduler.
+            See docs/schedulers.md#preview-a-schedule.
     """
 
     name: str
@@ -35,12 +37,18 @@ class Finding:
     do: str
     level: Literal["mistake", "note"] = "mistake"
 
+    @property
+    def see(self) -> str | None:
+        """The page of ``docs`` that says more, with the anchor of a heading; None where there is none."""
+        return PAGES.get(self.name)
+
     @override
     def __str__(self) -> str:
-        """Return what was seen, and on the next lines what to do."""
+        """Return what was seen, and on the next lines what to do, and where to read on."""
         suffix = "" if self.level == "mistake" else f" ({self.level})"
         saw = fill(f"{self.name}{suffix}: {self.saw}", 110, subsequent_indent="    ")
-        return f"{saw}\n{fill(self.do, 110, initial_indent='    ', subsequent_indent='    ')}"
+        do = fill(self.do, 110, initial_indent="    ", subsequent_indent="    ")
+        return f"{saw}\n{do}" + ("" if self.see is None else f"\n    See docs/{self.see}.")
 
 
 @dataclass(frozen=True)

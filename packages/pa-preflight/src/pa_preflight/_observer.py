@@ -97,19 +97,6 @@ class ModelCall:
         return [one for one in tensors_in((self.args, self.kwargs)) if one.dim()]
 
 
-@dataclass
-class UpdateSeen:
-    """What an optimizer was about to do.
-
-    Attributes:
-        rates: The learning rates of the parameter groups.
-        without_gradient: Parameters that have none, by their identity.
-    """
-
-    rates: list[float]
-    without_gradient: set[int]
-
-
 class Observer(TrainerCallback):
     """Notes what the first steps of a run do, and keeps the tensors of the first and the last one.
 
@@ -138,7 +125,10 @@ class Observer(TrainerCallback):
         self.model_calls: list[ModelCall] = []
         self.losses: list[Tensor] = []
         self._of_first = 0, 0
-        self.updates: list[UpdateSeen] = []
+        self.rates: list[list[float]] = []  # of the parameter groups, before each update
+        self.called: list[nn.Module] = [model]
+        self.stepped: set[int] = set()  # parameters by their identity: those that optimizers step, and with a gradient
+        self.with_gradient: set[int] = set()
         self.is_training: list[bool] = []
         self.first_inputs: list[Tensor] = []
         self.in_training: set[type[nn.Module]] = set()
@@ -158,7 +148,7 @@ class Observer(TrainerCallback):
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self.close()
-        hooks = [self.model.register_forward_hook(self._note_call, with_kwargs=True)]
+        hooks = [one.register_forward_hook(self._note_call, with_kwargs=True) for one in self.called]
         layers = [one for one in self.model.modules() if any(own.dim() > 1 for own in one.parameters(recurse=False))]
         hooks += [one.register_forward_pre_hook(self._note_inputs) for one in layers]
         norms = [one for one in self.model.modules() if isinstance(one, nn.BatchNorm1d)]
@@ -221,12 +211,13 @@ class Observer(TrainerCallback):
             self.over_lengths.add(type(norm))
 
     def _note_update(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
         parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
         trained = {id(one) for other in self.optimizers for group in other.param_groups for one in group["params"]}
         outside = (one for one in self.model.parameters() if id(one) not in trained)
         self.reached_outside |= any(one.grad is not None for one in outside)
-        self.updates.append(UpdateSeen(rates, {id(one) for one in parameters if one.grad is None}))
+        self.rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        self.stepped.update(map(id, parameters))
+        self.with_gradient.update(id(one) for one in parameters if one.grad is not None)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

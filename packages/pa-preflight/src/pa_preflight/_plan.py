@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from torch import Tensor, nn
 from typing_extensions import override
@@ -12,17 +12,25 @@ from pa_core import (
     AnyTrainer,
     LimitBatchesCallback,
     MoveModulesToDeviceCallback,
+    Run,
     SaveTrainingStateCallback,
     StopTrainingError,
     Trainer,
     TrainerCallback,
 )
-from pa_preflight._arguments import Trains, arguments_of
+from pa_preflight._arguments import Trains, arguments_of, is_run, is_trainer, require_alone
 from pa_preflight._findings import first_line
 from pa_preflight._memory import TracedUpdate, trace_update
 from pa_preflight._plan_events import PLANNED, disk_of, epochs_of, evaluations_of, saves_of
 from pa_preflight._plan_rates import bytes_of, parameters_of, rates_of, states_after_update
-from pa_preflight._plan_records import Plan, PlannedEpoch, PlannedMemory, PlannedParameters, PlannedRates
+from pa_preflight._plan_records import (
+    Plan,
+    PlannedEpoch,
+    PlannedMemory,
+    PlannedParameters,
+    PlannedRates,
+    PlannedSeconds,
+)
 from pa_preflight._timing import Timing
 
 _P = ParamSpec("_P")
@@ -32,7 +40,11 @@ _REST_OF_STATE, _BYTES_A_TENSOR = 18_500, 200
 """What a training state has besides the memory of its tensors: random states and settings; their names and sizes."""
 
 
-def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan:
+@overload
+def plan(trainer: Run[Any, Any]) -> Plan: ...
+@overload
+def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan: ...
+def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
     """Return what a run is going to do.
 
     A few updates and batches to evaluate are timed, for some seconds. Then the run is started again, and ended before
@@ -43,7 +55,7 @@ def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan:
     after ``trainer.undoing_runs()``.
 
     Args:
-        trainer: The trainer of the run.
+        trainer: The trainer of the run; or a ``Run`` before its block, without further arguments.
         *args: The arguments of ``trainer.train``.
         **kwargs: As well.
 
@@ -60,15 +72,38 @@ def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan:
         >>> planned.epochs[0].batches, planned.epochs[0].updates, planned.memory.optimizer
         (13, 7, 48)
     """
-    return _plan(*arguments_of("plan", trainer, args, kwargs))
+    if is_run(trainer):
+        return _plan_run(trainer, *args, **kwargs)
+    return plan_of(*arguments_of("plan", trainer, args, kwargs))
 
 
-def _plan(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Plan:
+def _plan_run(run: Run[Any, Any]) -> Plan:
+    require_alone("plan", run)
+    callbacks = list[Any](run.callback_handler.callbacks)
+    stepping = {"step_scheduler": run.step_scheduler, "watch_metric": run.watch_metric}
+    planner = _Planner(callbacks, {**stepping, "resume_from": None, "sanity_eval_steps": 0})
+    planner.notes += [
+        "The loop of the script is not run: its evaluations, and updates that it leaves out, are not known."
+    ]
+    limits = [one for one in callbacks if isinstance(one, LimitBatchesCallback)]
+    with run.undoing_runs(), run.callback_handler.replaced_by([*limits, planner]), run:
+        next(run.updates(), None)
+    return planner.plan
+
+
+def plan_of(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any], *, is_timed: bool = True) -> Plan:
+    """Return the plan of a run.
+
+    Args:
+        trainer: The trainer.
+        given: The arguments of the run, by name.
+        is_timed: Whether updates and evaluations are timed, and an update is traced for its memory.
+    """
     asked: dict[str, Any] = {**given, "resume_from": None, "sanity_eval_steps": 0}
     callbacks: list[Any] = [*trainer.callback_handler.callbacks]
-    planner = _Planner(trainer, callbacks, given)
+    planner = _Planner(callbacks, given, trainer)
     limits = [one for one in callbacks if type(one) is LimitBatchesCallback]
-    planner.timing = Timing(trainer, asked, limits)
+    planner.timing = Timing(trainer, asked, limits) if is_timed else None
     registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, *limits, planner])
     with trainer.undoing_runs(asked["train_dataset"]), registered:
         vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
@@ -80,13 +115,16 @@ class _Planner(TrainerCallback):
     """Plans a run when everything is there that it begins with, and ends it."""
 
     plan: Plan
-    timing: Timing
 
     def __init__(
-        self, trainer: Trainer[Any, Any, Any, Any], callbacks: list[TrainerCallback], asked: Mapping[str, Any]
+        self,
+        callbacks: list[TrainerCallback],
+        asked: Mapping[str, Any],
+        trainer: Trainer[Any, Any, Any, Any] | None = None,
     ) -> None:
         self._trainer, self._callbacks, self._asked = trainer, callbacks, asked
-        self._notes = list(self._left_out())
+        self.timing: Timing | None = None
+        self.notes = list(self._left_out())
 
     def _left_out(self) -> Iterator[str]:
         if self._asked["resume_from"] is not None:
@@ -101,18 +139,18 @@ class _Planner(TrainerCallback):
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         config, epochs = trainer.run_config, list(epochs_of(trainer))
         if not trainer.epoch_lengths.are_known:
-            self._notes.append("The training data has no length: it is planned as one epoch, and may be more.")
+            self.notes.append("The training data has no length: it is planned as one epoch, and may be more.")
         states = self._attempt("memory of the optimizer", lambda: states_after_update(trainer.named_optimizers()))
         rates = self._attempt("learning rates", lambda: self._rates(trainer, epochs))
-        traced, batch = None, self.timing.batch
+        traced, timing, of_run = None, self.timing, self._trainer
         if trainer.reproducible:
-            self._notes.append(
+            self.notes.append(
                 "The memory of an update is left out: a reproducible run adds gradients up in another way."
             )
-        elif self.timing.is_possible and batch is not None:
-            traced = self._attempt("memory of an update", lambda: trace_update(self._trainer, batch))
+        elif timing is not None and of_run is not None and timing.is_possible and timing.batch is not None:
+            traced = self._attempt("memory of an update", lambda: trace_update(of_run, timing.batch))
         if rates and rates[0].points[-1].update < epochs[-1].ends_at:
-            self._notes.append("The last learning rates are left out: it would take too long.")
+            self.notes.append("The last learning rates are left out: it would take too long.")
         evaluations = [*evaluations_of(trainer, self._callbacks, epochs, self._asked["sanity_eval_steps"])]
         saves, memory = [*saves_of(self._callbacks, epochs)], _memory(trainer, states, traced)
         updates, batches = epochs[-1].ends_at, config.gradient_accumulation_steps
@@ -128,8 +166,8 @@ class _Planner(TrainerCallback):
             rates=tuple(rates or ()),
             memory=memory,
             disk=disk_of(self._callbacks, saves, memory.saved_state),
-            seconds=self.timing.seconds(batches, updates, evaluations),
-            notes=(*self._notes, *self.timing.notes),
+            seconds=timing.seconds(batches, updates, evaluations) if timing else PlannedSeconds(None, None, None),
+            notes=(*self.notes, *(timing.notes if timing else ())),
         )
         raise StopTrainingError("The run is planned.")
 
@@ -137,14 +175,14 @@ class _Planner(TrainerCallback):
         try:
             return compute()
         except Exception as error:
-            self._notes.append(f"The {what} could not be found without values: {first_line(error)}")
+            self.notes.append(f"The {what} could not be found without values: {first_line(error)}")
             return None
 
     def _rates(self, trainer: AnyTrainer, epochs: list[PlannedEpoch]) -> list[PlannedRates]:
         schedulers = trainer.named_schedulers()
-        is_own = getattr(type(trainer), "scheduler_step", None) is not Trainer.scheduler_step
+        is_own = is_trainer(trainer) and type(trainer).scheduler_step is not Trainer.scheduler_step
         if schedulers and (is_own or self._asked["watch_metric"] is not None):
-            self._notes.append("The learning rates are left out: they follow from a metric, or from scheduler_step().")
+            self.notes.append("The learning rates are left out: they follow from a metric, or from scheduler_step().")
             return []
         updates, is_by_update = epochs[-1].ends_at, self._asked["step_scheduler"] == "update"
         steps_after = range(1, updates) if is_by_update else {one.ends_at for one in epochs}

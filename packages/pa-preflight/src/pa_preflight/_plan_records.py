@@ -270,10 +270,12 @@ def _lines_of(plan: Plan) -> Iterator[str]:
     rows += _first_rows("evaluations", _evaluations(plan))
     saved = [one.update for one in plan.saves]
     deleted = [one.update for one in plan.saves for _ in one.deletes]
-    rows += [("states", f"{_size(plan.memory.saved_state)} each, saved after update {_listed(saved)}")] if saved else []
+    rows += (
+        [("states", f"{size_of(plan.memory.saved_state)} each, saved after update {_listed(saved)}")] if saved else []
+    )
     rows += [("states", f"deleted after update {_listed(deleted)}")] if deleted else []
     if plan.disk is not None:
-        sizes = tuple(map(_size, (plan.disk.peak, plan.disk.at_end, plan.disk.free)))
+        sizes = tuple(map(size_of, (plan.disk.peak, plan.disk.at_end, plan.disk.free)))
         rows.append(("states", "{} in all at the most, {} at the end; {} are free".format(*sizes)))
     rows += _first_rows("learning rate", _rates(plan))
     rows += [*(("memory", row) for row in _memory(plan)), ("time", _time(plan.seconds))]
@@ -287,7 +289,7 @@ def _parameters(plan: Plan) -> Iterator[str]:
     yield f"{'':<20}{'trained':>16}{'':>10}{'frozen':>16}"
     for one in plan.parameters:
         trained, frozen = (f"{number:>16,}" for number in (one.trained, one.frozen))
-        memory, of_frozen = (f"{_size(number):>10}" for number in (one.trained_bytes, one.frozen_bytes))
+        memory, of_frozen = (f"{size_of(number):>10}" for number in (one.trained_bytes, one.frozen_bytes))
         yield f"{one.name or '(its own)':<20}{trained}{memory}{frozen}{of_frozen}"
 
 
@@ -313,8 +315,8 @@ def _rates(plan: Plan) -> Iterator[str]:
 
 def _memory(plan: Plan) -> Iterator[str]:
     names = ("weights", "gradients", "optimizer", "activations")
-    yield ", ".join(f"{name} {_size(getattr(plan.memory, name))}" for name in names)
-    peaks = _size(plan.memory.peak), _size(plan.memory.peak_on_accelerator)
+    yield ", ".join(f"{name} {size_of(getattr(plan.memory, name))}" for name in names)
+    peaks = size_of(plan.memory.peak), size_of(plan.memory.peak_on_accelerator)
     yield "{} at the peak of an update; on an accelerator {}".format(*peaks)
 
 
@@ -350,7 +352,7 @@ def _duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < _MINUTE else f"{minutes // _MINUTE:,} h {minutes % _MINUTE} min"
 
 
-def _size(number: float | None) -> str:
+def size_of(number: float | None) -> str:
     if number is None:
         return "unknown"
     unit = min(int(math.log(max(number, 1), _KIB)), len(_UNITS) - 1)

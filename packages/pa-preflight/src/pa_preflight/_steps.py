@@ -130,10 +130,10 @@ class Steps:
                 "The model is in evaluation mode in training: dropout is off, and BatchNorm learns no statistics.",
                 "Call model.train(), which train_epoch_start does where it is not overridden.",
             )
-        if observer.updates and not any(rate for update in observer.updates for rate in update.rates):
+        if observer.rates and not any(rate for rates in observer.rates for rate in rates):
             yield Finding(
                 "rate-is-zero",
-                f"The learning rate is 0 in the first {len(observer.updates)} updates.",
+                f"The learning rate is 0 in the first {len(observer.rates)} updates.",
                 "Look at the optimizer's lr, and at what the scheduler multiplies it with.",
             )
         elif not self.has_changed:
@@ -149,9 +149,7 @@ class Steps:
                 "Gradients are still there after an update, so that the next one adds to them.",
                 "Look for an overridden optimizer_zero_grad that does not call zero_grad.",
             )
-        if observer.updates:
-            without = [update.without_gradient for update in observer.updates]
-            yield from check_gradients(observer.model, set[int].intersection(*without))
+        yield from check_gradients(observer.model, observer.stepped - observer.with_gradient)
         yield from check_sigmoid(observer.loss_calls)
         if len(observer.model_calls) == len(observer.losses) and is_constant(observer.model_calls[-1]):
             yield Finding(

@@ -1,0 +1,192 @@
+"""Checks custom training loops: what is known before the loop, and what its first updates show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Run, SaveTrainingStateCallback
+from pa_preflight._batch_checks import is_constant
+from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
+from pa_preflight._findings import Finding, Report, failure
+from pa_preflight._loss_checks import check_all_targets, check_loss, check_sigmoid
+from pa_preflight._model_checks import check_batch_norm, check_gradients, check_model
+from pa_preflight._observer import Observer
+from pa_preflight._plan import plan
+from pa_preflight._states import check_capture, check_states, stand_ins
+
+_UPDATES = 10
+_LOOP = (
+    "the loop: whether gradients come, parameters change, and losses fit. python -m pa_preflight script.py also "
+    "watches its first updates."
+)
+_BEYOND = "evaluations, experiments with a batch, and whether one can be learnt by heart, as the script has the loop."
+
+
+def check_run(run: Run[Any, Any], evaluated: Mapping[str, Any]) -> Report:
+    """Return what is found without the loop of a run.
+
+    Args:
+        run: The run, before its block.
+        evaluated: What its loop evaluates, by name.
+    """
+    started = time.monotonic()
+    findings, left_out, _ = _before_the_loop(run, evaluated)
+    return Report(findings, [_LOOP, *left_out], time.monotonic() - started)
+
+
+def trained_model(run: Run[Any, Any]) -> nn.Module:
+    """Return what the optimizers of a run train: its only model, or those whose parameters they have.
+
+    Args:
+        run: The run, in its block.
+    """
+    models = run.named_models()
+    groups = [group for one in run.named_optimizers().values() for group in one.param_groups]
+    trained = {id(one) for group in groups for one in group["params"]}
+    used = {name: one for name, one in models.items() if not trained.isdisjoint(map(id, one.parameters()))}
+    return next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(used)
+
+
+def _before_the_loop(run: Run[Any, Any], evaluated: Mapping[str, Any]) -> tuple[list[Finding], list[str], Samples]:
+    findings: list[Finding] = []
+    left_out: list[str] = []
+    train = Samples(None)
+    callbacks = list[Any](run.callback_handler.callbacks)
+    begun = run.undoing_runs(*evaluated.values())
+    try:
+        with begun, run.callback_handler.replaced_by([MoveModulesToDeviceCallback(), *stand_ins(callbacks)]), run:
+            model = trained_model(run)
+            findings += check_model(model, (), run.named_optimizers())
+            if any(isinstance(one, SaveTrainingStateCallback) for one in callbacks):
+                findings += check_capture(run)
+            config, steps = run.run_config, run.epoch_lengths.steps_of(0) if run.epoch_lengths.are_known else 0
+            split = getattr(run.train_dataloader, "split", None)
+            last = config.train_per_device_batch_size if split is None else int(split.size(max(0, steps - 1)))
+            in_training = {type(module) for module in model.modules() if module.training}
+            findings += check_batch_norm(in_training, config.train_per_device_batch_size, last)
+            data: Any = run.train_dataset
+            train = Samples(data)
+            findings += check_samples(train, data, dict(config.train_dl_kwargs), is_torch_loss=False)
+            for one in evaluated.values():
+                findings += check_evaluation_samples(train, Samples(one), data, one)
+    except Exception as error:
+        findings.append(failure("The beginning of the run", error, "Look at the traceback without the check."))
+    else:
+        found, missing = check_states(run, callbacks, partial(plan, run))
+        findings, left_out = [*findings, *found], missing
+    return findings, left_out, train
+
+
+class WatchedLoop(Observer):
+    """Watches the first updates of a loop, and ends the script after them.
+
+    Args:
+        run: The run, in which everything is undone.
+        end: Called with the report when enough was seen, or the loop has ended; it does not return, except when an
+            error ends the script anyway.
+    """
+
+    def __init__(self, run: Run[Any, Any], end: Callable[[Report, BaseException | None], None]) -> None:
+        self._begun = time.monotonic()
+        self._callbacks = list[Any](run.callback_handler.callbacks)
+        self._findings, self._left_out, self._train = _before_the_loop(run, {})
+        self._run, self._end = run, end
+        self._before: dict[str, Tensor] = {}
+        self._modes: dict[nn.Module, bool] = {}
+        super().__init__(run.model, (), self._check_losses, _UPDATES)
+
+    def _check_losses(self, _batch: Any, _loss: Tensor) -> None:
+        found = [finding for call in self.loss_calls for finding in check_loss(call)]
+        # rewards and scores have no usual size
+        self._findings += (replace(one, level="note") if one.name == "loss-at-start" else one for one in found)
+        self._findings += check_all_targets(self.loss_calls[:1], self._train.targets())
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.model, self.called = trained_model(self._run), list(self._run.named_models().values())
+        self.optimizers = list(self._run.named_optimizers().values())
+        self._before = {name: one.detach().clone() for name, one in self.model.named_parameters()}
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        super().on_train_step_start(trainer, **kwargs)
+        self._modes = {}
+
+    @override
+    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.close()  # as a break may have left a batch
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        self.computing.append(time.perf_counter())
+        if update >= _UPDATES:
+            self.on_training_run_end(trainer)
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.close()
+        self._end(self._report(), None)
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        self.close()
+        if isinstance(exception, Exception):
+            for call in self.loss_calls if not self.losses else []:
+                self._findings += check_loss(call)
+            self._end(self._report(), exception)
+
+    @override
+    def _note_call(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if torch.is_grad_enabled():
+            was_training = self._modes.get(_model, False)  # a GAN calls a model in both modes
+            self._modes[_model] = was_training or any(module.training for module in _model.modules())
+            super()._note_call(_model, args, kwargs, output)
+
+    def _report(self) -> Report:
+        left_out = [*self._left_out, _BEYOND]
+        if self._callbacks:
+            left_out.append("callbacks, which were not called.")
+        return Report([*self._findings, *self._check_updates()], left_out, time.monotonic() - self._begun)
+
+    def _check_updates(self) -> Iterator[Finding]:
+        if not all(
+            training or not any(one.requires_grad for one in model.parameters())
+            for model, training in self._modes.items()
+        ):
+            yield Finding(
+                "not-in-training-mode",
+                "The model is in evaluation mode in training: dropout is off, and BatchNorm learns no statistics.",
+                "Call model.train() after each evaluation of the loop.",
+            )
+        if self.rates and not any(rate for rates in self.rates for rate in rates):
+            yield Finding(
+                "rate-is-zero",
+                f"The learning rate is 0 in the first {len(self.computing)} updates.",
+                "Look at the optimizer's lr, and at what the scheduler multiplies it with.",
+            )
+        elif self.stepped and all(torch.equal(one, self._before[name]) for name, one in self._stepped_parameters()):
+            yield Finding(
+                "weights-do-not-change",
+                f"No parameter has changed after {len(self.computing)} updates.",
+                "Look for weights that are replaced, and for losses that are multiplied by zero.",
+            )
+        yield from check_gradients(self.model, self.stepped - self.with_gradient)
+        yield from check_sigmoid(self.loss_calls)
+        if len(self.model_calls) == len(self.losses) > 0 and is_constant(self.model_calls[-1]):
+            yield Finding(
+                "inputs-do-not-matter",
+                "All samples of a batch have the same output, though their inputs differ.",
+                "Look for a layer whose outputs are all zero, or one that is multiplied by zero.",
+            )
+
+    def _stepped_parameters(self) -> list[tuple[str, Tensor]]:
+        parameters = self.model.named_parameters()
+        return [(name, one.detach()) for name, one in parameters if id(one) in self.stepped and name in self._before]

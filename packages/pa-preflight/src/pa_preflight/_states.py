@@ -1,0 +1,270 @@
+"""Saves a training state where the run would, and loads it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from torch import Tensor
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    CheckpointError,
+    MoveModulesToDeviceCallback,
+    SaveTrainingStateCallback,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+)
+from pa_core.storage import read_state
+from pa_preflight._arguments import is_trainer
+from pa_preflight._findings import Finding, first_line
+from pa_preflight._observer import is_same
+from pa_preflight._plan_records import Plan, size_of
+
+_LARGEST: Final = 2**31
+"""Bytes of a state that are written in some seconds."""
+_BLOCK, _SHOWN = 4096, 3
+
+
+def check_states(
+    trainer: AnyTrainer,
+    callbacks: Sequence[object],
+    make_plan: Callable[[], Plan],
+    asked: Mapping[str, Any] | None = None,
+    *,
+    is_resuming: bool = True,
+) -> tuple[list[Finding], list[str]]:
+    """Return what is wrong with the training states of a run, and what was left out.
+
+    Args:
+        trainer: The trainer.
+        callbacks: The callbacks of the run, of which those that save states are looked at.
+        make_plan: Returns the plan of the run.
+        asked: The arguments of ``train``; None for a run whose loop the script has, so that there is no state.
+        is_resuming: Whether some of the planned states may be there already.
+    """
+    saving = [one for one in callbacks if isinstance(one, SaveTrainingStateCallback)]
+    findings: list[Finding] = []
+    left_out: list[str] = []
+    if not saving:
+        return findings, left_out
+    try:
+        planned = make_plan()
+    except Exception as error:
+        return findings, [f"training states, as there is no plan: {first_line(error)}"]
+    for one in saving:
+        folder = Path(os.path.realpath(one.save_dir))
+        disk = next(place for place in (folder, *folder.parents) if place.exists())
+        free, size = shutil.disk_usage(disk).free, planned.memory.saved_state or 0
+        try:
+            temporary = tempfile.TemporaryDirectory(prefix=".check_", dir=disk)
+        except OSError as error:
+            saw = f"{one.save_dir} cannot be written to: {first_line(error)}."
+            findings.append(Finding("state-not-saved", saw, "Choose another save_dir."))
+            continue
+        with temporary as name:
+            if not is_trainer(trainer) or asked is None:
+                left_out.append("whether a state can be saved and loaded, as the script has the loop.")
+            elif 2 * size > min(free, 2 * _LARGEST):
+                left_out.append(f"whether a state can be saved and loaded, as it has {size_of(size)}.")
+            else:
+                trial = _Trial(trainer, Path(name), callbacks)
+                findings += trial.check({**asked})
+                size = trial.size or size
+        there = len([state for state in folder.glob("[!.]*/") if is_resuming])
+        findings += _check_disk(one, planned, size, free, there)
+    return findings, left_out
+
+
+def _check_disk(save: SaveTrainingStateCallback, planned: Plan, size: int, free: int, there: int) -> Iterator[Finding]:
+    held = most = 0
+    for saved in planned.saves:
+        held += 1
+        most, held = max(most, held), held - len(saved.deletes)
+    unchanged = min(size, sum(one.frozen_bytes for one in planned.parameters))  # hard links to those of the first state
+    needed = max(0, most - there) * (size - unchanged) + unchanged * (not there)
+    if needed > free:
+        yield Finding(
+            "disk-too-small",
+            f"{most} training states of {size_of(size)} are there at one time, {size_of(needed)} in all, and "
+            f"{save.save_dir} has {size_of(free)} of free space.",
+            "Pass a smaller max_checkpoints, save less often, or choose another save_dir.",
+        )
+
+
+class _SaveOnce(SaveTrainingStateCallback):
+    """Saves after the first update, and ends the run after the second one, when nothing is any more as it was saved."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, save_every_n_steps=1, save_at_end=False)
+        self.saved: dict[str, Any] | None = None
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update > 1:
+            raise StopTrainingError("The state is saved.")
+        super().on_optimizer_step_end(trainer, update, **kwargs)
+
+    @override
+    def on_training_state_save(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.saved = copy.deepcopy(_state_of(trainer))
+
+
+class _HasState(TrainerCallback):
+    """Has the state of a callback, and is not called."""
+
+    def __init__(self, callback: Any) -> None:
+        self.callback = callback
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the callback."""
+        state: dict[str, Any] = self.callback.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state into a copy of the callback."""
+        self.callback = copy.deepcopy(self.callback)
+        self.callback.load_state_dict(state_dict)
+
+
+class _Trial:
+    """Saves a state in a run of two updates, and loads it.
+
+    Args:
+        trainer: The trainer.
+        folder: An empty folder.
+        callbacks: The callbacks of the run.
+
+    Attributes:
+        size: The bytes of the state on the disk; 0 if there is none.
+    """
+
+    def __init__(self, trainer: Trainer[Any, Any, Any, Any], folder: Path, callbacks: Sequence[object]) -> None:
+        self.size = 0
+        self._trainer, self._folder = trainer, folder
+        self._states = stand_ins(callbacks)
+
+    def check(self, asked: dict[str, Any]) -> Iterator[Finding]:
+        """Yield what is wrong with saving and loading.
+
+        Args:
+            asked: The arguments of ``train``.
+        """
+        trainer, save = self._trainer, _SaveOnce(self._folder)
+        callbacks = [MoveModulesToDeviceCallback(), *self._states, save]
+        registered = trainer.callback_handler.replaced_by(callbacks)
+        with trainer.undoing_runs(asked["train_dataset"]), registered:
+            with warnings.catch_warnings():  # the run warns of the same
+                warnings.simplefilter("ignore")
+                try:
+                    trainer.train(**asked)
+                except Exception as error:
+                    yield _not_saved(error)
+                    return
+            if save.saved is None:  # it ended before
+                return
+            state = self._folder / "step_1"
+            self.size = sum(-(-one.stat().st_size // _BLOCK) * _BLOCK for one in state.iterdir())
+            yield from self._check_loading(state, save.saved)
+
+    def _check_loading(self, state: Path, saved: dict[str, Any]) -> Iterator[Finding]:
+        different: list[str] = []
+        try:
+            self._trainer.load_training_state(state)
+            different += _differences(saved, _state_of(self._trainer))
+            of_callbacks: dict[str, Any] = read_state(state)["callbacks"]
+            for one in self._states:
+                before = copy.deepcopy(one.state_dict())
+                one.load_state_dict(of_callbacks[_name(one)])
+                different += _differences(before, one.state_dict(), type(one).__qualname__)
+        except Exception as error:
+            saw = f"Loading a training state that was saved raises {_all_of(error)}"
+            yield Finding("state-not-loaded", saw, "Look at its load_state_dict().")
+        if different:
+            yield Finding(
+                "state-not-loaded",
+                f"{', '.join(different[:_SHOWN])} {'is' if len(different) == 1 else 'are'} not as before when a state "
+                "is loaded.",
+                "Let load_state_dict() restore all that state_dict() returns.",
+            )
+
+
+def _state_of(trainer: AnyTrainer) -> dict[str, Any]:
+    return {
+        "models": {name: one.state_dict() for name, one in trainer.named_models().items()},
+        "optimizers": {name: one.state_dict() for name, one in trainer.named_optimizers().items()},
+        "schedulers": {name: one.state_dict() for name, one in trainer.named_schedulers().items()},
+    }
+
+
+def stand_ins(callbacks: Sequence[object]) -> list[_HasState]:
+    """Return callbacks that have the states of others under their names, and are not called.
+
+    Args:
+        callbacks: The callbacks of the run.
+    """
+    made: list[_HasState] = []
+    for one in callbacks:
+        if hasattr(one, "state_dict") and hasattr(one, "load_state_dict"):
+            kind = type(one)
+            named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+            made.append(cast("type[_HasState]", type(kind.__name__, (_HasState,), named))(one))
+    return made
+
+
+def check_capture(run: AnyTrainer) -> Iterator[Finding]:
+    """Yield what could not be saved of a run whose block was entered.
+
+    Args:
+        run: The run, with stand-ins as callbacks.
+    """
+    try:
+        run.check_training_state()
+    except Exception as error:
+        yield _not_saved(error)
+
+
+def _not_saved(error: Exception) -> Finding:
+    # what has no attribute yet may be made when the run begins
+    level: Literal["mistake", "note"] = "note" if isinstance(error, AttributeError) else "mistake"
+    do = "Let each state_dict() return tensors and plain values, such as numbers, strings, lists and dictionaries."
+    return Finding("state-not-saved", f"Saving a training state raises {_all_of(error)}", do, level)
+
+
+def _name(callback: object) -> str:
+    return f"{type(callback).__module__}.{type(callback).__qualname__}"
+
+
+def _differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
+    """Yield where two states differ; what is saved of a tuple is a list."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if not is_same(one, other.to(one.device)):
+            yield place
+    elif isinstance(one, Mapping) and isinstance(other, Mapping):
+        before, after = _entries(cast("object", one)), _entries(cast("object", other))
+        for key, value in before.items():
+            yield from _differences(value, after.get(key), f"{place}.{key}" if place else str(key))
+    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        parts, others = list(cast("Sequence[Any]", one)), list(cast("Sequence[Any]", other))
+        if len(parts) != len(others):
+            yield place
+        for number, (part, counterpart) in enumerate(zip(parts, others, strict=False)):
+            yield from _differences(part, counterpart, f"{place}.{number}")
+    elif repr(cast("object", one)) != repr(cast("object", other)):
+        yield place
+
+
+def _entries(value: object) -> dict[Any, Any]:
+    return dict(cast("Mapping[Any, Any]", value))
+
+
+def _all_of(error: Exception) -> str:
+    return " ".join(str(error).split()) if isinstance(error, CheckpointError) else f"{first_line(error)}."

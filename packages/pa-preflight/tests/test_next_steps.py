@@ -1,0 +1,37 @@
+"""What a finding says, and where it sends its reader."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pa_preflight import Finding
+from tests.docs.test_plain_markdown import places_in
+
+DOCS = Path(__file__).parents[3] / "docs"
+NAMES = sorted(
+    name
+    for row in re.findall(r"^\| (`[^|]+) \|", (DOCS / "before-you-train.md").read_text(), flags=re.MULTILINE)
+    for name in re.findall(r"`([a-z0-9-]+)`", row)
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_of_a_finding_is_there(name: str) -> None:
+    """Where a finding names a page, the page has the heading, and it is the last line of what is printed."""
+    finding = Finding(name, "saw", "do")
+    if finding.see is None:
+        assert str(finding) == f"{name}: saw\n    do"
+        return
+    page, _, place = finding.see.partition("#")
+    assert not place or place in places_in((DOCS / page).read_text())
+    assert str(finding).splitlines()[2:] == [f"    See docs/{finding.see}."]
+
+
+def test_most_findings_that_need_more_words_have_a_page() -> None:
+    """The finder of learning rates, the profiler and the states are among the pages."""
+    assert len(NAMES) >= 40
+    pages = {str(Finding(name, "", "").see) for name in NAMES}
+    assert {"schedulers.md#finding-a-learning-rate", "speed-and-memory.md#profiling"} <= pages
