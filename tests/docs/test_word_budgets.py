@@ -26,6 +26,7 @@ WORDS = {
 
 KINDS: dict[str, str | tuple[str, int]] = {
     "README.md": "front page",
+    "docs/before-you-train.md": ("how-to", 1030),
     "docs/beyond-ddp.md": ("scaling", 1200),
     "docs/checkpoints-alone.md": ("how-to", 700),
     "docs/data-alone.md": ("how-to", 500),
