@@ -292,3 +292,16 @@ def test_a_plan_takes_the_arguments_of_train() -> None:
 class _NoTrainer:
     def train(self) -> None:
         """Has the method alone."""
+
+
+def test_batches_that_fit_are_tried_once_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a note of an earlier start, the plan has the batches that the run will have."""
+    (tmp_path / "per_device_batch_size_on_cpu.json").write_text('{"fits": 4, "does_not_fit": 8}')
+    model = nn.Linear(4, 1)
+    states = SaveTrainingStateCallback(tmp_path)
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[states])
+    arguments: dict[str, Any] = {"num_epochs": 1, "per_device_batch_size": "fit", "samples_per_update": 32}
+    planned = plan(trainer, make_regression(64), **arguments)
+    assert capsys.readouterr().out.count("Computing 4 samples at a time") == 1
+    trainer.train(make_regression(64), **arguments)
+    assert planned.config == trainer.run_config

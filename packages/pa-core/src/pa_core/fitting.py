@@ -36,7 +36,6 @@ class BatchSizeFitting:
 
     Attributes:
         batch_size: What this process computes at a time at the most.
-        smallest: The smallest of all processes.
     """
 
     def __init__(self, device: torch.device, folders: Iterable[Path]) -> None:
@@ -45,7 +44,6 @@ class BatchSizeFitting:
         name = f"per_device_batch_size_on_{re.sub('[^A-Za-z0-9]+', '_', kind)}.json"
         self._notes = [folder / name for folder in folders]
         self.batch_size: int = 0
-        self.smallest: int = 0
 
     def find(self, loader: object, try_update: Callable[[Any], None] | None, say: Callable[[str], None]) -> list[int]:
         """Return the batch sizes of all processes; every process must call this.
@@ -69,10 +67,9 @@ class BatchSizeFitting:
             if min(gather_objects(self.batch_size)) < even == self.batch_size:  # this device holds what others do not
                 self.batch_size = trial.largest(even, min(samples, noted or samples))
         sizes = gather_objects(self.batch_size)
-        self.smallest, largest = min(sizes), max(sizes)
+        least, most = min(sizes), max(sizes)
         known = "" if noted is None else f", because more did not fit before, says {self._notes[0]}"
-        range_of = f"{largest}" if self.smallest == largest else f"on each process {self.smallest} to {largest}"
-        say(f"Computing {range_of} samples at a time{known}.")
+        say(f"Computing {most if least == most else f'on each process {least} to {most}'} samples at a time{known}.")
         return sizes
 
     def _noted(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Self
 
@@ -248,11 +249,15 @@ class Loop:
         apply_limit_of_environment(self.trainer)
 
     def fit_batches(
-        self, try_update: Callable[[Any], None] | None = None, start: Callable[[], None] | None = None
-    ) -> None:
-        """Choose the batch sizes by the memory of the devices; every process must call this.
+        self,
+        asked: RunArguments,
+        try_update: Callable[[Any], None] | None = None,
+        start: Callable[[], None] | None = None,
+    ) -> RunArguments:
+        """Return arguments with a batch size that fits into the memory of all devices; every process must call this.
 
         Args:
+            asked: The arguments.
             try_update: Makes an update out of a batch; None if it cannot be tried.
             start: What a step may need to have been called before.
         """
@@ -276,9 +281,10 @@ class Loop:
             sizes = engine.fitting.find(trainer.train_dataloader, try_update, trainer.print)
         engine.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
         loaders = [trainer.eval_dataloader, *trainer.eval_dataloaders.values()]
-        given = [one.loader for one in self.asked.data]
-        if not any("batch_size" in (one.kwargs or {}) for one in self.asked.data):
+        given = [one.loader for one in asked.data]
+        if not any("batch_size" in (one.kwargs or {}) for one in asked.data):
             engine.loaders.set_batch_sizes(sizes, "eval", [one for one in loaders if one not in given])
+        return replace(asked, per_device_batch_size=min(sizes))
 
     def placeholder_values(self) -> dict[str, float]:
         """Return what ``TrainerPlaceholderValues`` stand for in this run."""

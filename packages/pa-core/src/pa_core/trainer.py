@@ -315,7 +315,7 @@ class Trainer(
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             if asked.fits:
-                self._loop.fit_batches(self._try_update, self.training_run_start)
+                asked = self._loop.fit_batches(asked, self._try_update, self.training_run_start)
             if self._loop.reproducible is not None:
                 called: dict[str, nn.Module] = {"model": self.get_model(), **self.modules}
                 loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()

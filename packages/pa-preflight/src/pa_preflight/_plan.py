@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, ParamSpec, TypeVar, overload
 
 from torch import Tensor, nn
@@ -100,6 +100,8 @@ def plan_of(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any], *, i
         is_timed: Whether updates and evaluations are timed, and an update is traced for its memory.
     """
     asked: dict[str, Any] = {**given, "resume_from": None, "sanity_eval_steps": 0}
+    if asked["per_device_batch_size"] == "fit":
+        asked["per_device_batch_size"] = _size_that_fits(trainer, asked)
     callbacks: list[Any] = [*trainer.callback_handler.callbacks]
     planner = _Planner(callbacks, given, trainer)
     limits = [one for one in callbacks if type(one) is LimitBatchesCallback]
@@ -109,6 +111,36 @@ def plan_of(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any], *, i
         vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
         trainer.train(**asked)
     return planner.plan
+
+
+class _FittingSize(TrainerCallback):
+    """Ends a run when it has chosen the size of its batches.
+
+    Args:
+        saving: What saves the states of the run, in whose folders there may be notes of what did not fit.
+    """
+
+    size: int
+
+    def __init__(self, saving: Iterable[SaveTrainingStateCallback]) -> None:
+        for one in saving:
+            self.save_dir, self.upload_to = one.save_dir, one.upload_to
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.size = trainer.run_config.train_per_device_batch_size
+        raise StopTrainingError("The size is known.")
+
+
+def _size_that_fits(trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any]) -> int:
+    """Let a run try, once for all that is planned."""
+    callbacks: list[Any] = [*trainer.callback_handler.callbacks]
+    found = _FittingSize(one for one in callbacks if isinstance(one, SaveTrainingStateCallback))
+    registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, found])
+    with trainer.undoing_runs(asked["train_dataset"]), registered:
+        vars(trainer)["training_run_end"] = lambda: None
+        trainer.train(**asked)
+    return found.size
 
 
 class _Planner(TrainerCallback):

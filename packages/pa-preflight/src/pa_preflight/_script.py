@@ -11,7 +11,6 @@ from functools import partial, wraps
 from pathlib import Path
 from types import MethodType
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Run, Trainer
 from pa_preflight._check import check, in_order
@@ -76,7 +75,8 @@ class _Watch:
         replaced = (Trainer, "train", self._train), (Run, "__enter__", self._enter)
         for owner, name, instead in (*replaced, (AnyTrainer, "undoing_runs", self._undoing_runs)):
             original: Any = getattr(owner, name)
-            stack.enter_context(patch.object(owner, name, wraps(original)(_method(instead, original))))
+            stack.callback(setattr, owner, name, original)
+            setattr(owner, name, wraps(original)(_method(instead, original)))
 
     @contextmanager
     def _undoing_runs(self, original: Callable[..., Any], trainer: AnyTrainer, *data: object) -> Generator[None]:

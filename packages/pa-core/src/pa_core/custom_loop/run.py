@@ -365,7 +365,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 one.watch_steps(self.optimizers[name])
             self.train_dataloader = loaders.split_for_training(self.train_dataloader)
             if asked.fits:
-                self._loop.fit_batches()
+                self._asked = asked = self._loop.fit_batches(asked)
             if self._loop.reproducible is not None:
                 self._loop.reproducible.require_usable([self.train_dataloader], self.models)
             steps = loaders.steps_per_update(self.train_dataloader, size, asked.gradient_accumulation_steps)
@@ -802,8 +802,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._begin()
         if self._training == "left":
             self._leave_training()
-        fitting = self._engine.fitting
-        batch_size = per_device_batch_size or (fitting.smallest if fitting else self._asked.batch_size)
+        batch_size = per_device_batch_size or self._asked.batch_size
         data = GivenData(dataset, "dataset", dataloader_kwargs, is_made_by_method=False)
         self._loop.check_data([data], replace(self._asked, per_device_batch_size=batch_size))
         self.eval_dataset = data.dataset
