@@ -40,6 +40,7 @@ __all__ = [
     "OverrideError",
     "RanksDifferError",
     "ShardError",
+    "SmallerBatchNeeded",
     "StateNotFoundError",
     "StopTrainingError",
     "TrainingPreempted",
