@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
@@ -89,6 +90,25 @@ def test_batches_are_as_large_as_the_memory_allows(most: int, fits: int, capsys:
     assert_trained_by_hand(trainer)
     if distributed.rank() == 0:
         assert f"Computing {fits} samples at a time" in capsys.readouterr().out
+
+
+def test_a_cpu_is_not_filled_until_the_system_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is saved for the backward pass takes a quarter of the free memory at most; no test can fill a real one."""
+    saved: list[int] = []
+
+    def count(tensor: Tensor) -> Tensor:
+        saved.append(tensor.nbytes)
+        return tensor
+
+    inputs, targets = DATA[:4]
+    with saved_tensors_hooks(count, lambda tensor: tensor):
+        nn.functional.mse_loss(network()(inputs), targets)
+    of_eight = 2 * sum(saved)
+    for free, fits in ((4 * of_eight, 8), (4 * of_eight - 1, 4)):
+        monkeypatch.setattr("pa_core.fitting._free_memory", lambda free=free: free)
+        trainer = trainer_of(network())
+        trainer.train(DATA, 1, per_device_batch_size="fit", samples_per_update=20)
+        assert trainer.run_config.train_per_device_batch_size == fits
 
 
 @pytest.mark.runs_on("two_ranks")
