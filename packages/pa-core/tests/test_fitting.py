@@ -266,15 +266,42 @@ def test_without_states_the_error_says_what_would_fit() -> None:
 
 def test_one_sample_that_does_not_fit_is_an_error() -> None:
     """The one of the device, before the run."""
-    with pytest.raises(torch.OutOfMemoryError, match="1 samples"):
+    with pytest.raises(torch.OutOfMemoryError, match="1 samples") as ended:
         trainer_of(Scarce(0)).train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
+    assert getattr(ended.value, "__notes__", []) == []
+
+
+def test_a_run_that_cannot_become_smaller_is_not_started_again(tmp_path: Path) -> None:
+    """With one sample at a time, the error is not turned into a status to try again with."""
+    model = Scarce(1)
+
+    class Falling(Trainer[nn.Module]):
+        @override
+        def optimizer_zero_grad(self) -> None:
+            super().optimizer_zero_grad()
+            model.most = 0
+
+    states = SaveTrainingStateCallback(tmp_path)
+    trainer = Falling(model, nn.MSELoss(), optimizer_of("sgd", model), [states])
+    with pytest.raises(torch.OutOfMemoryError) as ended:
+        trainer.train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
+    assert "Not even one sample at a time fits." in ended.value.__notes__
+    assert not (tmp_path / NOTE).exists()
 
 
 def test_other_errors_of_a_step_are_its_own() -> None:
-    """They are not taken for a lack of memory."""
-    trainer = trainer_of(nn.Linear(3, 1).double())
-    with pytest.raises(Exception, match="4"):
-        trainer.train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
+    """They are not taken for a lack of memory, even if larger batches alone raise them."""
+
+    class Strict(nn.Module):
+        @override
+        def forward(self, inputs: Tensor) -> Tensor:
+            if len(inputs) > 4:
+                raise RuntimeError("more than four samples")
+            return inputs
+
+    model = nn.Sequential(network(), Strict())
+    with pytest.raises(RuntimeError, match="more than four samples"):
+        trainer_of(model).train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
 
 
 @pytest.mark.runs_on("two_ranks")

@@ -35,7 +35,7 @@ class BatchSizeFitting:
         folders: Where the run saves its states; notes are kept there, for the next start.
 
     Attributes:
-        batch_size: What this process computes at a time at the most.
+        batch_size: What this process computes at a time at the most; 0 until it is chosen.
     """
 
     def __init__(self, device: torch.device, folders: Iterable[Path]) -> None:
@@ -60,13 +60,14 @@ class BatchSizeFitting:
         noted = self._noted()
         samples = min(keyed.samples_per_update or 0, keyed.split.num_samples)
         even = -(-samples // num_processes())
-        self.batch_size = min(even, noted or even)
+        size = min(even, noted or even)
         if try_update is not None:
             trial = _Trial(keyed, try_update, self._device)
-            self.batch_size = trial.largest(0, self.batch_size)
-            if min(gather_objects(self.batch_size)) < even == self.batch_size:  # this device holds what others do not
-                self.batch_size = trial.largest(even, min(samples, noted or samples))
-        sizes = gather_objects(self.batch_size)
+            size = trial.largest(0, size)
+            if min(gather_objects(size)) < even == size:  # this device holds what others do not
+                size = trial.largest(even, min(samples, noted or samples))
+        sizes = gather_objects(size)
+        self.batch_size = size
         least, most = min(sizes), max(sizes)
         known = "" if noted is None else f", because more did not fit before, says {self._notes[0]}"
         say(f"Computing {most if least == most else f'on each process {least} to {most}'} samples at a time{known}.")
