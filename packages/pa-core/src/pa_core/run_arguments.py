@@ -86,11 +86,6 @@ class RunArguments:
             )
 
     @property
-    def fits(self) -> bool:
-        """Whether the batches are to be as large as the memory allows."""
-        return self.per_device_batch_size == "fit"
-
-    @property
     def batch_size(self) -> int:
         """The batch size to begin with: where it is to fit, the largest there may be."""
         if self.per_device_batch_size == "fit":

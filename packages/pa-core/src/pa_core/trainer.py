@@ -314,7 +314,7 @@ class Trainer(
             self._loop.announce()
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
-            if asked.fits:
+            if asked.per_device_batch_size == "fit":
                 asked = self._loop.fit_batches(asked, self._try_update, self.training_run_start)
             if self._loop.reproducible is not None:
                 called: dict[str, nn.Module] = {"model": self.get_model(), **self.modules}

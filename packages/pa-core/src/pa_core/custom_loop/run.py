@@ -364,7 +364,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             for name, one in self._trained.items():
                 one.watch_steps(self.optimizers[name])
             self.train_dataloader = loaders.split_for_training(self.train_dataloader)
-            if asked.fits:
+            if asked.per_device_batch_size == "fit":
                 self._asked = asked = self._loop.fit_batches(asked)
             if self._loop.reproducible is not None:
                 self._loop.reproducible.require_usable([self.train_dataloader], self.models)
