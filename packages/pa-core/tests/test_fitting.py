@@ -220,6 +220,15 @@ def test_memory_that_runs_out_is_noted_for_the_next_start(tmp_path: Path, capsys
     assert_trained_by_hand(again)
 
 
+@pytest.mark.parametrize("content", ['{"fits": ', '{"fits": 0}', "{}", "8"])
+def test_a_note_that_says_nothing_is_an_error(content: str, tmp_path: Path) -> None:
+    """It names the file, and that it can be removed."""
+    (tmp_path / NOTE).write_text(content)
+    trainer = trainer_of(network(), SaveTrainingStateCallback(tmp_path))
+    with pytest.raises(ConfigurationError, match=rf"{NOTE} does not say how many(.|\n)*Remove the file"):
+        trainer.train(DATA, 1, per_device_batch_size="fit", samples_per_update=20)
+
+
 def test_a_loop_of_the_users_begins_with_the_largest(tmp_path: Path) -> None:
     """As its steps are in the script, nothing is tried: it ends until it fits."""
     starts = 0
@@ -325,6 +334,7 @@ def test_a_step_that_communicates_cannot_be_tried() -> None:
     ("arguments", "match"),
     [
         ({}, "pass samples_per_update"),
+        ({"per_device_batch_size": "fits"}, "must be \"fit\" or a whole number, got 'fits'"),
         (
             {"samples_per_update": 20, "train_dataloader_kwargs": {"batch_size": 5}},
             "train_dataloader_kwargs has a batch_size",

@@ -20,6 +20,7 @@ from pa_core._torch import before_collectives
 from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, is_slice
 from pa_core.distributed import gather_objects, num_processes
 from pa_core.errors import ConfigurationError, SmallerBatchNeeded, UnsupportedConfigurationError
+from pa_core.run_config import check_count
 from pa_data import KeyedDataLoader
 
 _NO_MEMORY = "out of memory", "can't allocate memory"
@@ -39,8 +40,8 @@ class BatchSizeFitting:
     """
 
     def __init__(self, device: torch.device, folders: Iterable[Path]) -> None:
-        is_cuda = device.type == "cuda"
-        self._device, kind = device, torch.cuda.get_device_name(device) if is_cuda else device.type
+        self._device = device
+        kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         name = f"per_device_batch_size_on_{re.sub('[^A-Za-z0-9]+', '_', kind)}.json"
         self._notes = [folder / name for folder in folders]
         self.batch_size: int = 0
@@ -76,12 +77,16 @@ class BatchSizeFitting:
     def _noted(self) -> int | None:
         """What fits by the notes of earlier starts; the same on all processes with such a device."""
         found: list[int] = []
-        for note in self._notes:
-            with suppress(FileNotFoundError):
-                found.append(int(json.loads(note.read_text())["fits"]))
+        for note in filter(Path.exists, self._notes):
+            try:
+                found.append(json.loads(note.read_text())["fits"])
+                check_count("fits", found[-1])
+            except (KeyError, TypeError, ValueError) as error:
+                do = "Remove the file: batches are then tried again."
+                raise ConfigurationError(f"The note {note} does not say how many samples fit.", do=do) from error
         return min(found, default=None)
 
-    def note(self, error: Exception) -> None:
+    def note(self, error: BaseException) -> None:
         """Take note if a run has ended for want of memory; other errors are left alone.
 
         Args:
@@ -123,13 +128,11 @@ class _Trial:
         """Return the largest batch that fits, between one that is known to fit and the largest of interest."""
         for size in _sizes(known, most):
             if not self._fits(size):
-                return known or self._only_one()
+                break
             known = size
-        return known
-
-    def _only_one(self) -> int:
-        self._update(1)
-        return 1
+        if known == 0:
+            self._update(1)
+        return known or 1
 
     def _fits(self, size: int) -> bool:
         if self._device.type == "cpu" and self._saved_bytes * 2 > (_free_memory() or sys.maxsize) / _LARGEST_PART:
@@ -192,7 +195,7 @@ def _resizable(loader: object) -> KeyedDataLoader[Any]:
     return keyed
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _NO_MEMORY)

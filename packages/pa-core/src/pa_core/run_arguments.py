@@ -72,8 +72,11 @@ class RunArguments:
             )
 
     def _check_batch_size(self) -> None:
-        if self.per_device_batch_size != "fit":
-            check_count("per_device_batch_size", self.per_device_batch_size)
+        given: object = self.per_device_batch_size
+        if given != "fit":
+            if isinstance(given, str):
+                raise ConfigurationError(f'per_device_batch_size must be "fit" or a whole number, got {given!r}.')
+            check_count("per_device_batch_size", given)
             return
         if self.samples_per_update is None:
             raise ConfigurationError(

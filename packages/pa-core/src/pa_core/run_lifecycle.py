@@ -89,10 +89,12 @@ class RunLifecycle:
         try:
             with fail_fast(self._close_after):
                 try:
-                    with engine.watch.explaining(), self._noting_what_fits():
+                    with engine.watch.explaining():
                         yield
                 except BaseException as exception:
                     engine.checkpointer.end(exception, trainer.device)
+                    if engine.fitting is not None:
+                        engine.fitting.note(exception)
                     raise
         finally:
             engine.running = None
@@ -108,15 +110,6 @@ class RunLifecycle:
             trainer.model = model
             engine.added.restore()
             forget_gradients(trainer.model, *optimizers)
-
-    @contextmanager
-    def _noting_what_fits(self) -> Generator[None]:
-        try:
-            yield
-        except Exception as error:
-            if self.engine.fitting is not None:
-                self.engine.fitting.note(error)
-            raise
 
     def _close_after(self, exception: BaseException, _lives_on: bool) -> None:
         """Close everything that is open when an exception ends the run, even if a callback raises an error."""
