@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
-from pa_core import Run, SaveTrainingStateCallback
+from pa_core import LimitBatchesCallback, Run, SaveTrainingStateCallback
 from pa_core.testing import make_classification
 from pa_preflight import check, plan
 
@@ -131,3 +132,18 @@ def test_arguments_that_a_run_refuses_are_reported() -> None:
     run = _run(_model(), create_scheduler_fn=_no_scheduler)
     (finding,) = check(run).findings
     assert finding.name == "step-fails"
+
+
+def test_the_plan_of_a_loop_has_the_batches_and_the_limits_of_the_run(tmp_path: Path) -> None:
+    """What did not fit is noted in the folder of the states; a subclass may limit otherwise, and is left out."""
+
+    class Other(LimitBatchesCallback):
+        pass
+
+    (tmp_path / "per_device_batch_size_on_cpu.json").write_text('{"fits": 4, "does_not_fit": 8}')
+    states = SaveTrainingStateCallback(tmp_path)
+    run = _run(_model(), per_device_batch_size="fit", samples_per_update=32, callbacks=[states])
+    assert plan(run).config.train_per_device_batch_size == 4
+    planned = plan(_run(_model(), callbacks=[Other(2)]))
+    assert planned.updates == 14
+    assert any(note.startswith("Other is left out") for note in planned.notes)

@@ -111,7 +111,7 @@ def _check_targets(first: FirstBatch) -> Iterator[Finding]:
     changed = _with_other_targets(first)
     inputs = [one for call in first.model_calls for one in call.inputs]
     reconstructs = any(is_same(one, call.targets) for call in first.loss_calls for one in inputs)
-    if changed is None or reconstructs or (first.call is not None and is_constant(first.call)):
+    if changed is None or reconstructs or (first.call is not None and _is_constant(first.call)):
         return
     if first.loss_of(changed) != first.loss_of(first.batch):
         return
@@ -243,16 +243,28 @@ def _check_outputs(first: FirstBatch) -> Iterator[Finding]:
     call = first.call
     if call is None or call.output is None or len(call.output) < _FEW:
         return
-    if not is_constant(call):
+    if not _is_constant(call):
         yield from _check_mixing(first.model, call)
 
 
-def is_constant(call: ModelCall) -> bool:
-    """Whether all samples have the same output, though their inputs differ.
+def check_outputs(model_calls: list[ModelCall], num_losses: int) -> Iterator[Finding]:
+    """Yield a finding if the outputs of a model that each step calls once say nothing of its inputs.
 
     Args:
-        call: A call of the model.
+        model_calls: The calls of the model.
+        num_losses: How many steps there were.
     """
+    if len(model_calls) == num_losses > 0 and _is_constant(model_calls[-1]):
+        yield Finding(
+            "inputs-do-not-matter",
+            "All samples of a batch have the same output, though their inputs differ.",
+            "Look for a layer whose outputs are all zero, as a ReLU of negative numbers, or one that is multiplied "
+            "by zero.",
+        )
+
+
+def _is_constant(call: ModelCall) -> bool:
+    """Whether all samples have the same output, though their inputs differ."""
     if call.output is None or not call.output.dim() or len(call.output) < _FEW:
         return False
     differ = any(not is_same(one, one[:1].expand_as(one)) for one in call.inputs)

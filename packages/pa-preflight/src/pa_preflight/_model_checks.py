@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -93,6 +93,35 @@ def check_batch_norm(in_training: set[type[nn.Module]], batch_size: int, smalles
             "one sample: there is nothing to take a mean over.",
             "Use larger batches, drop_last=True in train_dataloader_kwargs, or GroupNorm.",
         )
+
+
+def not_in_training_mode(do: str) -> Finding:
+    """Return the finding that a model is in evaluation mode where it is trained.
+
+    Args:
+        do: What to change.
+    """
+    saw = "The model is in evaluation mode in training: dropout is off, and BatchNorm learns no statistics."
+    return Finding("not-in-training-mode", saw, do)
+
+
+def check_progress(rates: Sequence[Sequence[float]], updates: int, *, has_changed: bool, do: str) -> Iterator[Finding]:
+    """Yield a finding if nothing learns: by a learning rate of zero, or for another reason.
+
+    Args:
+        rates: The learning rates of each update.
+        updates: How many updates there were.
+        has_changed: Whether they have changed a parameter.
+        do: What to change if they have not, though the rate is not zero.
+    """
+    if rates and not any(rate for of_update in rates for rate in of_update):
+        yield Finding(
+            "rate-is-zero",
+            f"The learning rate is 0 in the first {updates} updates.",
+            "Look at the optimizer's lr, and at what the scheduler multiplies it with.",
+        )
+    elif not has_changed:
+        yield Finding("weights-do-not-change", f"No parameter has changed after {updates} updates.", do)
 
 
 def check_gradients(model: nn.Module, without_gradient: set[int]) -> Iterator[Finding]:

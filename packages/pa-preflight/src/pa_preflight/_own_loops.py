@@ -13,11 +13,17 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Run, SaveTrainingStateCallback
-from pa_preflight._batch_checks import is_constant
+from pa_preflight._batch_checks import check_outputs
 from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
 from pa_preflight._findings import Finding, Report, failure
 from pa_preflight._loss_checks import check_all_targets, check_loss, check_sigmoid
-from pa_preflight._model_checks import check_batch_norm, check_gradients, check_model
+from pa_preflight._model_checks import (
+    check_batch_norm,
+    check_gradients,
+    check_model,
+    check_progress,
+    not_in_training_mode,
+)
 from pa_preflight._observer import Observer
 from pa_preflight._plan import plan
 from pa_preflight._states import check_capture, check_states, stand_ins
@@ -161,31 +167,13 @@ class WatchedLoop(Observer):
             training or not any(one.requires_grad for one in model.parameters())
             for model, training in self._modes.items()
         ):
-            yield Finding(
-                "not-in-training-mode",
-                "The model is in evaluation mode in training: dropout is off, and BatchNorm learns no statistics.",
-                "Call model.train() after each evaluation of the loop.",
-            )
-        if self.rates and not any(rate for rates in self.rates for rate in rates):
-            yield Finding(
-                "rate-is-zero",
-                f"The learning rate is 0 in the first {len(self.computing)} updates.",
-                "Look at the optimizer's lr, and at what the scheduler multiplies it with.",
-            )
-        elif self.stepped and all(torch.equal(one, self._before[name]) for name, one in self._stepped_parameters()):
-            yield Finding(
-                "weights-do-not-change",
-                f"No parameter has changed after {len(self.computing)} updates.",
-                "Look for weights that are replaced, and for losses that are multiplied by zero.",
-            )
+            yield not_in_training_mode("Call model.train() after each evaluation of the loop.")
+        stays = self.stepped and all(torch.equal(one, self._before[name]) for name, one in self._stepped_parameters())
+        do = "Look for weights that are replaced, and for losses that are multiplied by zero."
+        yield from check_progress(self.rates, len(self.computing), has_changed=not stays, do=do)
         yield from check_gradients(self.model, self.stepped - self.with_gradient)
         yield from check_sigmoid(self.loss_calls)
-        if len(self.model_calls) == len(self.losses) > 0 and is_constant(self.model_calls[-1]):
-            yield Finding(
-                "inputs-do-not-matter",
-                "All samples of a batch have the same output, though their inputs differ.",
-                "Look for a layer whose outputs are all zero, or one that is multiplied by zero.",
-            )
+        yield from check_outputs(self.model_calls, len(self.losses))
 
     def _stepped_parameters(self) -> list[tuple[str, Tensor]]:
         parameters = self.model.named_parameters()

@@ -85,7 +85,7 @@ def _plan_run(run: Run[Any, Any]) -> Plan:
     planner.notes += [
         "The loop of the script is not run: its evaluations, and updates that it leaves out, are not known."
     ]
-    limits = [one for one in callbacks if isinstance(one, LimitBatchesCallback)]
+    limits = [one for one in callbacks if type(one) is LimitBatchesCallback]
     with run.undoing_runs(), run.callback_handler.replaced_by([*limits, planner]), run:
         next(run.updates(), None)
     return planner.plan
@@ -100,31 +100,43 @@ def plan_of(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any], *, i
         is_timed: Whether updates and evaluations are timed, and an update is traced for its memory.
     """
     asked: dict[str, Any] = {**given, "resume_from": None, "sanity_eval_steps": 0}
-    if asked["per_device_batch_size"] == "fit":
-        asked["per_device_batch_size"] = _size_that_fits(trainer, asked)
     callbacks: list[Any] = [*trainer.callback_handler.callbacks]
+    if asked["per_device_batch_size"] == "fit":
+        fitting = _FittingSize(callbacks)
+        _start(trainer, asked, fitting)
+        asked["per_device_batch_size"] = fitting.size
     planner = _Planner(callbacks, given, trainer)
     limits = [one for one in callbacks if type(one) is LimitBatchesCallback]
     planner.timing = Timing(trainer, asked, limits) if is_timed else None
-    registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, *limits, planner])
-    with trainer.undoing_runs(asked["train_dataset"]), registered:
-        vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
-        trainer.train(**asked)
+    _start(trainer, asked, *limits, planner)
     return planner.plan
 
 
-class _FittingSize(TrainerCallback):
-    """Ends a run when it has chosen the size of its batches.
+def _start(trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any], *callbacks: TrainerCallback) -> None:
+    """Begin a run that one of the callbacks ends, and undo it."""
+    registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, *callbacks])
+    with trainer.undoing_runs(asked["train_dataset"]), registered:
+        vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
+        trainer.train(**asked)
+
+
+class _AmongStates(TrainerCallback):
+    """Has the folder of what saves the states of a run, where there may be a note of what did not fit.
 
     Args:
-        saving: What saves the states of the run, in whose folders there may be notes of what did not fit.
+        callbacks: The callbacks of the run.
     """
 
-    size: int
+    def __init__(self, callbacks: Iterable[TrainerCallback]) -> None:
+        for one in callbacks:
+            if isinstance(one, SaveTrainingStateCallback):
+                self.save_dir, self.upload_to = one.save_dir, one.upload_to
 
-    def __init__(self, saving: Iterable[SaveTrainingStateCallback]) -> None:
-        for one in saving:
-            self.save_dir, self.upload_to = one.save_dir, one.upload_to
+
+class _FittingSize(_AmongStates):
+    """Ends a run when it has chosen the size of its batches."""
+
+    size: int
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -132,18 +144,7 @@ class _FittingSize(TrainerCallback):
         raise StopTrainingError("The size is known.")
 
 
-def _size_that_fits(trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any]) -> int:
-    """Let a run try, once for all that is planned."""
-    callbacks: list[Any] = [*trainer.callback_handler.callbacks]
-    found = _FittingSize(one for one in callbacks if isinstance(one, SaveTrainingStateCallback))
-    registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, found])
-    with trainer.undoing_runs(asked["train_dataset"]), registered:
-        vars(trainer)["training_run_end"] = lambda: None
-        trainer.train(**asked)
-    return found.size
-
-
-class _Planner(TrainerCallback):
+class _Planner(_AmongStates):
     """Plans a run when everything is there that it begins with, and ends it."""
 
     plan: Plan
@@ -154,6 +155,7 @@ class _Planner(TrainerCallback):
         asked: Mapping[str, Any],
         trainer: Trainer[Any, Any, Any, Any] | None = None,
     ) -> None:
+        super().__init__(callbacks)
         self._trainer, self._callbacks, self._asked = trainer, callbacks, asked
         self.timing: Timing | None = None
         self.notes = list(self._left_out())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from pathlib import Path
 from typing import TypeVar
 
 from pa_core import (
@@ -102,10 +103,30 @@ def disk_of(callbacks: Iterable[TrainerCallback], saves: Sequence[PlannedSave], 
     save = _find(callbacks, SaveTrainingStateCallback)
     if save is None or size is None or not saves:
         return None
-    kept = [*accumulate(1 - len(one.deletes) for one in saves)]
-    most = max(number + len(one.deletes) for number, one in zip(kept, saves, strict=True))
-    folder = next(one for one in (save.save_dir.absolute(), *save.save_dir.absolute().parents) if one.is_dir())
-    return PlannedDisk(most * size, kept[-1] * size, shutil.disk_usage(folder).free)
+    most, at_end = states_at_once(saves)
+    return PlannedDisk(most * size, at_end * size, shutil.disk_usage(existing(save.save_dir)).free)
+
+
+def states_at_once(saves: Sequence[PlannedSave]) -> tuple[int, int]:
+    """Return how many states are there at one time at the most, and at the end.
+
+    Args:
+        saves: What is saved and deleted; a new state is there before an old one is deleted.
+    """
+    held = most = 0
+    for saved in saves:
+        most, held = max(most, held + 1), held + 1 - len(saved.deletes)
+    return most, held
+
+
+def existing(folder: Path) -> Path:
+    """Return a folder, or what is there of its path.
+
+    Args:
+        folder: A folder that may be made later.
+    """
+    path = Path(os.path.realpath(folder))
+    return next(one for one in (path, *path.parents) if one.exists())
 
 
 def _states(save: SaveTrainingStateCallback, epochs: Sequence[PlannedEpoch]) -> Iterator[tuple[int, str]]:

@@ -27,6 +27,7 @@ from pa_core.storage import read_state
 from pa_preflight._arguments import is_trainer
 from pa_preflight._findings import Finding, first_line
 from pa_preflight._observer import is_same
+from pa_preflight._plan_events import existing, states_at_once
 from pa_preflight._plan_records import Plan, size_of
 
 _LARGEST: Final = 2**31
@@ -62,7 +63,7 @@ def check_states(
         return findings, [f"training states, as there is no plan: {first_line(error)}"]
     for one in saving:
         folder = Path(os.path.realpath(one.save_dir))
-        disk = next(place for place in (folder, *folder.parents) if place.exists())
+        disk = existing(folder)
         free, size = shutil.disk_usage(disk).free, planned.memory.saved_state or 0
         try:
             temporary = tempfile.TemporaryDirectory(prefix=".check_", dir=disk)
@@ -85,10 +86,7 @@ def check_states(
 
 
 def _check_disk(save: SaveTrainingStateCallback, planned: Plan, size: int, free: int, there: int) -> Iterator[Finding]:
-    held = most = 0
-    for saved in planned.saves:
-        held += 1
-        most, held = max(most, held), held - len(saved.deletes)
+    most, _ = states_at_once(planned.saves)
     unchanged = min(size, sum(one.frozen_bytes for one in planned.parameters))  # hard links to those of the first state
     needed = max(0, most - there) * (size - unchanged) + unchanged * (not there)
     if needed > free:

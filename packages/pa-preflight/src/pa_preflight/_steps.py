@@ -16,10 +16,10 @@ from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
 from pa_core.orders import Order
 from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
-from pa_preflight._batch_checks import FirstBatch, check_batch, is_constant, is_of_model
+from pa_preflight._batch_checks import FirstBatch, check_batch, check_outputs, is_of_model
 from pa_preflight._findings import Finding, failure, first_line
 from pa_preflight._loss_checks import check_loss, check_sigmoid
-from pa_preflight._model_checks import check_gradients
+from pa_preflight._model_checks import check_gradients, check_progress, not_in_training_mode
 from pa_preflight._observer import Observer, ignore, is_overridden
 
 _UPDATES = 10
@@ -125,24 +125,14 @@ class Steps:
     def _check_updates(self) -> Iterator[Finding]:
         observer = self.observer
         if not all(observer.is_training):
-            yield Finding(
-                "not-in-training-mode",
-                "The model is in evaluation mode in training: dropout is off, and BatchNorm learns no statistics.",
-                "Call model.train(), which train_epoch_start does where it is not overridden.",
-            )
-        if observer.rates and not any(rate for rates in observer.rates for rate in rates):
-            yield Finding(
-                "rate-is-zero",
-                f"The learning rate is 0 in the first {len(observer.rates)} updates.",
-                "Look at the optimizer's lr, and at what the scheduler multiplies it with.",
-            )
-        elif not self.has_changed:
-            yield Finding(
-                "weights-do-not-change",
-                f"No parameter has changed after {_UPDATES} updates.",
-                "Look for an overridden optimizer_step that does not call the optimizer, and for weights that are "
-                "replaced.",
-            )
+            yield not_in_training_mode("Call model.train(), which train_epoch_start does where it is not overridden.")
+        yield from check_progress(
+            observer.rates,
+            len(observer.rates),
+            has_changed=self.has_changed,
+            do="Look for an overridden optimizer_step that does not call the optimizer, and for weights that are "
+            "replaced.",
+        )
         if observer.keeps_gradients:
             yield Finding(
                 "gradients-not-cleared",
@@ -151,13 +141,7 @@ class Steps:
             )
         yield from check_gradients(observer.model, observer.stepped - observer.with_gradient)
         yield from check_sigmoid(observer.loss_calls)
-        if len(observer.model_calls) == len(observer.losses) and is_constant(observer.model_calls[-1]):
-            yield Finding(
-                "inputs-do-not-matter",
-                "All samples of a batch have the same output, though their inputs differ.",
-                "Look for a layer whose outputs are all zero, as a ReLU of negative numbers, or one that is multiplied "
-                "by zero.",
-            )
+        yield from check_outputs(observer.model_calls, len(observer.losses))
         yield from self._check_fetching()
 
     def _check_fetching(self) -> Iterator[Finding]:
