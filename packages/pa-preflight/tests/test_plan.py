@@ -24,7 +24,6 @@ from pa_core import (
 )
 from pa_core.testing import make_regression
 from pa_preflight import Plan, plan
-from tests.support.pa_preflight.configurations import Configuration, changed, state_of
 from tests.support.pa_preflight.planned_runs import Observed, planned_run
 
 _RANDOM_STATES = 15_000
@@ -114,21 +113,6 @@ def _check_memory(planned: Plan, observed: Observed, model: nn.Module, optimizer
     assert planned.memory.weights == sum(one.nbytes for one in (*parameters, *model.buffers()))
     assert planned.memory.gradients == observed.gradients == sum(one.trained_bytes for one in planned.parameters)
     assert sum(one.trained + one.frozen for one in planned.parameters) == sum(one.numel() for one in parameters)
-
-
-@pytest.mark.parametrize("seed", _cases(10, 50))
-def test_a_plan_changes_nothing(seed: int) -> None:
-    """Weights, gradients, modes, optimizer, history and random numbers, right after it and after the run."""
-    configuration = Configuration.random(seed)
-    planned = configuration.make()
-    before = state_of(planned)
-    plan(planned.trainer, **planned.arguments)
-    assert changed(before, state_of(planned)) == []
-    planned.trainer.train(**planned.arguments)
-
-    unplanned = configuration.make()
-    unplanned.trainer.train(**unplanned.arguments)
-    assert changed(state_of(planned), state_of(unplanned)) == []
 
 
 def _trainer(*callbacks: SaveTrainingStateCallback) -> Trainer:
