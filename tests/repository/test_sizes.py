@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
-    "code lines of pa-core": 13_310,
-    "code lines of all packages": 32_800,
-    "code lines of tests": 52_700,
-    "code lines of a module of pa-core": 500,
-    "lines of trainer.py": 650,
+    "code lines of pa-core": 15_000,
+    "code lines of all packages": 37_000,
+    "code lines of tests": 60_000,
+    "code lines of a module of pa-core": 550,
+    "lines of trainer.py": 700,
     "words of architecture.md": 2_500,
     "files of an update": 13,
     "modules of ours that an import loads": 170,
