@@ -11,47 +11,47 @@ from tests.docs.pages import ROOT, Page, all_pages
 from tests.docs.test_plain_markdown import lines_of_prose
 
 WORDS = {
-    "front page": 900,
-    "index": 350,
-    "tutorial": 1300,
-    "how-to": 1000,
-    "scaling": 1000,
-    "understanding": 700,
-    "migration": 850,
-    "reference": 700,
-    "package": 120,
-    "library": 200,
+    "front page": 1080,
+    "index": 420,
+    "tutorial": 1560,
+    "how-to": 1200,
+    "scaling": 1200,
+    "understanding": 840,
+    "migration": 1020,
+    "reference": 840,
+    "package": 140,
+    "library": 240,
 }
 """How many words a page of each kind may have, as `wc -w` counts them."""
 
 KINDS: dict[str, str | tuple[str, int]] = {
     "README.md": "front page",
-    "docs/before-you-train.md": ("how-to", 1030),
-    "docs/beyond-ddp.md": ("scaling", 1200),
-    "docs/checkpoints-alone.md": ("how-to", 700),
-    "docs/data-alone.md": ("how-to", 500),
+    "docs/before-you-train.md": ("how-to", 1240),
+    "docs/beyond-ddp.md": ("scaling", 1440),
+    "docs/checkpoints-alone.md": ("how-to", 840),
+    "docs/data-alone.md": ("how-to", 600),
     "docs/getting-started.md": "tutorial",
     "docs/glossary.md": "reference",
-    "docs/guarantees.md": ("understanding", 720),
-    "docs/how-do-i.md": ("how-to", 990),
-    "docs/hyperparameters.md": ("how-to", 400),
+    "docs/guarantees.md": ("understanding", 860),
+    "docs/how-do-i.md": ("how-to", 1190),
+    "docs/hyperparameters.md": ("how-to", 480),
     "docs/index.md": "index",
     "docs/launching.md": "scaling",
     "docs/migrating-from-determined.md": "migration",
-    "docs/migrating.md": ("migration", 1100),
-    "docs/object-stores.md": ("scaling", 600),
-    "docs/own-loops.md": ("how-to", 1300),
+    "docs/migrating.md": ("migration", 1320),
+    "docs/object-stores.md": ("scaling", 720),
+    "docs/own-loops.md": ("how-to", 1560),
     "docs/performance.md": "understanding",
-    "docs/resuming-custom-data-loaders.md": ("scaling", 500),
-    "docs/resuming.md": ("how-to", 1320),
+    "docs/resuming-custom-data-loaders.md": ("scaling", 600),
+    "docs/resuming.md": ("how-to", 1580),
     "docs/run.md": "understanding",
-    "docs/same-bits.md": ("understanding", 1250),
+    "docs/same-bits.md": ("understanding", 1500),
     "docs/several-machines.md": "scaling",
-    "docs/speed-and-memory.md": ("how-to", 1160),
+    "docs/speed-and-memory.md": ("how-to", 1390),
     "docs/sharding.md": "scaling",
     "docs/training-states.md": "understanding",
-    "docs/trials.md": ("migration", 1360),
-    "docs/troubleshooting.md": ("how-to", 1600),
+    "docs/trials.md": ("migration", 1630),
+    "docs/troubleshooting.md": ("how-to", 1920),
     "docs/typing.md": "reference",
     "docs/why.md": "understanding",
     "examples/README.md": "reference",
@@ -65,7 +65,7 @@ KINDS: dict[str, str | tuple[str, int]] = {
 
 USUAL_KINDS = {"docs": "how-to", "docs/coming-from": "migration", "packages": "package"}
 
-WORDS_OF_ALL = 41_550
+WORDS_OF_ALL = 49_860
 ROWS_OF_A_TABLE = 30
 
 _FOR_USERS = re.compile(r"README\.md|docs/(coming-from/)?[\w-]+\.md|packages/[\w-]+/README\.md|examples/README\.md")
@@ -119,7 +119,7 @@ def test_only_pages_that_exist_have_a_kind() -> None:
 @pytest.mark.parametrize(
     ("path", "text", "problem"),
     [
-        ("docs/install.md", "word " * 1001, r"has 1001 words; how-to may have 1000"),
+        ("docs/install.md", "word " * 1201, r"has 1201 words; how-to may have 1200"),
         ("docs/install.md", "| a |\n|---|\n" + "| b |\n" * 31, r"has a table of 31 rows"),
     ],
 )
