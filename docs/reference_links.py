@@ -17,6 +17,9 @@ __all__ = ["ReferenceLinks", "setup"]
 
 _LINKED_BY_LAST_NAME = {"class", "exception", "function"}
 
+_MEANT_OTHERWISE = {"DataLoader", "DistributedSampler", "num_processes", "rank"}
+"""Names that torch or an argument has, too: on a page, only their full names are links."""
+
 
 class ReferenceLinks(SphinxPostTransform):
     """Links a code span that is the full name of an object, or the last part of that of a class or function."""
@@ -29,8 +32,9 @@ class ReferenceLinks(SphinxPostTransform):
         assert isinstance(domain, PythonDomain)
         named = {name: name for name in domain.objects}
         for name, entry in domain.objects.items():
-            if entry.objtype in _LINKED_BY_LAST_NAME:
-                named.setdefault(name.rpartition(".")[2], name)
+            last_name = name.rpartition(".")[2]
+            if entry.objtype in _LINKED_BY_LAST_NAME and last_name not in _MEANT_OTHERWISE:
+                named.setdefault(last_name, name)
         for code in list(self.document.findall(nodes.literal)):
             name = named.get(code.astext().removesuffix("()"), "")
             if name and not isinstance(code.parent, (nodes.reference, pending_xref, nodes.title)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +37,10 @@ def test_a_package_says_which_of_its_modules_are_public(package: str) -> None:
     """The docstring of the package names them all; pa-compat's are those of pytorch-accelerated."""
     _, _, public = (importlib.import_module(package).__doc__ or "").partition("Public are the names in ``__all__`` of")
     assert re.findall(r"``([\w.]+)``", public) == [name for name in MODULES if name.partition(".")[0] == package]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_public_module_has_a_section_in_the_reference(name: str) -> None:
+    """Whoever looks for a public name finds where it belongs, or whose it is."""
+    pages = "\n".join(page.read_text() for page in (Path(__file__).parents[2] / "docs" / "api").glob("*.md"))
+    assert re.search(rf"(automodule:: |^#+ .*){re.escape(name)}\b", pages, re.MULTILINE)
