@@ -1,0 +1,176 @@
+"""What tells that a value has changed: kept instead of the value, and compared with what it is later."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from enum import Enum
+from typing import Any, Final, cast
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from pa_data._torch import version_of
+
+__all__ = ["PLAIN", "is_array", "is_container", "is_generator", "is_plain", "mark_of"]
+
+PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""The types of plain values. Of a subclass nobody knows what else it holds."""
+
+_CONTAINERS: Final = frozenset({list, tuple, set, frozenset, deque, dict, OrderedDict, defaultdict, Counter})
+_MOST_PLAIN_ITEMS, _NUM_ENDS = 100_000, 8
+_WHOLE_NUMEL, _NUM_SAMPLED = 4_096, 64
+_NOT_PLAIN: Final = object()
+
+
+def is_container(value: object) -> bool:
+    """Whether a value is a container of Python's own, and no more than that."""
+    return type(value) in _CONTAINERS
+
+
+def is_generator(value: object) -> bool:
+    """Whether a value is a random number generator of torch, NumPy or Python."""
+    if isinstance(value, torch.Generator):
+        return True
+    if isinstance(value, random.Random):
+        return not isinstance(value, random.SystemRandom)
+    of_numpy: Any = sys.modules.get("numpy.random")
+    return of_numpy is not None and isinstance(value, of_numpy.Generator | of_numpy.RandomState | of_numpy.BitGenerator)
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is an array or a number of NumPy's, which need not be there."""
+    numpy: Any = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is plain, or a container of nothing but plain values, not too many of them.
+
+    Example:
+        >>> is_plain({"losses": [0.5, 0.25], "stage": None}), is_plain([object()])
+        (True, False)
+    """
+    return _frozen(value) is not _NOT_PLAIN
+
+
+def mark_of(value: object) -> object:
+    """Return what equals the mark of the same value, as long as that has not changed.
+
+    Args:
+        value: A tensor, an array, a generator, an ``itertools.count``, a plain value or a container.
+
+    Example:
+        >>> losses = [0.5]
+        >>> before = mark_of(losses)
+        >>> losses.append(0.25)
+        >>> mark_of(losses) == before
+        False
+    """
+    if isinstance(value, Tensor):
+        return _TensorMark(value)
+    if is_generator(value):
+        return repr(_state_of(value))
+    if isinstance(value, itertools.count):
+        return repr(value)
+    if is_array(value):
+        return _mark_of_array(value)
+    frozen = _frozen(value)
+    return _mark_of_many(value) if frozen is _NOT_PLAIN else frozen
+
+
+class _TensorMark:
+    """A tensor by identity, version and some elements: the versions of ``tensor.data`` and the tensor are apart."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor: ref[Tensor] = ref(tensor)
+        self.values: tuple[object, object] = (version_of(tensor), _some_elements(tensor))
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        is_same = isinstance(other, _TensorMark) and self.tensor() is other.tensor()
+        return is_same and self.values == cast("_TensorMark", other).values
+
+    __hash__ = None  # type: ignore[assignment]  # nothing is looked up by it
+
+
+def _some_elements(tensor: Tensor) -> object:
+    is_dense = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
+    if not is_dense or tensor.is_meta or tensor.is_nested:
+        return None
+    flat = tensor.detach()
+    if flat.numel() > _WHOLE_NUMEL:
+        flat = _line_through(flat)
+        flat = flat[:: max(1, flat.numel() // _NUM_SAMPLED)]
+    return repr(flat.tolist())  # in which NaN equals NaN
+
+
+def _line_through(tensor: Tensor) -> Tensor:
+    """The elements along the longest dimension: reshaping what is not contiguous would copy all of it."""
+    while tensor.dim() > 1:
+        shortest = min(range(tensor.dim()), key=tensor.size)
+        tensor = tensor.select(shortest, tensor.size(shortest) // 2)
+    return tensor
+
+
+def _state_of(generator: Any) -> object:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().tolist()
+    if isinstance(generator, random.Random):
+        return random.Random.getstate(generator)
+    if hasattr(generator, "get_state"):
+        return _with_lists(generator.get_state(legacy=False))
+    return _with_lists(getattr(generator, "bit_generator", generator).state)
+
+
+def _with_lists(state: Any) -> Any:
+    """A state of NumPy, whose arrays have no whole representation."""
+    if isinstance(state, dict):
+        return {name: _with_lists(one) for name, one in cast("dict[str, Any]", state).items()}
+    return state.tolist() if hasattr(state, "tolist") else state
+
+
+def _mark_of_array(array: Any) -> object:
+    """A memory map may be as large as a disk, and what an array of objects holds has no bytes: neither is read."""
+    numpy: Any = sys.modules["numpy"]
+    if isinstance(array, numpy.memmap) or array.dtype.hasobject:
+        return id(array)
+    some = array.flat[:: max(1, array.size // _NUM_SAMPLED)] if array.size > _WHOLE_NUMEL else array
+    return (str(array.dtype), array.shape, some.tobytes())
+
+
+def _mark_of_many(container: Any) -> object:
+    """What tells a change of a container that is too large or not plain: its length and its ends."""
+    if not isinstance(container, list | tuple | deque):
+        return (id(container), len(container))
+    items = cast("list[object]", container)
+    ends = (*itertools.islice(items, _NUM_ENDS), *itertools.islice(reversed(items), _NUM_ENDS))
+    return (id(items), len(items), *(one if type(one) in PLAIN else id(one) for one in ends))
+
+
+def _frozen(value: Any) -> object:
+    """Return what equals the same of an equal value, as it is now; ``_NOT_PLAIN`` for what is not plain."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value if value == value else "nan"  # noqa: PLR0124  # NaN equals nothing, not even itself
+    if isinstance(value, Enum):
+        return f"{kind.__qualname__}.{value.name}"
+    if kind not in _CONTAINERS or len(value) > _MOST_PLAIN_ITEMS:
+        return _NOT_PLAIN
+    if isinstance(value, dict):
+        return _all_frozen(kind, [_frozen([*cast("Any", value)]), _frozen([*cast("Any", value).values()])])
+    items: list[Any] = [*value]
+    kinds = {*map(type, items)}
+    if float in kinds or not kinds <= PLAIN:
+        items = [_frozen(one) for one in items]
+    return _all_frozen(kind, {*items} if isinstance(value, set | frozenset) else items)
+
+
+def _all_frozen(kind: type, items: list[object] | set[object]) -> object:
+    if any(one is _NOT_PLAIN for one in items):
+        return _NOT_PLAIN
+    return (kind, frozenset(items) if isinstance(items, set) else tuple(items))

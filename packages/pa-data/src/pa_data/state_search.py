@@ -1,0 +1,342 @@
+"""A search for state: numbers, tensors and generators that the objects of a script keep, wherever they keep them.
+
+It reads attributes, items, closures, and the globals that functions of the script name. It runs nothing of the script,
+no property either, and is bounded: nobody looks at what a list of a million samples holds.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import itertools
+import random
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from pa_data._state_marks import PLAIN, is_array, is_container, is_generator, is_plain, mark_of
+
+__all__ = ["Found", "Note", "Snapshot", "find_state", "is_generator", "is_of_script", "is_plain", "mark_of", "snapshot"]
+
+_MOST_ITEMS, _MOST_OBJECTS = 1_000, 200_000
+
+_OURS: Final = frozenset(
+    f"pa_{name}"
+    for name in (
+        *("callbacks_extra", "checkpoint", "core", "data", "distributed", "finetuning", "predictions", "preflight"),
+        *("schedulers", "trial"),
+    )
+) | {"pytorch_accelerated"}
+_NOT_FOLLOWED: Final = (
+    _OURS
+    | {"accelerate", "numpy", "pandas", "polars", "pyarrow", "torch"}
+    | (sys.stdlib_module_names - {"argparse", "types"})  # of which there are plain namespaces
+)
+_FOLLOWED_OF_THEM: Final = (
+    *(nn.Module, Optimizer, lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau),
+    *(Dataset, Sampler, DataLoader),
+)
+_SAVED_OF_OPTIMIZERS: Final = frozenset({"state", "param_groups", "defaults"})
+
+
+class Found(NamedTuple):
+    """A piece of state.
+
+    Attributes:
+        place: Where it is, as a script would write it: ``"trainer.step"``, ``"teacher.weight"``, ``"train.RNG"``.
+        owner: What holds it: an object, a class, a container, a cell of a closure, or the globals of a module.
+        name: The attribute, key or index; of a cell, ``"cell_contents"``.
+        value: A plain value, a container of nothing else, a container that is too large to look into, a tensor, an
+            array, a generator, or an ``itertools.count``.
+    """
+
+    place: str
+    owner: object
+    name: Any
+    value: object
+
+
+def find_state(roots: Mapping[str, object]) -> Iterator[Found]:
+    """Iterate over the state that objects hold, each piece once; what is nearest to the roots comes first.
+
+    The generators that everything in a process shares are left out: others save and restore them.
+
+    Args:
+        roots: The objects by what they are called. What is a root itself has that name wherever it is found.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> roots = {"trainer": SimpleNamespace(step=3, losses=deque([0.5]), nested=SimpleNamespace(stage="warm-up"))}
+        >>> [(found.place, found.value) for found in find_state(roots)]
+        [('trainer.step', 3), ('trainer.losses', deque([0.5])), ('trainer.nested.stage', 'warm-up')]
+    """
+    waiting = deque(Found(name, roots, name, value) for name, value in roots.items())
+    seen = {id(one): one for one in _shared_generators()}  # kept: an id is given to another object without them
+    num_roots = len(waiting)
+    while waiting and len(seen) < _MOST_OBJECTS:
+        found, num_roots = waiting.popleft(), num_roots - 1
+        value = found.value
+        if type(value) in PLAIN or isinstance(value, Enum):
+            yield found
+        elif id(value) not in seen:
+            seen[id(value)] = value
+            if _is_leaf(value):
+                yield found
+            else:
+                waiting.extend(_parts(found.place, value, is_root=num_roots >= 0))
+
+
+class Note(NamedTuple):
+    """What a snapshot keeps of a piece of state.
+
+    Attributes:
+        owner: The identity of what holds it.
+        kind_of_owner: The class of that.
+        name: The attribute, key or index.
+        mark: What tells a change.
+    """
+
+    owner: int
+    kind_of_owner: type
+    name: Any
+    mark: object
+
+    def differs(self, earlier: Note) -> bool:
+        """Return whether the value is another one than in an earlier note."""
+        return type(self.mark) is not type(earlier.mark) or self.mark != earlier.mark
+
+
+class Snapshot:
+    """What state objects held at a moment; take one with `snapshot`.
+
+    Attributes:
+        notes: What was found, by place.
+    """
+
+    def __init__(self, notes: Mapping[str, Note]) -> None:
+        self.notes = notes
+
+    def changed(self, later: Snapshot) -> list[str]:
+        """Return the places whose state appeared, changed or went.
+
+        Args:
+            later: A snapshot of a later moment, of the same roots.
+        """
+        before, after = self.notes, later.notes
+        differ = [place for place, note in after.items() if place in before and note.differs(before[place])]
+        appeared = [place for place in after if place not in before]
+        gone = [place for place in before if place not in after]
+        moved = _unchanged_elsewhere(before, gone, after, appeared)
+        return [place for place in (*differ, *appeared, *gone) if place not in moved]
+
+
+def _unchanged_elsewhere(
+    before: Mapping[str, Note], gone: Iterable[str], after: Mapping[str, Note], appeared: Iterable[str]
+) -> set[str]:
+    """The old and the new places of what is as it was, and which something else leads to now."""
+    by_owner = {(before[place].owner, repr(before[place].name)): place for place in gone}
+    moved = set[str]()
+    for place in appeared:
+        note = after[place]
+        earlier = by_owner.get((note.owner, repr(note.name)))
+        if earlier is not None and not note.differs(before[earlier]):
+            moved |= {place, earlier}
+    return moved
+
+
+def snapshot(roots: Mapping[str, object]) -> Snapshot:
+    """Note the state that objects hold, to compare it with that of another moment.
+
+    Of large tensors and arrays, some elements are read.
+
+    Args:
+        roots: As for `find_state`.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> script = SimpleNamespace(step=0, name="run")
+        >>> before = snapshot({"script": script})
+        >>> script.step += 1
+        >>> before.changed(snapshot({"script": script}))
+        ['script.step']
+    """
+    return Snapshot(
+        {one.place: Note(id(one.owner), type(one.owner), one.name, mark_of(one.value)) for one in find_state(roots)}
+    )
+
+
+@functools.cache
+def is_of_script(module: str) -> bool:
+    """Return whether a module is the user's own: neither Python's nor ours nor of an installed package.
+
+    Args:
+        module: Its name.
+
+    Example:
+        >>> is_of_script("__main__"), is_of_script("torch.nn"), is_of_script("random")
+        (True, False, False)
+    """
+    if module.partition(".")[0] in _NOT_FOLLOWED:
+        return False
+    path = getattr(sys.modules.get(module), "__file__", None) or ""
+    is_installed = "site-packages" in path or "dist-packages" in path
+    return not (is_installed or path.startswith(sysconfig.get_path("stdlib")))
+
+
+def _is_followed(module: str | None) -> bool:
+    return (module or "").partition(".")[0] not in _NOT_FOLLOWED
+
+
+def _is_leaf(value: object) -> bool:
+    if isinstance(value, Tensor | itertools.count) or is_generator(value) or is_array(value):
+        return True
+    return is_container(value) and (len(cast("list[object]", value)) > _MOST_ITEMS or is_plain(value))
+
+
+def _parts(place: str, value: Any, *, is_root: bool) -> Iterator[Found]:
+    """What may hold state in something that is not state itself."""
+    if isinstance(value, FunctionType):
+        yield from _parts_of_function(place, value)
+    elif isinstance(value, MethodType):
+        yield Found(f"{place}.__self__", value, "__self__", value.__self__)
+        yield Found(place, value, "__func__", value.__func__)
+    elif isinstance(value, functools.partial):
+        yield Found(place, value, "func", value.func)
+        yield from _items(place, value.args)
+        yield from (Found(f"{place}.{name}", value.keywords, name, one) for name, one in value.keywords.items())
+    elif isinstance(value, dict | list | tuple | set | frozenset | deque):
+        yield from _items(place, value)
+    elif not isinstance(value, type | ModuleType):
+        yield from _parts_of_object(place, value, is_root=is_root)
+
+
+def _items(place: str, container: Any) -> Iterator[Found]:
+    items = [*container.items()] if isinstance(container, dict) else [*enumerate([*container])]
+    for index, (key, value) in enumerate(items):
+        shown = repr(key) if type(key) in PLAIN else index  # what others write of themselves is code of theirs
+        yield Found(f"{place}[{shown}]", container, key, value)
+
+
+def _parts_of_function(place: str, function: FunctionType) -> Iterator[Found]:
+    if not _is_followed(function.__module__):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        yield from _content(f"{place}.{name}", cell)
+    yield from _items(f"{place}.__defaults__", function.__defaults__ or ())
+    yield from _items(f"{place}.__kwdefaults__", function.__kwdefaults__ or {})
+    yield from (Found(f"{place}.{name}", function, name, one) for name, one in vars(function).items())
+    if is_of_script(function.__module__ or ""):
+        held = function.__globals__
+        named = [name for name in _names_in(function.__code__) if name in held]
+        yield from (Found(f"{function.__module__}.{name}", held, name, held[name]) for name in named)
+
+
+def _content(place: str, cell: CellType) -> Iterator[Found]:
+    try:
+        yield Found(place, cell, "cell_contents", cell.cell_contents)
+    except ValueError:  # nothing was assigned yet
+        return
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> tuple[str, ...]:
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names_in(one)]
+    return tuple(dict.fromkeys([*code.co_names, *inner]))
+
+
+def _parts_of_object(place: str, value: object, *, is_root: bool) -> Iterator[Found]:
+    kind: type[Any] = type(value)
+    if not (is_root or _is_followed(kind.__module__) or isinstance(value, _FOLLOWED_OF_THEM)):
+        return
+    if isinstance(value, nn.Module):
+        yield from _parts_of_module(place, value)
+    left_out: frozenset[str] = _left_out(cast("Any", kind))
+    are_private_internal = kind.__module__.partition(".")[0] == "torch"
+    for name, one in _attributes(value):
+        if name not in left_out and not (are_private_internal and name.startswith("_")):
+            yield Found(f"{place}.{name}", value, name, one)
+    for one in kind.__mro__:
+        if is_of_script(one.__module__):
+            yield from _parts_of_class(one)
+
+
+def _parts_of_module(place: str, module: nn.Module) -> Iterator[Found]:
+    """Parameters, buffers and other modules under the names that a script knows, and what hooks hold."""
+    tensors = (*nn.Module.named_parameters(module, recurse=False), *nn.Module.named_buffers(module, recurse=False))
+    for name, one in (*tensors, *nn.Module.named_children(module)):
+        yield Found(f"{place}.{name}", module, name, one)
+    for name in _of_bare_module():
+        hooks: object = vars(module).get(name)
+        for key, hook in [*cast("dict[object, object]", hooks).items()] if isinstance(hooks, dict) else ():
+            if callable(hook) and not isinstance(hook, nn.Module):
+                yield Found(f"{place}.{name}[{key!r}]", hooks, key, hook)
+
+
+def _parts_of_class(kind: type[Any]) -> Iterator[Found]:
+    """What a class of the script holds itself, and what its methods hold and name."""
+    for name, one in [*vars(kind).items()]:
+        held: object = one
+        if isinstance(one, staticmethod | classmethod):
+            held = cast("Any", one).__func__
+        elif isinstance(one, property):
+            held = one.fget
+        if isinstance(held, FunctionType) or not name.startswith("__"):
+            yield Found(f"{kind.__qualname__}.{name}", kind, name, held)
+
+
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
+    try:
+        held = cast("dict[str, object]", object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        held = dict[str, object]()
+    yield from [*held.items()]
+    for kind in type(value).__mro__:
+        for name, slot in vars(kind).items() if _is_followed(kind.__module__) else ():
+            if isinstance(slot, MemberDescriptorType):
+                try:
+                    yield name, slot.__get__(value, type(value))
+                except AttributeError:  # nothing was assigned yet
+                    continue
+
+
+@functools.cache
+def _of_bare_module() -> frozenset[str]:
+    """What torch keeps among the attributes of each module, such as hooks, and whether it is in training mode."""
+    return frozenset(vars(nn.Module()))
+
+
+@functools.cache
+def _left_out(kind: type[Any]) -> frozenset[str]:
+    """The attributes of an object that are not a script's own."""
+    names = set(_of_bare_module() if issubclass(kind, nn.Module) else ())
+    names |= _SAVED_OF_OPTIMIZERS if issubclass(kind, Optimizer) else set()
+    for one in kind.__mro__:
+        if one.__module__.partition(".")[0] in _OURS:
+            names |= inspect.get_annotations(one).keys() | _set_by(one)
+    return frozenset(names)
+
+
+def _set_by(kind: type[Any]) -> set[str]:
+    """The attributes that the methods of a class set."""
+    functions = [one for one in vars(kind).values() if isinstance(one, FunctionType)]
+    instructions = (one for function in functions for one in dis.get_instructions(function))
+    return {str(one.argval) for one in instructions if one.opname == "STORE_ATTR"}
+
+
+def _shared_generators() -> list[object]:
+    of_python: Any = random.random
+    found: list[object] = [torch.default_generator, of_python.__self__]
+    of_numpy: Any = sys.modules.get("numpy.random")
+    if of_numpy is not None:
+        found += [of_numpy.rand.__self__, of_numpy.get_bit_generator()]
+    return found
