@@ -188,7 +188,8 @@ def is_of_script(module: str) -> bool:
     """
     if module.partition(".")[0] in _NOT_FOLLOWED:
         return False
-    path = getattr(sys.modules.get(module), "__file__", None) or ""
+    # A script may be started by an installed program, such as a debugger.
+    path = "" if module == "__main__" else getattr(sys.modules.get(module), "__file__", None) or ""
     is_installed = "site-packages" in path or "dist-packages" in path
     return not (is_installed or path.startswith(sysconfig.get_path("stdlib")))
 
@@ -302,7 +303,7 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
     yield from [*held.items()]
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items() if _is_followed(kind.__module__) else ():
-            if isinstance(slot, MemberDescriptorType):
+            if isinstance(slot, MemberDescriptorType) and not name.startswith("__"):
                 try:
                     yield name, slot.__get__(value, type(value))
                 except AttributeError:  # nothing was assigned yet
