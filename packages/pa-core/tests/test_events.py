@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from pa_core import (
     get_default_callbacks,
 )
 from pa_core.any_trainer import EVENT_NAMES
+from pa_core.callbacks import CallbackLike
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.support.explained import assert_explained
 from tests.support.pa_core.good_run import EVAL_DATA, assert_still_works, make_trainer, train
@@ -190,6 +191,30 @@ def test_a_misspelt_event_gets_a_warning_with_the_nearest_one() -> None:
         make_trainer(Misspelt)
     line = Misspelt.on_train_epoch_ends.__code__.co_firstlineno
     assert [(one.filename, one.lineno) for one in warned] == [(__file__, line)]
+
+
+class HalfAState(TrainerCallback):
+    """Has a state that could not be restored, because of a typo."""
+
+    @override
+    def state_dict(self) -> dict[str, int]:
+        return {"updates": 3}
+
+    def load_sate_dict(self, state_dict: dict[str, int]) -> None:
+        """Restore it."""
+
+
+def test_a_state_that_is_saved_and_not_restored_gets_a_warning() -> None:
+    """Training states would leave it out without a word; a callback without a state has none of the methods."""
+    with pytest.warns(UserWarning, match=r"HalfAState has state_dict\(\) and no load_state_dict\(\)"):
+        make_trainer(HalfAState)
+    assert not hasattr(First(), "state_dict")
+
+
+def test_annotations_with_callbacks_may_be_evaluated() -> None:
+    """The alias takes a type argument where Python itself looks at it, too."""
+    assert CallbackLike[AnyTrainer] != CallbackLike[Trainer[Any]]
+    assert type[TrainerCallback[AnyTrainer, Any, Any]] in get_args(CallbackLike[AnyTrainer])
 
 
 class OnValidation(TrainerCallback):

@@ -25,6 +25,7 @@ from pa_core import (
     ArgumentTypeError,
     ConfigurationError,
     NonFiniteLossError,
+    Run,
     SaveTrainingStateCallback,
     StopTrainingError,
     Trainer,
@@ -32,6 +33,7 @@ from pa_core import (
     TrainerWithTimmScheduler,
     UnsupportedConfigurationError,
 )
+from pa_core.distributed import num_processes
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.support.callbacks import FailAt
 from tests.support.models import weights_of
@@ -455,6 +457,40 @@ def test_a_skipped_update_counts_for_nothing_but_the_data() -> None:
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5 ** (steps - 1))
     assert trainer.run_history.clock.samples == 12
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+class ScaledRun(Run[nn.Linear]):
+    """A custom loop whose losses are scaled."""
+
+    @override
+    def _create_accelerator(self) -> Any:
+        accelerator: Any = super()._create_accelerator()
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        return accelerator
+
+
+@on_one_and_two_ranks
+def test_a_step_says_whether_it_has_made_an_update() -> None:
+    """Not after other batches than the last one of an update, and not where gradients overflowed."""
+    inputs, targets = make_regression(16).tensors
+    inputs = inputs.clone()
+    inputs[:8, 0] = 1e30
+    model, made = linear(weight=1e-15), list[bool]()
+    run = ScaledRun(
+        model,
+        SGD(model.parameters(), lr=1e-3),
+        TensorDataset(inputs, targets),
+        num_epochs=1,
+        per_device_batch_size=4 // num_processes(),
+        gradient_accumulation_steps=2,
+        train_dataloader_kwargs={"shuffle": False},
+    )
+    with run:
+        for batch, expected in run.batches():
+            run.backward(nn.functional.mse_loss(model(batch), expected))
+            made.append(run.step())
+    assert made == [False, False, False, True]
+    assert run.num_updates_completed == sum(made)
 
 
 @on_one_and_two_ranks

@@ -51,3 +51,13 @@ class LogNothing(LogMetricsCallback):
 
 losses = ScalarTransfer[int]()
 losses.send(torch.ones(1), tag="first")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.callbacks.ScalarTransfer[TagT]: a tag of another type
+
+# The state of a callback
+
+
+class Misspelt(ForAnyTrainer):
+    """Has a state that no training state would hold."""
+
+    @override
+    def state_dct(self) -> dict[str, int]:  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]  # pa_core.TrainerCallback: state_dict
+        return {}

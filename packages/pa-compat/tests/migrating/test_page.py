@@ -83,6 +83,7 @@ ELSEWHERE = {
     "test_the_code_in_the_message_loads_the_weights_and_the_optimizer",
     "left_out_of_groups": "pa-finetuning/tests/test_layer_groups.py::"
     "test_an_override_that_leaves_parameters_out_is_an_error",
+    "kept_eval": "pa-core/tests/test_modes.py::test_a_part_that_the_script_keeps_in_eval_mode_stays_there",
     "lasting_eval": "pa-finetuning/tests/test_model_freezer.py::test_eval_mode_of_frozen_modules_survives_train",
     "freezer_range": "pa-finetuning/tests/test_model_freezer.py::test_an_index_without_a_group_is_an_error",
     "on_the_model": "pa-finetuning/tests/test_parameter_groups.py::test_each_parameter_is_in_one_group",

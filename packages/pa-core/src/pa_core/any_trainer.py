@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ from pa_core.callback_checks import (
     implements,
     require_callback,
     require_iterable,
+    warn_of_half_a_state,
     warn_of_unknown_events,
     with_known_arguments,
 )
@@ -1027,6 +1028,12 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
     joins_sanity_evaluation: bool = True
 
+    if TYPE_CHECKING:  # for @override; a callback that has not got them has no state
+
+        def state_dict(self) -> dict[str, Any]: ...
+
+        def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
     def on_init_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called once, when the trainer has been constructed."""
 
@@ -1167,7 +1174,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
 
-CallbackLike: TypeAlias = "TrainerCallback[_TrainerT, Any, Any] | type[TrainerCallback[_TrainerT, Any, Any]]"
+CallbackLike: TypeAlias = TrainerCallback[_TrainerT, Any, Any] | type[TrainerCallback[_TrainerT, Any, Any]]
 
 EVENT_NAMES = frozenset(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
@@ -1227,6 +1234,7 @@ class CallbackHandler(Generic[_TrainerT]):
         self.callbacks.append(instance)
         self._listeners.clear()
         warn_of_unknown_events(instance, EVENT_NAMES, self._warned, only_typos=True)
+        warn_of_half_a_state(instance)
 
     def remove_callback(self, callback: TrainerCallback[_TrainerT, Any, Any]) -> None:
         """Take a registered callback out again.

@@ -11,6 +11,7 @@ from typing import Any
 
 from pa_core.errors import ArgumentTypeError
 from pa_core.input_checks import required_arguments
+from pa_core.model_tensors import missing_methods
 from pa_core.user_warnings import warn_user
 
 _SURELY_A_TYPO = 0.85
@@ -67,6 +68,20 @@ def require_callback(callback: object, base: type) -> None:
 
 def _is_callback(value: object, base: type) -> bool:
     return isinstance(value, base) or (isinstance(value, type) and issubclass(value, base))
+
+
+def warn_of_half_a_state(callback: object) -> None:
+    """Warn about a callback with one of the two methods of a state: training states leave it out.
+
+    Args:
+        callback: The callback.
+    """
+    missing, kind = missing_methods(callback), type(callback).__name__
+    if len(missing) == 1:
+        there = "load_state_dict" if missing == ["state_dict"] else "state_dict"
+        warn_user(
+            f"{kind} has {there}() and no {missing[0]}(): training states leave its state out. Define both, or none."
+        )
 
 
 def implements(callback: object, event: str, base: type) -> bool:

@@ -20,6 +20,7 @@ from pa_core.input_checks import (
     require_step_without_closure,
 )
 from pa_core.model_tensors import is_sharded_module, parameters_of, parameters_of_module, unwrap_model
+from pa_core.modes import put_into_training
 from pa_core.placeholders import create_scheduler
 from pa_core.types import SchedulerFactory, SchedulerLike
 
@@ -169,9 +170,9 @@ class AddedModules:
             optimizer.zero_grad()
 
     def train(self, optimizer: Optimizer | None) -> None:
-        """Put the modules that are trained into training mode."""
+        """Put the modules that are trained into training mode, as the model."""
         for module in self.trained(optimizer).values():
-            module.train()
+            put_into_training(module)
 
     def eval(self) -> None:
         """Put all modules into eval mode."""

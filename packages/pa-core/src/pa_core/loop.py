@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Self
 
@@ -36,6 +37,7 @@ from pa_core.trained import MicroBatch, Trained, micro_batches
 from pa_core.training_state.checkpointer import EvaluationInterrupted
 from pa_core.training_state.fetched_states import folder_of, homes_of, save_dirs_of
 from pa_core.types import SizedIterable
+from pa_core.user_warnings import say
 
 _END: Any = object()
 
@@ -278,7 +280,7 @@ class Loop:
                 for callback in trainer.callback_handler.callbacks:
                     if isinstance(callback, MoveModulesToDeviceCallback):
                         callback.on_training_run_start(trainer)
-            sizes = engine.fitting.find(trainer.train_dataloader, try_update, trainer.print)
+            sizes = engine.fitting.find(trainer.train_dataloader, try_update, partial(say, trainer))
         engine.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
         loaders = [trainer.eval_dataloader, *trainer.eval_dataloaders.values()]
         given = [one.loader for one in asked.data]

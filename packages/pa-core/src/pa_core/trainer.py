@@ -26,6 +26,7 @@ from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.extra_models import require_one_trained_module
 from pa_core.loop import Loop
+from pa_core.modes import warn_of_pretrained_parts
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig, check_count
@@ -321,6 +322,7 @@ class Trainer(
                 loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()
                 self._loop.reproducible.require_usable(loaders_of_run, called)
             self._start_training_together()
+            warn_of_pretrained_parts(self.named_models())
             steps = loaders.steps_per_update(self.train_dataloader, asked.batch_size, gradient_accumulation_steps)
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
             asked = replace(asked, gradient_accumulation_steps=steps)

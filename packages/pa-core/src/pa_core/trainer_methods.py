@@ -19,6 +19,7 @@ from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.loop import Loop
+from pa_core.modes import put_into_training
 from pa_core.placeholders import create_scheduler
 from pa_core.predictions import PieceWriter, PredictionWriter, PredictsBatches
 from pa_core.predictions.types import PredictionT
@@ -185,8 +186,12 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         """Called when a training run starts."""
 
     def train_epoch_start(self) -> None:
-        """Called when a training epoch starts; puts the model into training mode, and added modules that it trains."""
-        self.model.train()
+        """Called when a training epoch starts; puts the model into training mode, and added modules that it trains.
+
+        It calls ``model.train()``. Parts that the script has put into evaluation mode, such as batch norm layers of a
+        pretrained model, stay there.
+        """
+        put_into_training(self.model)
         self._engine.added.train(self.optimizer)
 
     def train_epoch_end(self) -> None:

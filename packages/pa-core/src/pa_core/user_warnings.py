@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line, no matter how deep in a run their cause is found."""
+"""What a run tells its user: lines that are printed once, and warnings that point at the user's line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from types import FrameType
+from typing import Any, Protocol
 
 __all__ = ["warn_user"]
 
@@ -22,6 +23,25 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and _package(frame) in ours:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+class _Prints(Protocol):
+    @property
+    def is_main_process(self) -> bool: ...
+
+    def print(self, *args: object, **kwargs: Any) -> None: ...
+
+
+def say(run: _Prints, text: str) -> None:
+    """Print once in the whole run, on however many machines.
+
+    Args:
+        run: The trainer.
+        text: What to print.
+    """
+    if run.is_main_process:
+        # Without flush, lines of the progress, which are written at once, would overtake these in a log file.
+        run.print(text, flush=True)
 
 
 def write_or_warn(write: Callable[[], object]) -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from pa_core import (
 from pa_core.callbacks import CallbackLike, progress_bar
 from pa_core.testing import make_regression
 from tests import launching
+from tests.launching import Launch
 from tests.support.callbacks import CallAt, FailAt
 from tests.support.trainers import linear_trainer
 
@@ -378,3 +380,29 @@ def test_only_the_first_process_of_a_machine_shows_anything(capfd: pytest.Captur
     assert "2 processes (gloo)" in output
     starts = ["Training starts:", "epoch  train loss  eval loss", "    1   ", "Training ended:"]
     assert [output.count(start) for start in starts] == [1] * 4, output
+
+
+ON_TWO_NODES = """
+import torch
+from torch import nn
+from pa_core import DEFAULT_CALLBACKS, Trainer
+from pa_core.testing import make_regression
+
+model = nn.Linear(4, 1)
+trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=DEFAULT_CALLBACKS)
+trainer.train(make_regression(32), 2, eval_dataset=make_regression(8))
+trainer.evaluate(make_regression(8))
+trainer.print("a line of each node")
+"""
+
+
+def test_the_first_of_several_machines_prints(launch: Launch) -> None:
+    """Start, rows, summary and evaluation are printed once in the whole run; ``print`` prints on each node."""
+    common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    common["MASTER_PORT"] = str(launching.free_port())
+    with ThreadPoolExecutor() as both:
+        started = [both.submit(launch, ON_TWO_NODES, env={**common, "RANK": str(rank)}) for rank in (0, 1)]
+        first, second = [one.result().output.splitlines() for one in started]
+    starts = "Training starts", "Training ended", "Evaluation starts", "Evaluation ended", "epoch  train loss"
+    assert [sum(line.startswith(start) for line in first) for start in starts] == [1] * 5
+    assert [line for line in second if "Warning" not in line and "Gloo" not in line] == ["a line of each node"]

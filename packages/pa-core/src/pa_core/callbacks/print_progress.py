@@ -17,12 +17,14 @@ from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
 from pa_core.model_tensors import learning_rates_of
+from pa_core.modes import trained_in_evaluation_mode
 from pa_core.tracking import RunClock
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, UpdatedMetrics, values_with_epochs
+from pa_core.user_warnings import say
 
 
 class PrintProgressCallback(TrainerCallback):
-    """Prints a message at the start and the end of a run, and a row for each epoch.
+    """Prints a message at the start and the end of a run, and a row for each epoch, once on all machines.
 
     The message at the start says how long the run is and what it trains: how many of the parameters, and which of them
     are not frozen and yet in no optimizer, such as a head that was forgotten. It names where callbacks write, by their
@@ -112,9 +114,8 @@ class PrintProgressCallback(TrainerCallback):
             samples += " on each process)" if config.num_processes > 1 else ")"
         trained = describe_trained(trainer.named_models(), trainer.named_optimizers().values())
         lines = [f"Training starts: {length}, {samples}; {trainer.describe_run()}"]
-        lines += [f"Trains {trained}{_writes_to(trainer)}{_lacks(trainer)}"] if trained else []
-        # Without flush, lines of the progress, which are written at once, would overtake this one in a log file.
-        trainer.print("\n".join(lines), flush=True)
+        lines += [f"Trains {trained}{_evaluates(trainer)}{_writes_to(trainer)}{_lacks(trainer)}"] if trained else []
+        say(trainer, "\n".join(lines))
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -179,7 +180,7 @@ class PrintProgressCallback(TrainerCallback):
         self._print_row(trainer)
         self._stop_training(trainer)
         reason = str(error) or type(error).__name__
-        trainer.print(f"Stopping early: {reason.splitlines()[0]}", flush=True)
+        say(trainer, f"Stopping early: {reason.splitlines()[0]}")
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
@@ -194,10 +195,10 @@ class PrintProgressCallback(TrainerCallback):
             rate = self._training.rate_of_run()
             speed = f", {rate} samples/s in training" if rate else ""
             seconds = trainer.run_history.clock.seconds - self._run_since
-            trainer.print(f"Training ended: {ran} in {_duration(seconds)}{speed}", flush=True)
+            say(trainer, f"Training ended: {ran} in {_duration(seconds)}{speed}")
         table = format_table(trainer.run_history, self._known_directions(trainer))
         if table:
-            trainer.print(table, flush=True)
+            say(trainer, table)
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -208,14 +209,14 @@ class PrintProgressCallback(TrainerCallback):
         batches = "a stream" if None in lengths else _count(sum(filter(None, lengths)), "batch", "batches")
         if trainer.eval_sets:
             batches += f" of {', '.join(trainer.eval_sets)}"
-        trainer.print(f"Evaluation starts: {batches}; {trainer.describe_run()}", flush=True)
+        say(trainer, f"Evaluation starts: {batches}; {trainer.describe_run()}")
         self._run_since = trainer.run_history.clock.seconds
 
     @override
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print that the evaluation has ended, and its metrics."""
         seconds = trainer.run_history.clock.seconds - self._run_since
-        trainer.print(f"Evaluation ended in {_duration(seconds)}", flush=True)
+        say(trainer, f"Evaluation ended in {_duration(seconds)}")
         self._take(trainer)
         self._print_pairs(trainer, indent=2)
 
@@ -243,7 +244,7 @@ class PrintProgressCallback(TrainerCallback):
     def _print_pairs(self, trainer: AnyTrainer, indent: int) -> None:
         metrics, self._metrics = self._metrics, {}
         if metrics:
-            trainer.print("\n".join(format_pairs(metrics, indent=indent)), flush=True)
+            say(trainer, "\n".join(format_pairs(metrics, indent=indent)))
 
     def _print_row(self, trainer: AnyTrainer) -> None:
         """Print what was noted, if anything was, with learning rate, speed and time of the epoch so far."""
@@ -266,8 +267,7 @@ class PrintProgressCallback(TrainerCallback):
             "samples/s": self._training.rate_of_epoch() or "-",
             "time": format_time(trainer.run_history.clock.seconds - self._epoch_since),
         }
-        # Without flush, lines of the progress, which are written at once, would overtake these in a log file.
-        trainer.print("\n".join(self._rows.lines(epoch, metrics, best, figures, expected)), flush=True)
+        say(trainer, "\n".join(self._rows.lines(epoch, metrics, best, figures, expected)))
 
     def _is_best(self, trainer: AnyTrainer, name: str, value: float, directions: Mapping[str, bool]) -> bool:
         """Return whether a value is better than in all rows before, including the rows of an interrupted run."""
@@ -342,6 +342,13 @@ def _epochs_trained(trainer: AnyTrainer) -> str:
     done = trainer.num_updates_completed - lengths.updates_before(completed)
     part = done / lengths.updates_of(completed)
     return f"{trainer.run_history.current_epoch - 1 + part:.2f}"
+
+
+def _evaluates(trainer: AnyTrainer) -> str:
+    """Which parts are trained in evaluation mode, as the script has put them there."""
+    names = [*trained_in_evaluation_mode(trainer.named_models())]
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    return f"; {names[0].removeprefix('model.')}{more} in evaluation mode" if names else ""
 
 
 def _writes_to(trainer: AnyTrainer) -> str:

@@ -151,7 +151,7 @@ class ProgressBarCallback(TrainerCallback):
     def _begin(
         self, trainer: AnyTrainer, phase: str, title: str, total: int | None, *, is_intermediate: bool = False
     ) -> None:
-        if trainer.run_config.is_local_process_zero:
+        if trainer.is_main_process:
             has_row = any(isinstance(one, PrintProgressCallback) for one in trainer.callback_handler.callbacks)
             keeps_last = phase == "prediction" or not (is_intermediate or has_row)
             self._open[phase] = _EpochProgress(
@@ -290,7 +290,7 @@ def _draw_run_bar(trainer: AnyTrainer) -> Bar | None:
     config, lengths = trainer.run_config, trainer.epoch_lengths
     if trainer.was_complete or config.num_epochs == 1 or not lengths.are_known:
         return None
-    if not config.is_local_process_zero or not _draws_bars(trainer):
+    if not trainer.is_main_process or not _draws_bars(trainer):
         return None
     total = config.max_num_train_steps or lengths.updates_before(config.num_epochs)
     return draw_bar("Run", total, "{percentage:.0f}%", stays=False, initial=trainer.num_updates_completed)

@@ -23,6 +23,7 @@ from pa_core.errors import (
 )
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
+from pa_core.user_warnings import say
 from pa_distributed import SignalWatch
 
 
@@ -194,10 +195,11 @@ class SaveTrainingStateCallback(TrainerCallback):
     def _say_what_a_kill_would_lose(self, trainer: AnyTrainer) -> None:
         if (self.save_every_n_epochs, self.save_every_n_steps, self.save_every_n_seconds) == (None, None, None):
             when = "at the end of the run only" if self.save_at_end else "at no time"
-            trainer.print(
+            say(
+                trainer,
                 f"Training states are saved {when}: a run that is killed loses everything since update "
                 f"{trainer.num_updates_completed}. Pass save_every_n_epochs=1 to SaveTrainingStateCallback, for "
-                "example."
+                "example.",
             )
 
     def _save(self, trainer: AnyTrainer, name: str) -> None:

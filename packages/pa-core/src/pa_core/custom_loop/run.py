@@ -649,7 +649,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             name: With several optimizers, the name of the one to step.
 
         Returns:
-            Whether this was after the last batch.
+            Whether an update was made: False after other batches, and where gradients overflowed in fp16.
 
         Raises:
             ConfigurationError: As ``Update.step``, or there is no update in progress.
@@ -658,9 +658,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         update = self._require_update("step()")
         if name is not None and name not in self._trained:
             raise mistakes.unclear_name(name, self._trained, "step(name)")
-        if update.is_at_last_batch:
-            update.step(name)
-        return update.is_at_last_batch
+        return update.is_at_last_batch and update.step(name)
 
     def request_stop(self, reason: str = "The loop requested a stop.") -> None:
         """Request that all processes end the run before the next update is made, as if it were complete.

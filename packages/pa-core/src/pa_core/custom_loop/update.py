@@ -227,11 +227,14 @@ class Update(Generic[BatchT]):
                 "backward passes of the update."
             )
 
-    def step(self, name: str | None = None) -> None:
+    def step(self, name: str | None = None) -> bool:
         """Update the weights: the processes agree, gradients are clipped, optimizer and scheduler step, gradients go.
 
         Args:
             name: With several optimizers, the name of the one to step.
+
+        Returns:
+            Whether the update was made; False where gradients overflowed in fp16.
 
         Raises:
             ConfigurationError: Batches of the update are left, the last one had no backward pass, the optimizer is
@@ -267,9 +270,9 @@ class Update(Generic[BatchT]):
             )
         if not part.is_empty and not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
-        self._make_step(trained)
+        return self._make_step(trained)
 
-    def _make_step(self, trained: TrainedModel) -> None:
+    def _make_step(self, trained: TrainedModel) -> bool:
         if self._are_several:
             self._log_losses(trained.name)
         if self._is_in_batch:
@@ -284,6 +287,7 @@ class Update(Generic[BatchT]):
         self._stepped.add(trained.name)
         if is_made and len(self._trained) == 1:  # of several, at the end of the body of the update
             loop.finish_update()
+        return is_made
 
     def finish(self) -> None:
         """End the update; the run calls this before the next one.

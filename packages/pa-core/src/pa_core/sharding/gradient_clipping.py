@@ -1,4 +1,4 @@
-"""Clipping the gradients of an update, including the ones of which each process has a piece."""
+"""Clipping the gradients of an update, including sparse ones and ones of which each process has a piece."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pa_core._torch import foreach
 from pa_core.distributed.collectives import num_processes, sum_over_processes
-from pa_core.model_tensors import is_sharded, local_pieces
+from pa_core.model_tensors import is_sharded, local_piece
 
 
 def clip_gradient_values(parameters: Iterable[Tensor], bound: float) -> None:
@@ -21,10 +21,10 @@ def clip_gradient_values(parameters: Iterable[Tensor], bound: float) -> None:
         bound: The largest value.
     """
     parameters = list(parameters)
-    if not any(map(is_sharded, parameters)):
+    if not (_are_sharded(parameters) or _have_sparse_gradients(parameters)):
         nn.utils.clip_grad_value_(parameters, bound)
         return
-    pieces = local_pieces(_gradients(parameters))
+    pieces = _pieces(_gradients(parameters))
     if pieces:
         foreach("clamp_min_", pieces, -bound)
         foreach("clamp_max_", pieces, bound)
@@ -40,12 +40,16 @@ def clip_gradient_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         max_norm: The largest norm.
     """
     parameters = list(parameters)
-    if not any(map(is_sharded, parameters)):
+    are_sharded = _are_sharded(parameters)
+    if not (are_sharded or _have_sparse_gradients(parameters)):
         return nn.utils.clip_grad_norm_(parameters, max_norm)
     gradients = _gradients(parameters)
-    pieces = local_pieces(gradients)
-    total = sum_over_processes(_sum_of_squares(gradients, pieces, parameters[0].device))
-    norm = total.sqrt().to(parameters[0].dtype)
+    pieces = _pieces(gradients)
+    if are_sharded:
+        total = sum_over_processes(_sum_of_squares(gradients, pieces, parameters[0].device))
+        norm = total.sqrt().to(parameters[0].dtype)
+    else:
+        norm = nn.utils.get_total_norm(pieces)
     # As torch scales them: nothing waits to find out whether the norm is larger.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     if pieces:
@@ -53,8 +57,25 @@ def clip_gradient_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     return norm
 
 
+def _are_sharded(parameters: list[Tensor]) -> bool:
+    return any(map(is_sharded, {type(one): one for one in parameters}.values()))
+
+
+def _have_sparse_gradients(parameters: list[Tensor]) -> bool:
+    return any(gradient.is_sparse for one in parameters if (gradient := one.grad) is not None)
+
+
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients that are there; of sparse ones, each row once."""
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _pieces(gradients: Iterable[Tensor]) -> list[Tensor]:
+    """Return what is in memory of gradients: the pieces of this process, and the rows of sparse ones."""
+    return [one.values() if one.is_sparse else local_piece(one) for one in gradients]
 
 
 def _sum_of_squares(gradients: list[Tensor], pieces: list[Tensor], device: torch.device) -> Tensor:

@@ -30,6 +30,7 @@ from pa_core.model_tensors import supports_state_dict
 from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
+from pa_core.user_warnings import say
 from pa_data import loader_parts
 from pa_data.rng import capture_rng_state, numpy_random, restore_rng_state
 
@@ -296,7 +297,7 @@ class RunLoaders:
             in_training.resume_at_epoch_end(state)
             report(steps)
         else:
-            run.print(f"Resuming mid-epoch. {in_training.describe_resumption(state, steps)}")
+            say(run, f"Resuming mid-epoch. {in_training.describe_resumption(state, steps)}")
             in_training.resume_mid_epoch(state, steps, report)
 
     def _resume_evaluation(self, run: ResumableRun, saved: SavedRun, settings: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.saved_runs import continues_run, describe_neighbours, find_saved_run
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
+from pa_core.user_warnings import say
 from pa_data import BatchSplit, MicroBatchSplit, Split, UpdateSplit, set_epoch
 from pa_data.orders import has_plain_order
 
@@ -82,7 +83,7 @@ class Resumption:
         self.saved = find_saved_run(place, resume_missing)
         if self.saved is None:
             near = describe_neighbours(resume_from)
-            run.print(f"There is no training state in {resume_from}{near}: a new run begins.")
+            say(run, f"There is no training state in {resume_from}{near}: a new run begins.")
         else:
             self.seed = self.saved.seed
             self.choose_name([self.saved.path.parent])
@@ -165,9 +166,9 @@ class Resumption:
         self.was_complete = self.phase is Phase.COMPLETE
         self._restore_order(run, saved)
         has_other_data = any(one.name == "dataset_length" for one in differences)
-        run.print(_describe_start(saved.path, saved.position, has_other_data=has_other_data))
+        say(run, _describe_start(saved.path, saved.position, has_other_data=has_other_data))
         if differences:
-            run.print(describe_differences(differences))
+            say(run, describe_differences(differences))
 
     @staticmethod
     def _restore_order(run: ResumableRun, saved: SavedRun) -> None:

@@ -87,6 +87,11 @@ class ResumableRun(Protocol):
         """Return the schedulers of the run, by name."""
         ...
 
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the process of rank zero."""
+        ...
+
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node."""
         ...
