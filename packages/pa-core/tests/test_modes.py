@@ -74,7 +74,7 @@ def test_trainer_and_custom_loop_agree() -> None:
 
 
 def test_a_model_that_is_in_eval_mode_as_a_whole_is_trained() -> None:
-    """As documented, ``train()`` of the model is called; parts of a compiled model and of an added module keep theirs."""
+    """As documented, its ``train()`` is called; parts of an added module keep their mode."""
     whole = Pretrained.from_pretrained()
     head = nn.Sequential(nn.Linear(4, 1), nn.BatchNorm1d(1).eval())
 

@@ -33,7 +33,7 @@ class _Prints(Protocol):
 
 
 def say(run: _Prints, text: str) -> None:
-    """Print once in the whole run, which may be on several machines.
+    """Print once in the whole run, even on several machines.
 
     Args:
         run: The trainer.
