@@ -322,7 +322,6 @@ class Trainer(
                 loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()
                 self._loop.reproducible.require_usable(loaders_of_run, called)
             self._start_training_together()
-            warn_of_pretrained_parts(self.named_models())
             steps = loaders.steps_per_update(self.train_dataloader, asked.batch_size, gradient_accumulation_steps)
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
             asked = replace(asked, gradient_accumulation_steps=steps)
@@ -608,6 +607,7 @@ class Trainer(
         """Let one exchange have the gradients of the model and of what is trained with it."""
         self.model = self.get_model()  # a script that prepares the model itself may have wrapped it
         self._trained.optimizers = self.named_optimizers()
+        warn_of_pretrained_parts(self.named_models())
         trained: dict[str, nn.Module] = {"model": self.model, **self._engine.added.trained(self.optimizer)}
         self._trained.start(trained, {**self.modules, **trained})
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
