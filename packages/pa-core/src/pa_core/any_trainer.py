@@ -1030,9 +1030,12 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
     if TYPE_CHECKING:  # for @override; a callback that has not got them has no state
 
-        def state_dict(self) -> dict[str, Any]: ...
+        def state_dict(self) -> dict[str, Any]:
+            """Return what a resumed run needs."""
+            ...
 
-        def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+        def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+            """Restore what ``state_dict`` returned."""
 
     def on_init_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called once, when the trainer has been constructed."""
