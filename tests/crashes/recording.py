@@ -77,10 +77,12 @@ class Recorder(TrainerCallback):
         """Take note of what was trained, before the best model takes its place."""
         self.as_trained = self.as_trained or digests(trainer)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the number of batches so far, and what was noted at the end of the run."""
         return {"batches": self.batches, "as_trained": self.as_trained}
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on counting."""
         self.batches = state_dict["batches"]

@@ -213,8 +213,9 @@ def test_a_state_that_is_saved_and_not_restored_gets_a_warning() -> None:
 
 def test_annotations_with_callbacks_may_be_evaluated() -> None:
     """The alias takes a type argument where Python itself looks at it, too."""
-    assert CallbackLike[AnyTrainer] != CallbackLike[Trainer[Any]]
-    assert type[TrainerCallback[AnyTrainer, Any, Any]] in get_args(CallbackLike[AnyTrainer])
+    alias: Any = CallbackLike
+    assert TrainerCallback[AnyTrainer, Any, Any] in get_args(alias[AnyTrainer])
+    assert type[TrainerCallback[AnyTrainer, Any, Any]] in get_args(alias[AnyTrainer])
 
 
 class OnValidation(TrainerCallback):

@@ -25,9 +25,11 @@ class _Counts(TrainerCallback):
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         return self.state
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.state = state_dict
 

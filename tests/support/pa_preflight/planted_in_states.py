@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 from torch.optim import SGD
+from typing_extensions import override
 
 from pa_core import SaveTrainingStateCallback, TrainerCallback
 from pa_core.testing import make_classification
@@ -22,10 +23,14 @@ class _Notes(TrainerCallback):
     def __init__(self, state: dict[str, Any], *, keeps_what_it_loads: bool) -> None:
         self.state, self.keeps_what_it_loads = state, keeps_what_it_loads
 
+    @override
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
         return self.state
 
+    @override
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state, or nothing."""
         self.state = state_dict if self.keeps_what_it_loads else {}

@@ -111,6 +111,7 @@ class EarlyStoppingCallback(TrainerCallback):
             return f"{reason}."
         return f"{reason} on {best.value:.6g}, of epoch {best.epoch}."
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, its epoch, and the number of epochs since then."""
         return {
@@ -118,6 +119,7 @@ class EarlyStoppingCallback(TrainerCallback):
             "epochs_without_improvement": self.epochs_without_improvement,
         }
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the best value and the count of the resumed run."""
         self.best.load_state_dict(state_dict["best"])

@@ -206,12 +206,14 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     # What a resumed run continues from
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the accumulated training metrics of each process; every process must call this."""
         if self.train_metrics is None:
             return {"processes": [], "earlier": []}
         return {"processes": gather_objects(take_out(self.train_metrics)), "earlier": self._earlier}
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state that ``state_dict`` returned, on any number of processes.
 

@@ -333,6 +333,7 @@ class TrackerCallback(LogMetricsCallback):
 
     # What a resumed run continues from
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the position on the x axis and what was sent: a resumed run sends later reports again."""
         self._send(self._under_way.wait_for_all())
@@ -346,6 +347,7 @@ class TrackerCallback(LogMetricsCallback):
             "run_ids": dict(self._run_ids),
         }
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the first process, with other runs than the open ones."""
         self.finish()

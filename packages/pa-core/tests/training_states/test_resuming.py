@@ -129,9 +129,11 @@ def test_a_callback_behind_the_saving_one_is_in_the_state_of_the_same_update(tmp
         def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
             self.count += 1
 
+        @override
         def state_dict(self) -> dict[str, int]:
             return {"count": self.count}
 
+        @override
         def load_state_dict(self, state_dict: dict[str, int]) -> None:
             self.count = state_dict["count"]
 
@@ -146,9 +148,11 @@ def test_the_first_events_are_called_again_and_then_callbacks_get_their_state(tm
     """What a callback sets up at the start of a run or an epoch is overwritten by what it had."""
 
     class StateRecorder(RecordingCallback):
+        @override
         def state_dict(self) -> dict[str, int]:
             return {"number": len(self.events)}
 
+        @override
         def load_state_dict(self, state_dict: dict[str, int]) -> None:
             self.events.append("load_state_dict")
 
@@ -259,9 +263,11 @@ def test_what_could_not_be_saved_is_an_error_before_the_first_step(tmp_path: Pat
     """Not after an hour: the message names the entry."""
 
     class Unsaveable(TrainerCallback):
+        @override
         def state_dict(self) -> dict[str, Any]:
             return {"function": lambda: None}
 
+        @override
         def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
     recorder = RecordingCallback()

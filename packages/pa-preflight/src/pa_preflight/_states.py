@@ -122,11 +122,13 @@ class _HasState(TrainerCallback):
     def __init__(self, callback: Any) -> None:
         self.callback = callback
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the callback."""
         state: dict[str, Any] = self.callback.state_dict()
         return state
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state into a copy of the callback."""
         self.callback = copy.deepcopy(self.callback)

@@ -62,10 +62,12 @@ class SampleLog(TrainerCallback):
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         self.steps.append(trainer.gather(batch[0][:, :2]).tolist())
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Everything noted so far."""
         return {"steps": self.steps}
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on behind what was noted then."""
         self.steps = state_dict["steps"]

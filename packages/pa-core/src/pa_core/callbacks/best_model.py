@@ -172,10 +172,12 @@ class SaveBestModelCallback(TrainerCallback):
             )
         trainer.load_checkpoint(self.path, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and its epoch."""
         return self.best.state_dict()
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best value of a resumed run."""
         self.best.load_state_dict(state_dict)
