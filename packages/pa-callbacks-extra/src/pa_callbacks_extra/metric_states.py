@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -90,12 +89,12 @@ def compute_over_processes(metrics: MetricCollection, earlier: Sequence[MetricSt
 def _can_be_exchanged_one_by_one(metrics: MetricCollection) -> bool:
     """Whether torchmetrics can exchange the states, as far as can be told from them; every process must call this."""
     kinds = [
-        (metric.update_count, *(_kinds_of_entries(state) for state in metric.metric_state.values()))
+        (metric.update_count, [_kinds_of_entries(state) for state in metric.metric_state.values()])
         for _, metric in _walk(metrics)
     ]
     # A digest is all that the processes tell each other about a list with an entry for each of their samples.
     own = hashlib.sha256(repr(kinds).encode()).digest()
-    has_tensors_alone = "object" not in itertools.chain(*itertools.chain(*(states for _, *states in kinds)))
+    has_tensors_alone = not any("object" in entries for _, states in kinds for entries in states)
     return all(other == (own, True) for other in gather_objects((own, has_tensors_alone)))
 
 
