@@ -69,7 +69,6 @@ def test_detection_is_judged_over_the_pictures_of_all_processes() -> None:
     """Its lists have an entry for each picture, some of them without a box."""
 
     class MeanPrecision(detection.MeanAveragePrecision):  # type: ignore[misc]  # of an optional package
-        @override
         def compute(self) -> Any:
             return super().compute()["map"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -219,21 +220,21 @@ class TwoTasks(Trainer[nn.Module]):
 
 def metrics_of_tasks(**arguments: bool) -> list[TorchMetricsCallback]:
     """An unnamed callback of metrics, and two for tasks with targets of their own."""
-    collection = MetricCollection({"accuracy": BinaryAccuracy(), "auroc": BinaryAUROC()})
+
+    def for_targets(targets: Callable[[Any, Any], Tensor], name: str, **arguments: bool) -> TorchMetricsCallback:
+        collection = MetricCollection({"accuracy": BinaryAccuracy(), "auroc": BinaryAUROC()})
+        return TorchMetricsCallback(collection, predictions=scores, targets=targets, name=name, **arguments)
+
     return [
-        TorchMetricsCallback(collection, targets=lambda batch, _: (batch[0] > 0.55).long()[:, 0], predictions=scores),
-        *(
-            TorchMetricsCallback(
-                collection, targets=lambda batch, _, of=of: batch[of], predictions=scores, name=name, **arguments
-            )
-            for of, name in ((1, "depth"), (2, "pose"))
-        ),
+        for_targets(lambda batch, _: (batch[0] > 0.55).long()[:, 0], ""),
+        for_targets(lambda batch, _: batch[1], "depth", **arguments),
+        for_targets(lambda batch, _: batch[2], "pose", **arguments),
     ]
 
 
 def scores(_batch: Any, output: Any) -> Tensor:
     """Probabilities."""
-    return output["model_outputs"][:, 0].sigmoid()
+    return torch.sigmoid(output["model_outputs"][:, 0])
 
 
 def test_metrics_of_several_tasks_have_callbacks_and_states_of_their_own(tmp_path: Path) -> None:
