@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -352,6 +354,40 @@ def test_a_run_in_a_step_or_a_hook_is_refused_by_name() -> None:
         vars(trainer)[method] = partial(evaluate_other, trainer)
         with pytest.raises(ConfigurationError, match=r"evaluate\(\) within train\(\)"):
             train(trainer, epochs=1)
+
+
+@pytest.mark.parametrize("call", ["train", "evaluate", "predict"])
+def test_one_of_two_threads_has_the_run(call: str) -> None:
+    """The other one is refused even if both begin at the same moment, and says so; the trainer is as usable as before."""
+    both_check_their_arguments = threading.Barrier(2)
+
+    class Waiting(TensorDataset):
+        """Waits for the other thread when it is looked at for the first time."""
+
+        @override
+        def __len__(self) -> int:
+            if waiting:
+                waiting.pop()
+                both_check_their_arguments.wait(60)
+            return super().__len__()
+
+    def start(*_: object) -> Exception | None:
+        arguments: dict[str, Any] = {"num_epochs": 2} if call == "train" else {}
+        try:
+            list(getattr(trainer, call)(data, per_device_batch_size=4, **arguments) or ())
+        except ConfigurationError as error:
+            return error
+        return None
+
+    waiting = [1, 2]
+    data = Waiting(*TRAIN_DATA.tensors)
+    trainer = make_trainer()
+    with ThreadPoolExecutor(2) as threads:
+        outcomes = list(threads.map(start, range(2)))
+    (refused,) = filter(None, outcomes)
+    assert f"{call}() within {call}()" in str(refused)
+    assert "each thread" in str(refused)
+    assert start() is None
 
 
 def test_the_method_that_is_named_evaluates_between_two_updates() -> None:

@@ -92,7 +92,7 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
     """
     if running is None:
         return
-    do = f"Call {name}() after {running}() has returned."
+    do = f"Call {name}() after {running}() has returned, or give each thread a trainer and a model of its own."
     if running == "predict":
         do = "Call close() on what predict() returned, or take its last batch before."
     elif running == "train" and name == "evaluate":
