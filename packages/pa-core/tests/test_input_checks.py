@@ -356,32 +356,44 @@ def test_a_run_in_a_step_or_a_hook_is_refused_by_name() -> None:
             train(trainer, epochs=1)
 
 
-@pytest.mark.parametrize("call", ["train", "evaluate", "predict"])
-def test_one_of_two_threads_has_the_run(call: str) -> None:
-    """The other one is refused even if both begin at the same moment, and says so; the trainer is as usable as before."""
-    both_check_their_arguments = threading.Barrier(2)
+@pytest.mark.parametrize(
+    ("call", "event"),
+    [
+        ("train", "on_training_run_start"),
+        ("evaluate", "on_evaluation_run_start"),
+        ("predict", "on_prediction_run_start"),
+    ],
+)
+def test_one_of_two_threads_has_the_run(call: str, event: str) -> None:
+    """The other one is refused though both were about to begin, and the trainer is as usable as before."""
+    both_are_about_to_begin = threading.Barrier(2)
+    waited, is_refused = {threading.get_ident()}, threading.Event()
 
     class Waiting(TensorDataset):
-        """Waits for the other thread when it is looked at for the first time."""
+        """Is looked at before a run begins."""
+
+        def __getattr__(self, name: str) -> Any:
+            if threading.get_ident() not in waited:
+                waited.add(threading.get_ident())
+                both_are_about_to_begin.wait(20)
+            raise AttributeError(name)
 
         @override
         def __len__(self) -> int:
-            if waiting:
-                waiting.pop()
-                both_check_their_arguments.wait(60)
+            hasattr(self, "length")
             return super().__len__()
 
     def start(*_: object) -> Exception | None:
-        arguments: dict[str, Any] = {"num_epochs": 2} if call == "train" else {}
+        arguments: dict[str, Any] = {"num_epochs": 1} if call == "train" else {}
         try:
             list(getattr(trainer, call)(data, per_device_batch_size=4, **arguments) or ())
         except ConfigurationError as error:
+            is_refused.set()
             return error
         return None
 
-    waiting = [1, 2]
+    trainer = make_trainer(CallAt(event, lambda _: is_refused.wait(20)))
     data = Waiting(*TRAIN_DATA.tensors)
-    trainer = make_trainer()
     with ThreadPoolExecutor(2) as threads:
         outcomes = list(threads.map(start, range(2)))
     (refused,) = filter(None, outcomes)
