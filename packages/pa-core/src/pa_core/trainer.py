@@ -304,8 +304,7 @@ class Trainer(
             self._trained = trained
             self.train_dataset = cast("Dataset[Any]", train_data.dataset)
             self._set_evaluation(eval_sets)
-            self.collate_fn = collate_fn
-            self.create_scheduler_fn = create_scheduler_fn
+            self.collate_fn, self.create_scheduler_fn = collate_fn, create_scheduler_fn
             self._engine.gradient_clip_norm = gradient_clip_norm
             self._loop.asked = asked
             self._loop.find_state(asked)

@@ -20,10 +20,11 @@ def contexts_of_passes(block: nn.Module) -> tuple[AbstractContextManager[None], 
         block: The block, before its forward pass.
 
     Example:
-        >>> import torch
+        >>> import functools, torch
         >>> from torch.utils.checkpoint import checkpoint
         >>> norm = nn.BatchNorm1d(2)
-        >>> outputs = checkpoint(norm, torch.rand(4, 2), use_reentrant=False, context_fn=lambda: contexts_of_passes(norm))
+        >>> contexts = functools.partial(contexts_of_passes, norm)
+        >>> outputs = checkpoint(norm, torch.rand(4, 2), use_reentrant=False, context_fn=contexts)
         >>> outputs.sum().backward()
         >>> norm.num_batches_tracked.item()
         1
