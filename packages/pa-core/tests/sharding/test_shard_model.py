@@ -181,6 +181,9 @@ def test_activation_checkpointing(offloads: bool) -> None:
 class Tracking(nn.Module):
     """Keeps statistics in each of the ways in which a forward pass may change buffers."""
 
+    centre: Tensor
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(7)
@@ -194,7 +197,8 @@ class Tracking(nn.Module):
         self.calls += 1
         self.centre = 0.9 * self.centre + 0.1 * hidden.detach().mean((0, 1))
         normalized = self.norm(hidden.transpose(1, 2)).transpose(1, 2)
-        return hidden + self.spectral(normalized - self.centre) + self.feed(normalized)
+        outputs: Tensor = hidden + self.spectral(normalized - self.centre) + self.feed(normalized)
+        return outputs
 
 
 class Tracked(TinyTransformer):
