@@ -67,7 +67,7 @@ class Evaluations(Generic[BatchT]):
         for callback in self._loop.trainer.callback_handler.callbacks:
             if isinstance(callback, LimitBatchesCallback):
                 loader = callback.limited(loader)
-        split = loaders.split(loader)
+        split = loaders.split(loader, compares=False)  # it is not known yet whether all processes are here
         self._made[name] = data, batch_size, split
         return split
 
@@ -82,8 +82,6 @@ class Evaluations(Generic[BatchT]):
         within: dict[str, Any] = {"is_intermediate": True} if is_intermediate else {}
         prefix = f"{name}_" if name is not None else INTERMEDIATE_PREFIX if is_intermediate else ""
         with ExitStack() as self._open:
-            if prefix:  # an evaluation besides the usual one after an epoch
-                self._open.enter_context(loop.leaving_random_numbers())
             for context in (recording_with_prefix(run.run_history, prefix), self._evaluating(name), torch.no_grad()):
                 self._open.enter_context(context)
             loop.call_together(TrainerCallback.on_eval_epoch_start, **within)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pa_core import _accelerate
 from pa_core.compatibility import require_even_batches
@@ -32,7 +32,16 @@ from pa_core.data.data_arguments import (
     order_makes_batches,
     without_effect_on_loader,
 )
-from pa_core.data.split_sampler import check_share, share_of, warn_of_filling_up, warn_of_whole_workers
+from pa_core.data.split_sampler import (
+    OWN_SHARE,
+    check_share,
+    divided_by_trainer,
+    share_of,
+    state_own_share,
+    states_own_share,
+    warn_of_filling_up,
+    warn_of_whole_workers,
+)
 from pa_core.distributed import collectives
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import LoaderSettings
@@ -194,13 +203,16 @@ class Loaders:
         is_stream = isinstance(dataset, IterableDataset)
         is_cut = is_stream and self._fixed_batches and length_of(dataset) is not None
         if is_cut:
-            _require_whole(dataset)
+            _require_whole(dataset, self._accelerator.num_processes)
             defaults = {**defaults, "shuffle": False}
         kwargs: dict[str, Any] = {**defaults, **(asked or {})}
         self._kwargs[purpose] = kwargs
         kwargs = {"collate_fn": collate_fn, **kwargs}
+        own_share = kwargs.pop(OWN_SHARE, None)
         if (is_stream and not is_cut) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
-            return plain_dataloader(dataset, kwargs)
+            return state_own_share(plain_dataloader(dataset, kwargs), own_share)
+        if own_share:
+            raise divided_by_trainer(dataset)
         kwargs = {"persistent_workers": kwargs["num_workers"] > 0 and not is_stream, **kwargs}
         if purpose == "train":
             kwargs["order"] = self._order
@@ -212,7 +224,7 @@ class Loaders:
             _require_reproducible(purpose, kwargs)
             kwargs["fixed_batches"], allows_empty_shares = True, False
         has_too_few = allows_empty_shares and count_samples(dataset) < self._accelerator.num_processes
-        return KeyedDataLoader(
+        keyed: KeyedDataLoader[Any] = KeyedDataLoader(
             dataset,
             split="train" if has_too_few else purpose,
             seed=seed,
@@ -221,6 +233,7 @@ class Loaders:
             device=_accelerate.device_of(self._accelerator),
             **kwargs,
         )
+        return state_own_share(keyed, own_share)
 
     def steps_per_update(self, loader: SizedIterable[Any], batch_size: int, asked: int) -> int:
         """Return the number of batches of one process in an update.
@@ -280,27 +293,37 @@ class Loaders:
             return LoaderSettings(keyed.split.batch_size, kwargs)
         return LoaderSettings(batch_size_of(loader, kwargs, per_device_batch_size), kwargs)
 
-    def split(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
+    def split(self, loader: SizedIterable[Any], *, compares: bool = True) -> SizedIterable[Any]:
         """Return the share of this process: accelerate splits what neither is keyed nor split already.
 
         Args:
             loader: The loader. Anything but a ``DataLoader`` is taken to be a share already.
+            compares: Whether the processes compare their data, for which all must be here.
 
         Raises:
-            ConfigurationError: A sampler or a dataset makes the share of another process, or a sampler unequal shares.
+            ConfigurationError: A sampler or a dataset makes the share of another process, or a sampler unequal shares;
+                or one seems to make a share, and does not say so.
+            RanksDifferError: The processes have other samples.
         """
         if is_slice(loader):
-            return DataLoaderSlice(self.split(loader.wrapped), loader.slice_size)
-        if is_keyed(loader) or not is_dataloader(loader):
-            return loader
+            return DataLoaderSlice(self.split(loader.wrapped, compares=compares), loader.slice_size)
         rank, num_processes = self._accelerator.process_index, self._accelerator.num_processes
+        if not is_dataloader(loader):
+            return loader
+        says = states_own_share(loader)
+        if is_keyed(loader):
+            if num_processes > 1 and compares and says is None:
+                _require_same_data(loader)
+            return loader
         warn_of_whole_workers(loader)
         share = share_of(loader)
         if share is not None:
             check_share(loader, share, rank=rank, num_processes=num_processes)
             return loader
-        if num_processes == 1:
+        if num_processes == 1 or says:
             return loader
+        if says is None:
+            _require_undivided(loader, compares=compares)
         require_even_batches(self._accelerator)
         warn_of_filling_up(loader)
         of_process = _accelerate.split_loader(self._accelerator, loader)
@@ -355,9 +378,28 @@ class Loaders:
             self._warned_in.add(count.phase)
 
 
-def _require_whole(stream: Dataset[Any]) -> None:
-    """Raise an error for a stream that says that it yields the part of one process."""
-    share = share_of(plain_dataloader(stream, {}))
+def _require_undivided(loader: DataLoader[Any], *, compares: bool) -> None:
+    """Raise an error for a loader that seems to yield the share of its process, though it does not say so."""
+    from pa_core.data.own_shares import refuse_own_share, require_same_sources  # of no use on one process
+
+    refuse_own_share(loader)
+    if compares:
+        require_same_sources(loader)
+        _require_same_data(loader)
+
+
+def _require_same_data(loader: DataLoader[Any]) -> None:
+    from pa_core.data.same_samples import require_same_samples  # of no use on one process
+
+    require_same_samples(loader)
+
+
+def _require_whole(stream: Dataset[Any], num_processes: int) -> None:
+    """Raise an error for a stream that yields the part of one process."""
+    loader = plain_dataloader(stream, {})
+    if num_processes > 1 and states_own_share(loader) is None:
+        _require_undivided(loader, compares=False)
+    share = share_of(loader)
     if share is not None and share.of > 1:
         raise ConfigurationError(
             "A reproducible run divides a stream by position, and this one divides itself.",

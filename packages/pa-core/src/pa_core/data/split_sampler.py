@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import marshal
 from collections.abc import Iterator, Sized
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -17,6 +17,8 @@ from pa_core.user_warnings import warn_user
 from pa_data import loader_parts
 
 _LIBRARIES_THAT_DIVIDE = {"datasets", "torchdata", "webdataset"}
+OWN_SHARE = "own_share"
+"""The argument of a loader, or attribute of its dataset or sampler, that says whether it yields one process's share."""
 
 
 class Share(NamedTuple):
@@ -82,6 +84,51 @@ def split_sampler(loader: object) -> Any | None:
     return None if share is None or isinstance(share.holder, IterableDataset) else share.holder
 
 
+def states_own_share(loader: DataLoader[Any]) -> bool | None:
+    """Return what a loader, its samplers or its dataset say about their share; None where none says anything.
+
+    Args:
+        loader: A custom data loader.
+
+    Example:
+        >>> class Lines(IterableDataset[str]):
+        ...     own_share = True
+        >>> states_own_share(DataLoader(Lines())), states_own_share(DataLoader(range(3)))
+        (True, None)
+    """
+    said = (getattr(part, OWN_SHARE, None) for part in loader_parts(loader).values())
+    return next((bool(one) for one in said if one is not None), None)
+
+
+_LoaderT = TypeVar("_LoaderT", bound=DataLoader[Any])
+
+
+def state_own_share(loader: _LoaderT, says: bool | None) -> _LoaderT:
+    """Return a loader, which says from now on what was said about its share.
+
+    Args:
+        loader: The loader.
+        says: The argument; None where nothing was said.
+    """
+    if says is not None:
+        vars(loader)[OWN_SHARE] = says
+    return loader
+
+
+def divided_by_trainer(dataset: object) -> ConfigurationError:
+    """Return the error for a dataset of which each process is said to have its own share.
+
+    Args:
+        dataset: A dataset that the trainer divides by position.
+    """
+    kind = type(dataset).__name__
+    return ConfigurationError(
+        "A dataset with positions is divided by the trainer, so that each sample comes once.",
+        given=f"own_share=True for the loader of a {kind}",
+        do=f"Pass all samples on each process; or pass a DataLoader of the share, and set {kind}.own_share = True.",
+    )
+
+
 def check_share(loader: DataLoader[Any], share: Share, *, rank: int, num_processes: int) -> None:
     """Raise an error for the share of another process, and for unequal ones of samplers; every process must call this.
 
@@ -131,7 +178,7 @@ def warn_of_filling_up(loader: DataLoader[Any]) -> None:
         f"{what} is split over the processes by accelerate, which repeats samples where the processes would not get "
         "equally many. Losses and metrics of an epoch may count those twice. Use a dataset with __len__ and "
         "__getitem__, and let the trainer create its loader; or let each process read its own share: a sampler or a "
-        "dataset with the attributes rank and num_replicas, or split_dataset_by_node of Hugging Face, is used as it is."
+        "dataset with own_share=True, or split_dataset_by_node of Hugging Face, is used as it is."
     )
 
 

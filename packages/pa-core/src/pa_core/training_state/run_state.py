@@ -507,6 +507,4 @@ def _stateful(callbacks: Iterable[object]) -> list[SupportsStateDict]:
 
 
 def _name(one: object) -> str:
-    instance_name: str = getattr(one, "instance_name", "")
-    suffix = f"[{instance_name}]" if instance_name else ""
-    return f"{type(one).__module__}.{type(one).__qualname__}{suffix}"
+    return f"{type(one).__module__}.{type(one).__qualname__}"
