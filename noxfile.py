@@ -106,7 +106,20 @@ BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "packaging>=25", "pyyaml>=6", "t
 DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
 TRACKERS = ("mlflow", "trackio", "wandb")
 NOTEBOOKS = ("ipykernel", "matplotlib", "nbclient")
-THIRD_PARTY = ("datasets", *NOTEBOOKS, "optuna", "peft", "scikit-learn", "timm", "torchvision", "transformers", "wandb")
+FOR_METRICS = ("pycocotools", "rouge-score")
+THIRD_PARTY = (
+    "datasets",
+    *FOR_METRICS,
+    *NOTEBOOKS,
+    "optuna",
+    "peft",
+    "schedulefree",
+    "scikit-learn",
+    "timm",
+    "torchvision",
+    "transformers",
+    "wandb",
+)
 PEERS = {
     "pytorch_accelerated": ("torch", "pytorch-accelerated"),
     "lightning": ("torch", "lightning"),

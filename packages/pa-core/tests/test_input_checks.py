@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -352,6 +354,52 @@ def test_a_run_in_a_step_or_a_hook_is_refused_by_name() -> None:
         vars(trainer)[method] = partial(evaluate_other, trainer)
         with pytest.raises(ConfigurationError, match=r"evaluate\(\) within train\(\)"):
             train(trainer, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "event"),
+    [
+        ("train", "on_training_run_start"),
+        ("evaluate", "on_evaluation_run_start"),
+        ("predict", "on_prediction_run_start"),
+    ],
+)
+def test_one_of_two_threads_has_the_run(call: str, event: str) -> None:
+    """The other one is refused though both were about to begin, and the trainer is as usable as before."""
+    both_are_about_to_begin = threading.Barrier(2)
+    waited, is_refused = {threading.get_ident()}, threading.Event()
+
+    class Waiting(TensorDataset):
+        """Is looked at before a run begins."""
+
+        def __getattr__(self, name: str) -> Any:
+            if threading.get_ident() not in waited:
+                waited.add(threading.get_ident())
+                both_are_about_to_begin.wait(20)
+            raise AttributeError(name)
+
+        @override
+        def __len__(self) -> int:
+            hasattr(self, "length")
+            return super().__len__()
+
+    def start(*_: object) -> Exception | None:
+        arguments: dict[str, Any] = {"num_epochs": 1} if call == "train" else {}
+        try:
+            list(getattr(trainer, call)(data, per_device_batch_size=4, **arguments) or ())
+        except ConfigurationError as error:
+            is_refused.set()
+            return error
+        return None
+
+    trainer = make_trainer(CallAt(event, lambda _: is_refused.wait(20)))
+    data = Waiting(*TRAIN_DATA.tensors)
+    with ThreadPoolExecutor(2) as threads:
+        outcomes = list(threads.map(start, range(2)))
+    (refused,) = filter(None, outcomes)
+    assert f"{call}() within {call}()" in str(refused)
+    assert "each thread" in str(refused)
+    assert start() is None
 
 
 def test_the_method_that_is_named_evaluates_between_two_updates() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.callbacks import CallAt
 from tests.support.loops import in_double
 from tests.support.models import weights_of
+from tests.support.pa_core.custom_loops.loops import seed_all
 
 
 def linear_trainer(
@@ -126,7 +129,14 @@ def test_a_trainer_and_its_history_say_what_they_are() -> None:
 
 
 def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:
-    """Modes, including those of parts that the user keeps in evaluation mode, and the training loss come back."""
+    """Modes, including those of parts that the user keeps in evaluation mode, losses and random numbers come back."""
+
+    class Sampling(TinyClassifier):
+        """Draws in evaluations too, as a variational autoencoder does."""
+
+        @override
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs + 0.1 * torch.randn_like(inputs) * random.random() * np.random.rand())
 
     class FrozenNorm(Trainer[TinyClassifier]):
         @override
@@ -142,8 +152,8 @@ def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:
 
     ends: list[Any] = []
     for callbacks in ([], [CallAt("on_optimizer_step_end", evaluate, 2)]):
-        torch.manual_seed(1)
-        model = TinyClassifier(batch_norm=True)
+        seed_all(1)
+        model = Sampling(batch_norm=True)
         trainer = FrozenNorm(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
         trainer.train(make_classification(32), 1, make_classification(8), per_device_batch_size=8)
         ends.append((trainer.run_history.get_latest_metric("train_loss_epoch"), weights_of(model).tolist()))

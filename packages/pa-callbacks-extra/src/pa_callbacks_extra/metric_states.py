@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pa_core import gather_objects
+from pa_core.distributed import num_processes
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
@@ -66,22 +68,56 @@ def has_samples(taken: Mapping[str, Mapping[str, Any]]) -> bool:
 def compute_over_processes(metrics: MetricCollection, earlier: Sequence[MetricStates] = ()) -> dict[str, Any]:
     """Compute the metrics over the samples of all processes; every process must call this.
 
-    Usually torchmetrics does that by itself. It exchanges states one by one, and cannot where a process had fewer
-    batches than another one, or none: that process would wait, or send what the others cannot read. Then all states
-    are exchanged as a whole here, and reduced as torchmetrics would.
+    Usually torchmetrics does that by itself. It exchanges states one by one, and of some metrics each entry of a list,
+    and cannot where a process had fewer batches or entries than another one, or none: that process would wait, or send
+    what the others cannot read. It leaves out entries that are no tensors. Then all states are exchanged as a whole
+    here, and reduced as torchmetrics would.
 
     Args:
         metrics: The metrics of this process.
         earlier: States that belong to the same samples, the same ones on every process: the states of the processes of
             an interrupted run.
     """
-    updates = [metric.update_count for _, metric in _walk(metrics)]
-    if not earlier and all(others == updates for others in gather_objects(updates)):
+    if not earlier and (num_processes() == 1 or _can_be_exchanged_one_by_one(metrics)):
         return metrics.compute()
     of_processes = [*earlier, *gather_objects(take_out(metrics))]
     merged = copy.deepcopy(metrics)
     _merge(merged, [states for states in of_processes if has_samples(states)])
     return merged.compute()
+
+
+def _can_be_exchanged_one_by_one(metrics: MetricCollection) -> bool:
+    """Whether torchmetrics can exchange the states, as far as can be told from them; every process must call this."""
+    kinds = [
+        (metric.update_count, [_kinds_of_entries(state) for state in metric.metric_state.values()])
+        for _, metric in _walk(metrics)
+    ]
+    # A digest is all that the processes tell each other about a list with an entry for each of their samples.
+    own = hashlib.sha256(repr(kinds).encode()).digest()
+    has_tensors_alone = not any("object" in entries for _, states in kinds for entries in states)
+    return all(other == (own, True) for other in gather_objects((own, has_tensors_alone)))
+
+
+def _kinds_of_entries(state: object) -> list[str]:
+    entries = cast("list[object]", state) if isinstance(state, list) else []
+    return [f"{entry.dtype} {entry.dim()}" if isinstance(entry, Tensor) else "object" for entry in entries]
+
+
+def keep_apart(metrics: MetricCollection) -> None:
+    """Have each metric of a collection updated alone, unless the collection was told which of them share their states.
+
+    By default torchmetrics takes metrics for the same ones whose states are equal after the first update.
+
+    Args:
+        metrics: Collections within its metrics are meant too.
+    """
+    from torchmetrics import MetricCollection
+
+    for module in metrics.modules():
+        if isinstance(module, MetricCollection) and module._enable_compute_groups is True:  # pyright: ignore[reportPrivateUsage]  # it can be passed, and not be set
+            module._enable_compute_groups = False  # pyright: ignore[reportPrivateUsage]  # the same
+            module._groups_checked = False  # pyright: ignore[reportPrivateUsage]  # the same
+            module._init_compute_groups()  # pyright: ignore[reportPrivateUsage]  # the same
 
 
 def _merge(metrics: MetricCollection, parts: Sequence[MetricStates]) -> None:

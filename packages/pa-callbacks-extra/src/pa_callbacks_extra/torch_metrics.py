@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,16 +16,17 @@ from pa_callbacks_extra.metric_states import (
     compute_over_processes,
     fits,
     has_samples,
+    keep_apart,
     put_back,
     take_out,
 )
+from pa_callbacks_extra.prediction_ranges import PredictionRanges, judging_by_value
 from pa_core import AnyTrainer, ConfigurationError, TrainerCallback, UnsupportedConfigurationError, gather_objects
 from pa_core.distributed import num_processes, rank
+from pa_core.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
-
-    from pa_core import RunHistory
 
 
 # The bounds let type checkers take the arguments of a plain lambda for Any; without one, pyright takes object.
@@ -59,8 +60,8 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     With types, write ``TorchMetricsCallback[Batch, Output](...)``: checkers then compare both functions with them.
 
-    Place it in front of callbacks that watch or log its metrics. For a second set of metrics with other predictions,
-    subclass this one: a trainer has one callback of each class.
+    Place it in front of callbacks that watch or log its metrics. A trainer may have several of them, for metrics of
+    other predictions, each with a ``name``.
 
     Args:
         metrics: A metric, or a ``MetricCollection`` that gives each of them a name.
@@ -71,6 +72,8 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         in_training: Whether to compute them over training epochs. The model changes in between, and they
             cost time in each step. The default is False.
         in_evaluation: Whether to compute them over evaluations.
+        name: The name of the task, which tells several of these callbacks apart. It comes before the name of each
+            metric, as in ``eval_depth_accuracy``.
 
     Attributes:
         train_metrics: The copy that belongs to the training, None without one.
@@ -103,20 +106,25 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         targets: Callable[[BatchT_contra, OutputT_contra], Any] | None = _second_of_batch,
         in_training: bool = False,
         in_evaluation: bool = True,
+        name: str = "",
     ) -> None:
-        collection = _as_collection(metrics)
+        collection = _as_collection(metrics).clone()
+        keep_apart(collection)
         _check_functions(predictions, targets)
         if not (in_training or in_evaluation):
             raise ConfigurationError(
                 "The metrics would never be computed with in_training=False, in_evaluation=False. Pass "
                 "in_evaluation=True, or leave the callback out."
             )
-        self._declared_names = _declared_names(collection, in_training, in_evaluation)
+        self.instance_name: str = name
+        self._declared_names = self._names(collection.keys(), in_training, in_evaluation)
         self._predictions = predictions
         self._targets = targets
         self.train_metrics: MetricCollection | None = collection.clone() if in_training else None
         self.eval_metrics: MetricCollection | None = collection.clone() if in_evaluation else None
         self._evaluated: list[MetricCollection] = []
+        self._judging_by_value = judging_by_value(collection.modules())
+        self._ranges: dict[MetricCollection, PredictionRanges] = {}
         self._prefix_of_evaluation = "eval_"
         self._earlier: list[MetricStates] = []
 
@@ -131,6 +139,8 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         arguments = [self._predictions(batch, output)]
         if self._targets is not None:
             arguments.append(self._targets(batch, output))
+        if self._judging_by_value:
+            self._ranges.setdefault(metrics, PredictionRanges()).note(arguments[0])
         # Metrics may keep what they are given, and with it the graph of each batch.
         metrics.update(*_detached(arguments))
 
@@ -163,7 +173,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Record the metrics of the training."""
         if self.train_metrics is not None:
-            self._record(trainer.run_history, "train_", compute_over_processes(self.train_metrics, self._earlier))
+            self._record(trainer, "train_", self.train_metrics, self._earlier)
             self.train_metrics.reset()
             self._earlier = []
 
@@ -194,14 +204,14 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Record the metrics of the evaluation."""
         if self.eval_metrics is not None:
-            values = compute_over_processes(self._evaluated.pop())
             # What is recorded while a named set is evaluated begins with its name, and with "eval_" before.
             prefix = "" if trainer.eval_name in trainer.eval_sets else self._prefix_of_evaluation
-            self._record(trainer.run_history, prefix, values)
+            self._record(trainer, prefix, self._evaluated.pop())
 
     def _begin(self, prefix_of_evaluation: str) -> None:
         self._prefix_of_evaluation = prefix_of_evaluation
         self._evaluated = []
+        self._ranges = {}
         self._earlier = []
 
     # What a resumed run continues from
@@ -239,14 +249,47 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     # Recording
 
-    def _record(self, history: RunHistory, prefix: str, values: Mapping[str, Any]) -> None:
+    @property
+    def _prefix_of_task(self) -> str:
+        return f"{self.instance_name}_" if self.instance_name else ""
+
+    def _names(self, names: Iterable[Hashable], in_training: bool, in_evaluation: bool) -> set[str]:
+        """The names in the run history, as far as they are known before the metrics are computed."""
+        prefixes = [*(["train_"] if in_training else []), *(["eval_", "evaluation_"] if in_evaluation else [])]
+        recorded = {f"{prefix}{self._prefix_of_task}{name}" for prefix, name in itertools.product(prefixes, names)}
+        for name in recorded.intersection(_OF_THE_TRAINER):
+            raise _collision(name, "the trainer itself")
+        return recorded
+
+    def _record(
+        self, trainer: AnyTrainer, prefix: str, metrics: MetricCollection, earlier: Sequence[MetricStates] = ()
+    ) -> None:
+        """Record what the metrics are over the samples of all processes, each of which must call this."""
+        self._require_one_range(metrics, trainer.device)
         numbers = dict[str, float]()
-        for name, number in _numbers_in(values):
+        prefix += self._prefix_of_task
+        for name, number in _numbers_in(compute_over_processes(metrics, earlier)):
             if prefix + name in numbers or prefix + name in _OF_THE_TRAINER:
                 raise _collision(prefix + name, "another metric of this callback, or the trainer itself")
             numbers[prefix + name] = number
         for name, number in numbers.items():
-            history.update_metric(name, number)
+            trainer.run_history.update_metric(name, number)
+
+    def _require_one_range(self, metrics: MetricCollection, device: torch.device) -> None:
+        """Warn, once, if a sigmoid or softmax was applied to some updates alone."""
+        ranges = self._ranges.pop(metrics, PredictionRanges())
+        if not self._judging_by_value:
+            return
+        outside, updates = ranges.count(device)
+        if 0 < outside < updates:
+            warn_user(
+                f"{', '.join(self._judging_by_value)} took the predictions of {outside} of {updates} updates for "
+                "logits, because some were not from 0 to 1, and those of the others for probabilities: the values "
+                "depend on how the samples are divided into batches. Pass probabilities, as in "
+                'predictions=lambda batch, output: output["model_outputs"].sigmoid(), or '
+                ".softmax(1) for classes."
+            )
+            self._judging_by_value = []
 
 
 def _numbers_in(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -301,17 +344,8 @@ def _check_functions(predictions: object, targets: object) -> None:
             )
 
 
-def _declared_names(collection: MetricCollection, in_training: bool, in_evaluation: bool) -> set[str]:
-    """The names in the run history, as far as they are known before the metrics are computed."""
-    prefixes = [*(["train_"] if in_training else []), *(["eval_", "evaluation_"] if in_evaluation else [])]
-    names = {f"{prefix}{name}" for prefix, name in itertools.product(prefixes, collection.keys())}
-    for name in names.intersection(_OF_THE_TRAINER):
-        raise _collision(name, "the trainer itself")
-    return names
-
-
 def _collision(name: str, other: str) -> ConfigurationError:
     return ConfigurationError(
         f"A metric has the name of another one: {name}, which is recorded by {other} too. Give it another name in the "
-        "MetricCollection."
+        "MetricCollection, or pass name= for the metrics of another task."
     )

@@ -1017,6 +1017,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     Attributes:
         joins_sanity_evaluation: Whether a copy of it is called in the evaluation that ``train(sanity_eval_steps=...)``
             runs before the first epoch; False for what would leave something behind, such as a line in a file.
+        instance_name: Tells callbacks of one class in a trainer apart, in training states too. By default it is empty.
 
     Example:
         >>> from pa_core import AnyTrainer, TrainerCallback
@@ -1027,6 +1028,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     """
 
     joins_sanity_evaluation: bool = True
+    instance_name: str = ""
 
     if TYPE_CHECKING:  # for @override; a callback that has not got them has no state
 
@@ -1186,8 +1188,8 @@ class CallbackHandler(Generic[_TrainerT]):
     """Calls the registered callbacks, in the order in which they were given.
 
     Args:
-        callbacks: Callback classes (which are constructed without arguments) or instances. Two of one class are an
-            error: which of them would be meant by its name?
+        callbacks: Callback classes (which are constructed without arguments) or instances. Two of one class and one
+            ``instance_name`` are an error: which of them would be meant by its name?
 
     Raises:
         ValueError: A callback of the same class is registered already.
@@ -1222,17 +1224,18 @@ class CallbackHandler(Generic[_TrainerT]):
             callback: An instance, or a class that can be constructed without arguments.
 
         Raises:
-            ConfigurationError: A callback of the same class is registered already.
+            ConfigurationError: A callback of the same class and the same ``instance_name`` is registered already.
             ArgumentTypeError: The object is not a callback, or a class whose constructor needs arguments.
         """
         require_callback(callback, TrainerCallback)
         instance = callback() if isinstance(callback, type) else callback
-        if any(type(other) is type(instance) for other in self.callbacks):
+        kind, name = type(instance), instance.instance_name
+        if any(type(other) is kind and other.instance_name == name for other in self.callbacks):
             registered = ", ".join(type(other).__name__ for other in self.callbacks)
             raise ConfigurationError(
                 "There is a callback of this class already.",
                 given=f"a second callback of class {type(instance).__name__}, besides {registered}",
-                do="Remove one of the two, or subclass it for the second use.",
+                do="Remove one of the two, subclass it for the second use, or give that one another instance_name.",
             )
         self.callbacks.append(instance)
         self._listeners.clear()

@@ -100,7 +100,11 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
             "Call trainer.run_evaluation_epoch(is_intermediate=True) to evaluate the evaluation dataset at this point. "
             "Give other datasets to train() by name, such as eval_dataset={'val': ..., 'test': ...}."
         )
-    raise ConfigurationError("A trainer has one run at a time.", given=f"{name}() within {running}()", do=do)
+    raise ConfigurationError(
+        "A trainer has one run at a time.",
+        given=f"{name}() within {running}()",
+        do=f"{do} Give each thread a trainer and a model of its own.",
+    )
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:

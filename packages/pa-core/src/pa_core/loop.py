@@ -38,6 +38,7 @@ from pa_core.training_state.checkpointer import EvaluationInterrupted
 from pa_core.training_state.fetched_states import folder_of, homes_of, save_dirs_of
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import say
+from pa_data.rng import restored_rng_states
 
 _END: Any = object()
 
@@ -724,6 +725,11 @@ class Loop:
             trainer.model = wrapped
             for module, training in modes:
                 module.training = training
+
+    def leaving_random_numbers(self) -> AbstractContextManager[None]:
+        """Return the context of an additional evaluation, after which training draws what it would without it."""
+        loaders = (self.trainer.eval_dataloader, *self.trainer.eval_dataloaders.values())
+        return restored_rng_states(self.trainer.device, map(innermost, loaders))
 
     def batches_to_evaluate(self, loader: SizedIterable, count: BatchCount | None) -> Iterator[tuple[int, Any]]:
         """Iterate over the batches of an evaluation on the device, numbered from 1.

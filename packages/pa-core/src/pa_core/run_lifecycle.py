@@ -37,6 +37,7 @@ class RunLifecycle:
     def __init__(self, trainer: AnyTrainer, engine: Engine) -> None:
         self.trainer = trainer
         self.engine = engine
+        self._turn = [None]  # a list, as its pop() gives one of two threads its item, and trainers can be copied
 
     def require_ready(self, kind: RunKind) -> None:
         """Raise an error if another run is in progress, which a new one would overwrite.
@@ -66,10 +67,7 @@ class RunLifecycle:
             RanksDifferError: The processes were not given the same.
         """
         trainer, engine = self.trainer, self.engine
-        engine.start_run(trained, self.describe_course)
-        trainer.preemptible, trainer.resume_from = False, None
-        trainer.callback_handler.find_listeners()
-        with engine.watch.run(lambda: (engine.progress.stage, engine.progress.updates)):
+        with self._in_turn(kind, trained), engine.watch.run(lambda: (engine.progress.stage, engine.progress.updates)):
             seed = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
             with showing_errors_once():
                 require_same(lambda: {**describe_arguments(), **self._describe_setting()})
@@ -78,6 +76,22 @@ class RunLifecycle:
                 engine.contexts.callback(engine.checkpointer.release_folders)
                 yield
         trainer.callback_handler.warn_of_unfired_events()
+
+    @contextmanager
+    def _in_turn(self, kind: RunKind, trained: dict[str, Trained]) -> Generator[None]:
+        """Forget the run before, unless one is in progress, perhaps in another thread."""
+        try:
+            turn = self._turn.pop()
+        except IndexError:
+            refuse_run_within_run(kind, self.engine.running or kind)
+            raise
+        try:
+            self.engine.start_run(trained, self.describe_course)
+            self.trainer.preemptible, self.trainer.resume_from = False, None
+            self.trainer.callback_handler.find_listeners()
+            yield
+        finally:
+            self._turn.append(turn)
 
     @contextmanager
     def _ending_in_order(self, kind: RunKind) -> Generator[None]:

@@ -298,15 +298,15 @@ class Trainer(
                 self._check_optimizer(self.model, self.optimizer)
             self._engine.added.require_usable(self.get_model(), self.optimizer)
             self._loop.check_data(asked.data, asked)
-        self.train_dataset = cast("Dataset[Any]", train_data.dataset)
-        self._set_evaluation(eval_sets)
-        self.collate_fn = collate_fn
-        self.create_scheduler_fn = create_scheduler_fn
-        self._engine.gradient_clip_norm = gradient_clip_norm
-        self._loop.asked = asked
+        trained = Trained(self._engine.accelerator, reproducible=self.reproducible)
 
-        self._trained = Trained(self._engine.accelerator, reproducible=self.reproducible)
-        with self._lifecycle.running("train", {"optimizer": self._trained}, asked.describe):
+        with self._lifecycle.running("train", {"optimizer": trained}, asked.describe):
+            self._trained = trained
+            self.train_dataset = cast("Dataset[Any]", train_data.dataset)
+            self._set_evaluation(eval_sets)
+            self.collate_fn, self.create_scheduler_fn = collate_fn, create_scheduler_fn
+            self._engine.gradient_clip_norm = gradient_clip_norm
+            self._loop.asked = asked
             self._loop.find_state(asked)
             create, loaders = self.create_train_dataloader, self._engine.loaders
             train_dl = loaders.take(train_data, create, asked.batch_size, samples_per_update)
@@ -389,11 +389,11 @@ class Trainer(
             before = cast("TrainerRunConfig | None", self.run_config)
             batch_size = DEFAULT_BATCH_SIZE if before is None else before.eval_per_device_batch_size
             asked = replace(asked, per_device_batch_size=batch_size)
-        self._set_evaluation(eval_sets)
-        self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
-        self._loop.asked = asked
 
         with self._lifecycle.running("evaluate", {}, asked.describe):
+            self._set_evaluation(eval_sets)
+            self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
+            self._loop.asked = asked
             self._make_eval_dataloaders(asked.batch_size)
             self._loop.announce()
             self._lifecycle.require_same_parts()
@@ -637,7 +637,10 @@ class Trainer(
         else:
             names = self._engine.eval_sets.within_epoch() if is_intermediate else self._eval_names_of_epoch()
         phase = Phase.INTERMEDIATE_EVALUATION
-        with recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""):
+        with (
+            self._loop.leaving_random_numbers(),
+            recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""),
+        ):
             for index, name in enumerate(names):
                 self._loop.num_sets_to_come = len(names) - index - 1
                 with (

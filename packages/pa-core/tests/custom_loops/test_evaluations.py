@@ -50,7 +50,7 @@ def test_within_it_the_model_is_in_eval_mode_without_gradients() -> None:
 
 
 def test_an_evaluation_changes_nothing_of_the_training() -> None:
-    """Order, logged values and losses of the epoch continue after it."""
+    """Order, logged values, random numbers and losses of the epoch continue after it."""
     seed_all(0)
     plain, with_evaluation = make_line(number=30, lr=1e-4), make_line(number=30, lr=1e-4)
     for run in (plain, with_evaluation):
@@ -59,11 +59,11 @@ def test_an_evaluation_changes_nothing_of_the_training() -> None:
             for update in run.updates():
                 for inputs, targets in update:
                     run.log("number", inputs[:, 0].mean())
-                    update.backward((run.model(inputs) - targets).square().mean())
+                    update.backward((run.model(inputs + torch.rand(())) - targets).square().mean())
                 update.step()
                 if run is with_evaluation:
                     for inputs, _ in run.evaluation_batches(samples(5), name="mid"):
-                        run.log("number", inputs.mean())
+                        run.log("number", inputs.mean() + torch.rand(()))
     assert torch.equal(plain.model.weight, with_evaluation.model.weight)
     for name in ("train_loss_epoch", "train_number_epoch"):
         assert plain.run_history.get_latest_metric(name) == with_evaluation.run_history.get_latest_metric(name)

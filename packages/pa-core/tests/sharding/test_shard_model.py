@@ -178,6 +178,48 @@ def test_activation_checkpointing(offloads: bool) -> None:
     assert calls == [2, 4]
 
 
+class Tracking(nn.Module):
+    """Keeps statistics in each of the ways in which a forward pass may change buffers."""
+
+    centre: Tensor
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(7)
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(7, 7))
+        self.register_buffer("centre", torch.zeros(7))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.feed = nn.Linear(7, 7)
+
+    @override
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.calls += 1
+        self.centre = 0.9 * self.centre + 0.1 * hidden.detach().mean((0, 1))
+        normalized = self.norm(hidden.transpose(1, 2)).transpose(1, 2)
+        outputs: Tensor = hidden + self.spectral(normalized - self.centre) + self.feed(normalized)
+        return outputs
+
+
+class Tracked(TinyTransformer):
+    """A model of blocks that keep statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Tracking(), Tracking()])
+
+
+def test_activation_checkpointing_changes_buffers_once() -> None:
+    """Running statistics, counters and all weights are those of a run that computes each forward pass once."""
+    states: list[dict[str, Tensor]] = []
+    for checkpoints in (False, True):
+        torch.manual_seed(0)
+        model = trained(Tracked().double(), activation_checkpointing=checkpoints)
+        states.append({**whole_weights(model), **dict(model.named_buffers())})
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+    assert states[1]["blocks.0.calls"] == states[1]["blocks.0.norm.num_batches_tracked"] == 2
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch hides it
 @pytest.mark.parametrize("by_blocks", [False, True])
 def test_compiled_by_accelerate(by_blocks: bool) -> None:

@@ -82,6 +82,8 @@ class Evaluations(Generic[BatchT]):
         within: dict[str, Any] = {"is_intermediate": True} if is_intermediate else {}
         prefix = f"{name}_" if name is not None else INTERMEDIATE_PREFIX if is_intermediate else ""
         with ExitStack() as self._open:
+            if prefix:  # an evaluation besides the usual one after an epoch
+                self._open.enter_context(loop.leaving_random_numbers())
             for context in (recording_with_prefix(run.run_history, prefix), self._evaluating(name), torch.no_grad()):
                 self._open.enter_context(context)
             loop.call_together(TrainerCallback.on_eval_epoch_start, **within)

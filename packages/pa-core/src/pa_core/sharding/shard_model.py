@@ -18,6 +18,7 @@ from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.model_tensors import compiled_from, is_sharded, is_sharded_module, unwrap_model
 from pa_core.sharding.meta_weights import MetaWeights, NamedTensor, allocate, has_meta_tensors, tensors_of
+from pa_core.sharding.recomputation import contexts_of_passes
 from pa_core.sharding.sharding_plan import ShardingSettings, blocks_of, modules_of_block, whole_parameters
 
 if TYPE_CHECKING:
@@ -94,13 +95,16 @@ def _checkpoint_activations(blocks: Sequence[nn.Module], *, offloads: bool) -> N
 
 def _checkpoint(block: nn.Module, *, offloads: bool) -> None:
     forward = block.forward
+    contexts = partial(contexts_of_passes, block)
 
     @wraps(forward)
     def forward_again(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
+        # A compiled graph changes buffers once in any case.
+        keeping = {} if torch.compiler.is_compiling() else {"context_fn": contexts}
         with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()) if offloads else nullcontext():
-            return _run_checkpointed(forward, *args, use_reentrant=False, **kwargs)
+            return _run_checkpointed(forward, *args, use_reentrant=False, **keeping, **kwargs)
 
     block.forward = forward_again
 

@@ -507,4 +507,6 @@ def _stateful(callbacks: Iterable[object]) -> list[SupportsStateDict]:
 
 
 def _name(one: object) -> str:
-    return f"{type(one).__module__}.{type(one).__qualname__}"
+    instance_name: str = getattr(one, "instance_name", "")
+    suffix = f"[{instance_name}]" if instance_name else ""
+    return f"{type(one).__module__}.{type(one).__qualname__}{suffix}"
