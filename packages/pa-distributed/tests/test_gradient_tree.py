@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pa_distributed._errors import InvalidArgumentError
-from pa_distributed._signs import doing_of
+from pa_distributed._signs import Doing, doing_of
 from pa_distributed.gradient_tree import GradientTree
 from tests.launching import Launch
 
@@ -404,7 +404,7 @@ def test_a_closed_tree_leaves_the_parameters_alone() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_a_process_that_waits_for_gradients_is_seen_to_wait() -> None:
     """A report of processes that hang says so."""
-    model, rank, seen = Branches(), dist.get_rank(), [(True, "")]
+    model, rank, seen = Branches(), dist.get_rank(), [Doing(waits=True)]
     tree = GradientTree([model], num_values=1)
     dist.barrier()
     thread = threading.get_ident()
@@ -414,9 +414,8 @@ def test_a_process_that_waits_for_gradients_is_seen_to_wait() -> None:
     else:
         time.sleep(1)
     make_update(model, tree, losses_of(0, [PARTS] * 2), weights_of(2), overlaps=True)
-    waits, doing = seen[-1]
-    assert waits
-    assert rank == 1 or doing.startswith("the exchange of gradients (test_gradient_tree.py")
+    assert seen[-1].waits
+    assert rank == 1 or seen[-1].text.startswith("the exchange of gradients (test_gradient_tree.py")
 
 
 @pytest.mark.runs_on("two_ranks")

@@ -17,9 +17,11 @@ from pa_distributed._signs import Sign, Signs, describe_signs
 from pa_distributed._torch import store_of_processes
 
 EXCHANGES = Sign(
-    beat=3, run=1, place="in the training of an epoch", updates=5, collectives=20, still=12.0, waits=True, doing="x"
+    beat=3, run=1, place="in the training of an epoch", updates=5, begun=20, still=12.0, waits=True, doing="x"
 )
 COMPUTES = EXCHANGES._replace(waits=False)
+STANDS = COMPUTES._replace(blocked=12.0, idle=12.0)
+LOOKS_AGAIN = COMPUTES._replace(idle=12.0)
 EVALUATES = EXCHANGES._replace(place="in an evaluation")
 
 
@@ -33,6 +35,8 @@ EVALUATES = EXCHANGES._replace(place="in an evaluation")
         (EXCHANGES, Sign(run=0), 5.0, None),
         # which nobody waits for
         (COMPUTES, EXCHANGES, 10.0, None),
+        (LOOKS_AGAIN, COMPUTES, 10.0, None),
+        (STANDS, EXCHANGES, 10.0, None),  # the other one says so
         # which may not
         (EXCHANGES, Sign(run=1), 60.0, "all decide it together"),
         (EXCHANGES, Sign(run=2, place="at the start of the run"), 60.0, "all decide it together"),
@@ -40,7 +44,13 @@ EVALUATES = EXCHANGES._replace(place="in an evaluation")
         (EXCHANGES, EVALUATES, 10.0, "only some of the processes"),
         (EXCHANGES, COMPUTES, 10.0, "raise max_wait_seconds"),
         # which the accelerator of this one waits for
-        (COMPUTES, COMPUTES._replace(collectives=19), 10.0, "raise max_wait_seconds"),
+        (COMPUTES._replace(runs_ahead=True), COMPUTES._replace(begun=19), 10.0, "raise max_wait_seconds"),
+        # in whatever it may be
+        (STANDS, COMPUTES, 10.0, "raise max_wait_seconds"),
+        (STANDS, COMPUTES, 60.0, None),
+        (STANDS, Sign(run=1), 60.0, None),
+        (LOOKS_AGAIN, COMPUTES._replace(begun=19), 10.0, "raise max_wait_seconds"),
+        (COMPUTES, COMPUTES._replace(begun=19), 10.0, None),
     ],
 )
 def test_what_is_a_wait_in_vain(own: Sign, other: Sign, limit: float, advice: str | None) -> None:

@@ -19,6 +19,7 @@ from typing_extensions import override
 from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback, gather_objects
 from pa_core.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from tests import launching
 from tests.launching import Launch, Launched, free_ports
 
 FAILING_ON_ONE_RANK = Path(__file__).with_name("failing_on_one_rank.py")
@@ -336,6 +337,7 @@ def test_an_error_that_the_first_process_catches_is_shown_by_the_others(shown: d
     assert "targets.squeeze(1).long()" in second
 
 
+ROOT = Path(launching.__file__).parents[1]
 WAITING = Path(__file__).with_name("waiting_in_vain.py")
 SLOW = ["sleeps", "gathers", "is_frozen", "trains_once_more", "is_busy_between_runs"]
 APART = ["breaks", "stops", "evaluates"]
@@ -350,7 +352,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
     """How each pair of ranks ended; all pairs wait at the same time."""
     folder = tmp_path_factory.mktemp("pairs")
     names = [*SLOW, *APART, *BETWEEN, *TOGETHER]
-    assert Launch(folder)(WAITING, json.dumps(names)).status == 0
+    assert Launch(folder)(WAITING, json.dumps(names), env={"PYTHONPATH": str(ROOT)}).status == 0
     ended: Ends = json.loads((folder / "ended.json").read_text())
     return ended
 

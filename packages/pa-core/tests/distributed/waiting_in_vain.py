@@ -1,40 +1,29 @@
-"""A script: starts pairs of ranks, one of which lets the other wait, and says how each pair ended, as JSON.
-
-It forks its ranks, as a launcher would take seconds for each pair; unlike a launcher, it lets both end by themselves.
-"""
+"""A script: starts pairs of ranks, one of which lets the other wait, and says how each pair ended, as JSON."""
 
 from __future__ import annotations
 
-import atexit
-import faulthandler
 import json
-import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkProcess
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import accelerate  # noqa: F401  # pyright: ignore[reportUnusedImport]  # here, or each rank would import it
 import torch
 import torch._dynamo  # pyright: ignore[reportUnusedImport]  # as above
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.optim import SGD
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Run, StopTrainingError, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.pairs import run_pairs
 
 MAX_WAIT_SECONDS = 3.0
 SECONDS_TO_END = 45.0
-
-_fork = multiprocessing.get_context("fork")
 
 
 class Late(TrainerCallback):
@@ -139,75 +128,5 @@ CASES: dict[str, Callable[[int], None]] = {
 }
 
 
-def be_rank(rank: int, port: Connection, name: str) -> None:
-    """What a forked process does, once it is told the port of its store."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), MASTER_PORT=str(port.recv()))
-    file = os.open(f"{name}_{rank}.txt", os.O_WRONLY | os.O_CREAT)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115 - for the life of the process
-    faulthandler.register(signal.SIGUSR1)
-    try:
-        CASES[name](rank)
-    finally:
-        # What ends in order at the end of a script, a process of multiprocessing leaves out.
-        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # as above
-
-
-def _show_stacks(process: ForkProcess) -> float:
-    """Let a process that should have ended print where it is; return how many seconds that takes at most."""
-    os.kill(cast("int", process.pid), signal.SIGUSR1)
-    return 1.0
-
-
-class Pair:
-    """Two ranks, which wait to be connected."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._store: TCPStore | None = None
-        pipes = [_fork.Pipe(duplex=False) for _ in range(2)]
-        self._ports = [port for _, port in pipes]
-        self._ranks = [_fork.Process(target=be_rank, args=(rank, pipes[rank][0], name)) for rank in range(2)]
-        for process in self._ranks:
-            process.start()
-
-    def connect(self) -> None:
-        """Make their store, which outlives them as that of torchrun.
-
-        It has threads, and what they hold while a process is forked, it would hold for ever: all are forked before.
-        """
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._started = time.monotonic()
-        for port in self._ports:
-            port.send(self._store.port)
-
-    def end(self) -> dict[str, Any]:
-        """Wait for both to end, but not for ever, and say how they did."""
-        awaited = self._ranks[:1] if self._name == "is_frozen" else self._ranks
-        for process in awaited:
-            process.join(max(0.0, self._started + SECONDS_TO_END - time.monotonic()))
-        statuses = [process.exitcode for process in self._ranks]
-        for process in awaited:
-            if process.is_alive():
-                process.join(_show_stacks(process))
-        for process in self._ranks:
-            process.kill()
-        outputs = [Path(f"{self._name}_{rank}.txt").read_text() for rank in range(2)]
-        return {"statuses": statuses, "outputs": outputs}
-
-
-def main() -> None:
-    """Run the cases that the first argument names."""
-    torch.set_num_threads(1)
-    os.environ.update(
-        TORCHELASTIC_USE_AGENT_STORE="True", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1"
-    )
-    pairs = {name: Pair(name) for name in json.loads(sys.argv[1])}
-    for pair in pairs.values():
-        pair.connect()
-    Path("ended.json").write_text(json.dumps({name: pair.end() for name, pair in pairs.items()}))
-
-
 if __name__ == "__main__":
-    main()
+    run_pairs(CASES, json.loads(sys.argv[1]), SECONDS_TO_END, alone=["is_frozen"])

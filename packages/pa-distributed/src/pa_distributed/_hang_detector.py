@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
@@ -25,7 +25,8 @@ from pa_distributed import _torch
 from pa_distributed._errors import ExplainedError, InvalidArgumentError, OtherProcessError
 from pa_distributed._failures import tell_launcher
 from pa_distributed._processes import num_processes, runs_on_gloo
-from pa_distributed._signs import Sign, Signs, describe_signs, doing_of
+from pa_distributed._signs import Doing, Sign, Signs, describe_signs, doing_of
+from pa_distributed._thread_clock import ThreadClock
 
 SECONDS_BETWEEN_BEATS: Final = 1.0
 _SECONDS_UNTIL_OTHERS_ARE_ASKED = 2.0
@@ -51,10 +52,6 @@ def _advise(_where: str, has_left: bool) -> str:
     return "Take what only some of the processes come to out of the condition that it depends on."
 
 
-def _in_loop() -> tuple[str, int]:
-    return "in its loop", -1
-
-
 def _outside(updates: int) -> tuple[str, int]:
     return "", updates
 
@@ -62,8 +59,10 @@ def _outside(updates: int) -> tuple[str, int]:
 class HangDetector:
     """Ends all processes with a report of who is where if one waits for another one for too long.
 
-    A thread of each process sends a heartbeat each second, through the store by which they have found each other, and
-    steps pay nothing for it. One process alone does nothing, nor does one that waits for ever.
+    A process gets on as long as it makes steps or begins exchanges, and work that takes long may do neither. Whatever
+    it waits in, its thread does not run meanwhile. A thread of each process sends a heartbeat each second, through the
+    store by which they have found each other, and steps pay nothing for it. One process alone does nothing, nor does
+    one that waits for ever.
 
     Args:
         max_wait_seconds: For how long a process waits for another one that is in the run; None for ever. Ten minutes
@@ -76,15 +75,18 @@ class HangDetector:
         number: Which run of the process the last one of this detector is, counted from 1.
         thread: The thread that runs it.
         where: Returns what the run is in, empty outside of it, and how many updates of it are complete.
+        clock: Looks at that thread.
+        steps: How many steps of the run are complete, -1 before ``step`` is called.
 
     Raises:
         ValueError: The wait is neither None nor a positive number.
 
     Example:
-        >>> detector, steps = HangDetector(60.0), [1, 2, 3]
-        >>> with detector.run(lambda: ("in an evaluation", len(steps))):
+        >>> with HangDetector(60.0).run() as detector:
+        ...     for batch in range(3):
+        ...         detector.step()
         ...     print(detector.where())
-        ('in an evaluation', 3)
+        ('in its loop', 3)
         >>> detector.where()
         ('', 3)
     """
@@ -95,6 +97,8 @@ class HangDetector:
         self.number: int = 0
         self.thread: int = threading.get_ident()
         self.where: Callable[[], tuple[str, int]] = partial(_outside, 0)
+        self.clock: ThreadClock = ThreadClock()
+        self.steps: int = -1
         self._heartbeat = _heartbeat_of_process(self)
 
     @property
@@ -102,23 +106,35 @@ class HangDetector:
         """Whether a run is watched now."""
         return bool(self.where()[0])
 
+    def step(self, steps: int | None = None) -> None:
+        """Say that this process gets on, such as after each update; it costs no more than to write a number.
+
+        Args:
+            steps: How many steps are complete; None for one more than before.
+        """
+        self.steps = max(self.steps, 0) + 1 if steps is None else steps
+
+    def _in_loop(self) -> tuple[str, int]:
+        return "in its loop", self.steps
+
     @contextmanager
-    def run(self, where: Callable[[], tuple[str, int]] = _in_loop) -> Generator[None]:
+    def run(self, where: Callable[[], tuple[str, int]] | None = None) -> Generator[Self]:
         """Watch over a run; one within another takes its place meanwhile.
 
         Args:
             where: Returns what the run is in, such as "in an evaluation", and how many updates of it are complete, or
-                -1; it is called from another thread.
+                -1; it is called from another thread. None for a loop that calls ``step``.
         """
         self._heartbeat = heartbeat = _heartbeat_of_process(self)
         outer = self if heartbeat is None else heartbeat.run
         self.number = outer.number if outer.is_running else outer.number + 1
-        self.thread, self.where = threading.get_ident(), where
+        self.thread, self.clock, self.steps = threading.get_ident(), ThreadClock(), -1
+        self.where = where = where or self._in_loop
         if heartbeat is not None:
             heartbeat.run = self
         try:
             with self.explaining():
-                yield
+                yield self
         finally:
             self.where = partial(_outside, where()[1])  # keeps nothing of the run
             if heartbeat is not None and outer.is_running:
@@ -143,8 +159,8 @@ class HangDetector:
 class _Heartbeat:
     """Sends a heartbeat each second, and checks whether this process would wait for others forever.
 
-    Steps pay nothing for it: that a process gets on shows in the number of collectives it has entered, which torch
-    counts.
+    Steps pay nothing for it: that a process gets on shows in the number of exchanges that it has begun, which torch
+    counts, and of its updates.
 
     Args:
         run: The run that is watched, or about to be.
@@ -163,8 +179,8 @@ class _Heartbeat:
         self._store.set_timeout(_STORE_TIMEOUT)
         self._signs = Signs(self._store, self._rank, dist.get_world_size())
         self._sign = Sign()
-        self._begun = -1
-        self._moved_at = self._looked_at = time.monotonic()
+        self._progress = (-1, -1, -1)
+        self._moved_at = self._explained_at = self._looked_at = time.monotonic()
         self._has_ended = threading.Event()
         self._look()  # a version of torch that cannot count is refused here, and not in the thread
         self._thread = threading.Thread(target=self._beat_until_the_end, name="pa_distributed heartbeat", daemon=True)
@@ -211,23 +227,29 @@ class _Heartbeat:
     def _look(self) -> None:
         """Tell the others where this process is."""
         run, now = self.run, time.monotonic()
-        begun = _torch.collectives_begun_in_all_groups()
+        place, updates = run.where()
+        progress = (_torch.collectives_begun_in_all_groups(), updates, run.steps)
         # A machine that was asleep has not waited.
-        has_moved = begun != self._begun or now - self._looked_at > _SECONDS_A_LOOK_COUNTS
+        has_moved = progress != self._progress or now - self._looked_at > _SECONDS_A_LOOK_COUNTS
         if has_moved:
             self._moved_at = now
-        self._begun, self._looked_at = begun, now
-        waits, doing = (False, "") if has_moved else doing_of(run.thread)
-        place, updates = run.where()
+        self._progress, self._looked_at = progress, now
+        run.clock.look()
+        doing = Doing() if has_moved else doing_of(run.thread)
+        if has_moved or doing.explains:
+            self._explained_at = now
         self._sign = Sign(
             beat=self._sign.beat + 1,
             run=run.number,
             place=place,
             updates=updates,
-            collectives=0 if self._is_on_gloo else _torch.collectives_begun(),
+            begun=_torch.collectives_begun(),
+            runs_ahead=not self._is_on_gloo,
             still=now - self._moved_at,
-            waits=waits,
-            doing=doing,
+            waits=doing.waits,
+            blocked=0.0 if doing.is_in_standard_library else now - max(self._explained_at, run.clock.blocked_since),
+            idle=now - max(self._explained_at, run.clock.idle_since),
+            doing=doing.text,
         )
         self._signs.post(self._sign)
 
@@ -301,9 +323,9 @@ def find_vain_wait(
 ) -> OtherProcessError | None:
     """Return why a process would wait forever, None as long as it may continue.
 
-    It waits if its thread is in an exchange. Where it waits for an accelerator, which waits for the others, no stack
-    shows it, but that it has entered more collectives than another one. A process in no run yet may take as long as it
-    likes. One that has left the run that others are in never comes.
+    It waits if its thread is in an exchange. In whatever else it waits, its thread does not run. Where it waits for an
+    accelerator or another thread, or asks again and again, it has begun more exchanges than another one. A process in
+    no run yet may take as long as it likes. One that has left the run that others are in never comes.
 
     Args:
         rank: The rank of the process that waits.
@@ -311,7 +333,7 @@ def find_vain_wait(
         limit: For how many seconds it may wait for what may still come.
         advise: As of a ``HangDetector``.
     """
-    own = signs[rank]
+    own, longest = signs[rank], limit
     do = "See in the stacks above what the others are doing; if they may take that long, raise max_wait_seconds."
     if any(sign.has_left(own.run) for sign in signs.values()):
         limit = min(limit, _SECONDS_UNTIL_CERTAIN)
@@ -320,8 +342,10 @@ def find_vain_wait(
         return None
     elif all(sign.waits for sign in signs.values()):
         do = advise(describe_signs(signs, own.run), False)
-    is_ahead = any(sign.collectives < own.collectives for sign in signs.values())
-    if own.still < limit or not (own.waits or is_ahead):
+    is_ahead = any(sign.begun < own.begun for sign in signs.values())
+    waits = own.still >= limit and (own.waits or (own.runs_ahead and is_ahead))
+    stands = own.blocked >= longest or (is_ahead and own.idle >= longest)
+    if not waits and (not stands or any(sign.waits for sign in signs.values())):
         return None
     return OtherProcessError(
         f"A process has waited for another one for {own.still:.0f} seconds.",

@@ -16,6 +16,8 @@ _LONGEST_LOOK = 2.0
 _SECONDS_UNTIL_SILENT = 3.0
 
 _EXCHANGES = ("torch.distributed", "torch.nn.parallel.distributed")
+_CALLS_OF_OPERATORS = "torch._ops"
+_WAIT_FOR_OTHER_THINGS = ("pa_distributed._", "torch.serialization", "torch.utils.data")
 _GRADIENTS = ("pa_distributed.gradients", "pa_distributed.gradient_tree")
 _LIBRARIES = {"accelerate", "pa_checkpoint", "pa_core", "pa_data", "pa_distributed", "torch"} | sys.stdlib_module_names
 
@@ -28,9 +30,12 @@ class Sign(NamedTuple):
         run: Which of its runs this is, counted from 1; 0 before the first.
         place: What the run is in, such as "in an evaluation"; empty where the process is in no run.
         updates: The updates of the run that are complete; -1 where nobody counts them.
-        collectives: How many collectives of all processes it has entered; 0 with gloo, where its thread waits in them.
-        still: For how many seconds it has entered none of any group.
+        begun: How many exchanges of the group of all processes it has begun.
+        runs_ahead: Whether what it has begun, an accelerator waits for, and not its thread.
+        still: For how many seconds it has begun no exchange of any group, and made no step.
         waits: Whether its thread is in an exchange with others.
+        blocked: For how many seconds its thread has stood in a call that may be a wait for others, wherever it is.
+        idle: For how many seconds its thread has hardly run.
         doing: What its thread is in, in words.
         has_ended: Whether its script has ended.
         silent: For how many seconds the process that reads it has seen no newer one.
@@ -40,9 +45,12 @@ class Sign(NamedTuple):
     run: int = 0
     place: str = ""
     updates: int = 0
-    collectives: int = 0
+    begun: int = 0
+    runs_ahead: bool = False
     still: float = 0.0
     waits: bool = False
+    blocked: float = 0.0
+    idle: float = 0.0
     doing: str = ""
     has_ended: bool = False
     silent: float = 0.0
@@ -103,26 +111,51 @@ def _key(rank: int) -> str:
     return f"sign/{rank}"
 
 
-def doing_of(thread: int) -> tuple[bool, str]:
-    """Return whether a thread waits for other processes, and what it is in, in words.
+class Doing(NamedTuple):
+    """What a thread is in.
+
+    Attributes:
+        waits: Whether it waits for other processes.
+        explains: Whether it may wait for something else, such as data, for as long as it likes.
+        is_in_standard_library: Whether it may wait for a thread or a program.
+        text: What it is in, in words.
+    """
+
+    waits: bool = False
+    explains: bool = False
+    is_in_standard_library: bool = False
+    text: str = ""
+
+
+def doing_of(thread: int) -> Doing:
+    """Return what a thread is in, as its frames tell it.
 
     Args:
         thread: Its identifier, as ``threading.get_ident`` returns it there.
     """
-    exchange = event = line = ""
-    innermost = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]  # documented in spite of its name
-    for frame, number in traceback.walk_stack(innermost) if innermost is not None else ():
-        code, module = frame.f_code, str(frame.f_globals.get("__name__"))
-        if frame is innermost and module.startswith(_EXCHANGES):
-            exchange = code.co_name
-        elif frame is innermost and module in _GRADIENTS:
-            exchange = "the exchange of gradients"
+    exchange = event = line = innermost = ""
+    explains = False
+    frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]  # documented in spite of its name
+    for caller, number in traceback.walk_stack(frame) if frame is not None else ():
+        code, module = caller.f_code, str(caller.f_globals.get("__name__"))
+        if not innermost and module != _CALLS_OF_OPERATORS:
+            innermost = module
+            exchange = _exchange_of(module, code.co_name)
+        explains = explains or module.startswith(_WAIT_FOR_OTHER_THINGS)
         if not line and module.partition(".")[0] not in _LIBRARIES:
             line = f"{Path(code.co_filename).name}:{number}"
         if not event and code.co_name.startswith("on_") and "." in code.co_qualname:
             event = f"{code.co_name} of {code.co_qualname.split('.')[-2]}"
     where = ", in ".join(filter(None, (exchange, event)))
-    return bool(exchange), f"{where} ({line})" if where and line else where or line
+    text = f"{where} ({line})" if where and line else where or line
+    return Doing(bool(exchange), explains, innermost.partition(".")[0] in sys.stdlib_module_names, text)
+
+
+def _exchange_of(module: str, function: str) -> str:
+    """Return the exchange that a function is, empty if it is none."""
+    if module in _GRADIENTS:
+        return "the exchange of gradients"
+    return function if module.startswith(_EXCHANGES) else ""
 
 
 def describe_signs(signs: Mapping[int, Sign], run: int) -> str:
