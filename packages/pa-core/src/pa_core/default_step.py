@@ -7,7 +7,7 @@ import inspect
 import numbers
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import dropwhile
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pa_core._torch import version_of
 from pa_core.batch_structure import count_samples, lists_of_numbers
 from pa_core.errors import BatchMismatchError, BatchOutputError, ConfigurationError, is_explained
 from pa_core.model_tensors import unwrap_model
@@ -137,6 +138,72 @@ def name_step(error: Exception, step: str, batch: object, model: nn.Module) -> N
             )
         for note in _notes_on_layer(error, model):
             error.add_note(note)
+
+
+def name_backward_pass(error: Exception, batch: object, step: str, callbacks: Iterable[object] = ()) -> None:
+    """Add to an error of a backward pass what of the batch was changed since the forward pass, and who may have.
+
+    Args:
+        error: What the backward pass raised.
+        batch: The batch.
+        step: The step, such as ``"training step 3"``.
+        callbacks: The callbacks that are called between forward and backward pass.
+    """
+    if not is_explained(error) and "modified by an inplace operation" in str(error):
+        changed = [place for place, one in _tensors_of_batch(batch) if _is_meant(one, str(error))]
+        listeners = [type(one).__name__ for one in callbacks if type(one).__module__.partition(".")[0] != "pa_core"]
+        if changed:
+            by = f" The callbacks are {', '.join(listeners)}." if listeners else ""
+            error.add_note(
+                f"In {step}, {' and '.join(changed)} was changed in place between the forward pass, which has kept it, "
+                f"and the backward pass.{by} Change a copy: {changed[0]}.clone()."
+            )
+
+
+def _tensors_of_batch(batch: Any) -> list[tuple[str, Tensor]]:
+    """The tensors of a batch with the expressions that a script writes for them."""
+    items: list[tuple[str, Any]] = [("batch", batch)]
+    if is_mapping(batch):
+        items = [(f"batch[{key!r}]", batch[key]) for key in keys_of(batch)]
+    elif issubclass(type(batch), (list, tuple)):
+        items = [(f"batch[{index}]", one) for index, one in enumerate(batch)]
+    return [(place, one) for place, one in items if isinstance(one, Tensor)]
+
+
+def _is_meant(tensor: Tensor, message: str) -> bool:
+    """Whether torch speaks of a tensor of this shape that was changed as often."""
+    shape = str([*tensor.shape])
+    return f"{shape}]" in message and not tensor.is_inference() and f"is at version {version_of(tensor)};" in message
+
+
+def why_not_finite(batch: object, loss_func: object) -> tuple[str, int | None, str]:
+    """Return what of a batch explains a loss that is not finite; empty where nothing does.
+
+    Args:
+        batch: The batch.
+        loss_func: The loss function of the trainer.
+
+    Returns:
+        What is there, the first sample of the batch that has it, and what to do.
+
+    Example:
+        >>> why_not_finite([torch.tensor([0.0, float("nan")]), torch.zeros(2)], None)[:2]
+        ('batch[0] holds nan', 1)
+    """
+    tensors = _tensors_of_batch(batch)
+    if tensors and all(one.numel() == 0 for _, one in tensors):
+        return "a batch of 0 samples", None, "Let the loader leave out batches without a sample."
+    for place, one in tensors:
+        odd = ~one.isfinite() if one.is_floating_point() else None
+        if odd is not None and bool(odd.any()):
+            first = tuple(odd.nonzero()[0].tolist())
+            do = "Correct this sample, or leave it out of the dataset; nan_to_num() replaces such values."
+            return f"{place} holds {one[first].item()}", first[0] if first else None, do
+    ignored, targets = getattr(loss_func, "ignore_index", None), tensors[-1][1] if tensors else None
+    if ignored is not None and targets is not None and bool((targets == ignored).all()):
+        do = "Leave such batches out, or return how many targets count as num_items_in_batch: one of 0 does not count."
+        return f"all targets are {ignored}, which the loss function ignores", None, do
+    return "", None, ""
 
 
 def _notes_on_layer(error: Exception, model: nn.Module) -> Iterator[str]:

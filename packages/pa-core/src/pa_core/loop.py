@@ -27,6 +27,7 @@ from pa_core.distributed import sum_over_processes
 from pa_core.distributed.comparison import Describe
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
+from pa_core.first_updates import FirstUpdates, SchedulerPositions
 from pa_core.model_tensors import unwrap_model
 from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.progress import Phase, Stage
@@ -85,6 +86,7 @@ class Loop:
         clear_gradients: Clears the gradients after an update; None as above.
         stands_in: Whether a process without a sample is given the batch of another one, even if no model is sharded.
         overlaps: Whether each batch has one backward pass, during which a reproducible run may send gradients.
+        steps_optimizers: Whether the run alone steps the optimizers.
 
     Attributes:
         trainer: As passed.
@@ -94,6 +96,7 @@ class Loop:
         num_sets_to_come: How many sets are evaluated after this one, within the same training epoch.
         updates_of_batch: How many updates were made of the current batch of the training loader.
         reproducible: What makes the steps of a reproducible run; None in others.
+        first_updates: What looks at the steps of a trainer in the first updates of an epoch; None later, and in a ``Run``.
         gathered_without_rows: What a process without a sample has gathered of the others, which go backward through it.
     """
 
@@ -106,6 +109,7 @@ class Loop:
         clear_gradients: Callable[[Trained], None] | None = None,
         stands_in: bool = False,
         overlaps: bool = False,
+        steps_optimizers: bool = False,
     ) -> None:
         self.trainer = trainer
         self.engine = engine
@@ -118,6 +122,9 @@ class Loop:
         self.reproducible: ReproducibleSteps | None = None
         if engine.reproducible:
             self.reproducible = ReproducibleSteps(engine, overlaps=overlaps)
+        self._has_own_backward, self._steps_optimizers = not overlaps, steps_optimizers
+        self.first_updates: FirstUpdates | None = None
+        self._positions: SchedulerPositions | None = None
         self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
         self.gathered_without_rows: list[Tensor] = []
@@ -248,6 +255,7 @@ class Loop:
 
     def announce(self) -> None:
         """Call the first event of a run, in which callbacks may replace loaders, and limit them as was asked."""
+        self._positions = None
         self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
         apply_limit_of_environment(self.trainer)
 
@@ -386,6 +394,7 @@ class Loop:
         # The last update may have cut the epoch short, which a longer run would bring to its end.
         updates_of_whole_epochs = trainer.epoch_lengths.updates_before(trainer.num_epochs_completed)
         is_whole = not self.is_at_last_update or trainer.num_updates_completed >= updates_of_whole_epochs
+        self._require_own_positions()
         if self.asked.stepping.after == "epoch" and is_whole and trainer.named_schedulers():
             with engine.rank_sync.together():
                 if step_schedulers is not None:
@@ -393,6 +402,7 @@ class Loop:
                 else:
                     for trained in engine.trained.values():
                         self.step_schedulers(trained)
+        self._note_positions()
         self.call_together(TrainerCallback.on_training_run_epoch_end, hook)
         trainer.run_history.increment_epoch()
         engine.progress.epoch_under_way = None
@@ -423,8 +433,41 @@ class Loop:
             self.call_hook(hook)
         self.call(TrainerCallback.on_train_epoch_start)
         self._resume_steps(train_dl)
+        self._watch_first_updates()
         self.count = engine.loaders.count_batches(train_dl, "training")
         engine.progress.stage = Stage.TRAINING
+
+    def _watch_first_updates(self) -> None:
+        """Look at what a script does in the first updates that the run does too."""
+        self._stop_watching()
+        if self._update_weights != self._update_by_optimizers:
+            trained, optimizers = next(iter(self.engine.trained.values())), self.trainer.named_optimizers()
+            optimizers = optimizers if self._steps_optimizers else {}
+            self.first_updates = FirstUpdates(trained, optimizers, looks_at_gradients=not self._has_own_backward)
+        if self._positions is None:
+            self._note_positions()
+
+    def _stop_watching(self) -> None:
+        if self.first_updates is not None:
+            self.first_updates.close()
+        self.first_updates = None
+
+    def _note_positions(self) -> None:
+        """Note where schedulers are, and how often the run has stepped them; of several optimizers nobody knows."""
+        schedulers = self.trainer.named_schedulers() if len(self.engine.trained) == 1 else {}
+        own = {
+            name: one
+            for name, one in schedulers.items()
+            if name != "scheduler" or not self.engine.steps_scheduler_itself
+        }
+        self._positions = SchedulerPositions(own, self._scheduler_steps())
+
+    def _require_own_positions(self) -> None:
+        if self._positions is not None:
+            self._positions.require(self._scheduler_steps(), when=str(self.asked.stepping))
+
+    def _scheduler_steps(self) -> int:
+        return self.engine.progress.updates if self.asked.stepping.after == "update" else 0
 
     def steps(self, train_dl: SizedIterable) -> Steps:
         """Return the batches that are left of the epoch, each with its part in its update.
@@ -478,6 +521,7 @@ class Loop:
         """
         engine = self.engine
         engine.checkpointer.leave()
+        self._stop_watching()
         if self.reproducible is not None:
             self.reproducible.drop_update()
         engine.last_batch = None
@@ -606,12 +650,18 @@ class Loop:
         # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
         scaler = engine.accelerator.scaler
         overflowed = scaler is not None and _accelerate.unscale(scaler, *trained.optimizers.values())
+        watch = self.first_updates
+        if watch is not None:
+            watch.begin_update()
+            self._require_own_positions()
         try:
             self._update_weights(trained, overflowed)
         except StopTrainingError as error:
             engine.rank_sync.ask_to_stop(error)
         self._clear_gradients(trained)
         trained.end_update()
+        if watch is not None and not watch.end_update():
+            self._stop_watching()
 
         # count
         if is_first:

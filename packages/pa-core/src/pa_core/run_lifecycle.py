@@ -100,6 +100,8 @@ class RunLifecycle:
         trainer.run_history.clock.start()
         engine.running = kind
         model = trainer.model
+        if kind == "train":  # what a script has computed before is no part of the first update
+            forget_gradients(model, *trainer.named_optimizers().values())
         try:
             with fail_fast(self._close_after):
                 try:

@@ -24,7 +24,13 @@ from pa_core.distributed import gather_objects
 from pa_core.distributed.collectives import values_of_all
 from pa_core.distributed.rank_sync import NUM_FLAGS
 from pa_core.errors import BatchOutputError, StopTrainingError, UnsupportedConfigurationError
-from pa_core.model_tensors import is_sharded_module, local_pieces, parameters_of, unwrap_model
+from pa_core.model_tensors import (
+    is_sharded_module,
+    local_pieces,
+    parameters_of,
+    parameters_of_module,
+    unwrap_model,
+)
 from pa_core.sharding.sharded_modules import ShardedModules
 from pa_core.types import SizedIterable, StatefulScheduler
 from pa_data import MicroBatchSplit, Split
@@ -86,6 +92,7 @@ class Accumulation:
         items: The items of this process in the current update so far; 0 where losses are means over samples.
         counts_samples: Whether samples are counted as items where a step counts none. This is the case for a stream, as
             nobody knows beforehand how many an update has.
+        counts_nothing: Whether the last batch was counted as one without a sample or an item.
         nominal: The nominal number, None before the first update that counts items.
 
     Example:
@@ -112,6 +119,7 @@ class Accumulation:
         self.nominal: float | None = None
         self.items: float = 0.0
         self.counts_samples: bool = False
+        self.counts_nothing: bool = False
 
     def take_counts(self, batch_size: int, items: int | None = None) -> int:
         """Take note of what a batch holds, before its loss is weighed; return the weight of the loss in reports.
@@ -135,7 +143,9 @@ class Accumulation:
             )
         self._last_batch_size = batch_size
         self._items_of_step = batch_size if items is None and self.counts_samples else items
-        return batch_size if items is None else items
+        weight = batch_size if items is None else items
+        self.counts_nothing = weight == 0
+        return weight
 
     def weigh(self, loss: Tensor, part: MicroBatch) -> Tensor:
         """Scale the mean loss of a batch to its share of the update, and count its items.
@@ -178,7 +188,7 @@ class Accumulation:
         if not has_items:
             return
         nominal = self.nominal or 1.0
-        if self.nominal is None:
+        if self.nominal is None and float(total) > 0:
             self.nominal = _power_of_two(float(total) / self._num_processes)
         gradients = local_pieces(parameter.grad for parameter in parameters() if parameter.grad is not None)
         if gradients:
@@ -474,6 +484,21 @@ class Trained:
             return _NOTHING
         self._sharded.follow_unfreezing()
         return _NOTHING if part.ends_group else self._sharded.keeping_gradients_local()
+
+    @contextmanager
+    def adding_nothing(self) -> Generator[None]:
+        """Let backward passes add zeros: the loss is a mean over nothing, and the gradients of 0/0 are NaN.
+
+        The passes are made all the same, as other processes may exchange something in them.
+        """
+        parameters = [one for module in self._modules.values() for one in parameters_of_module(module)]
+        trainable = self.graph_tensors([one for one in parameters if one.requires_grad])
+        hooks = [one.register_hook(torch.zeros_like) for one in trainable if one.requires_grad]  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def exchange_each_pass(self) -> None:
         """Exchange the gradients of each backward pass, for an epoch that a script has written itself."""

@@ -21,7 +21,7 @@ from pa_core.callbacks.limit_batches import first_batches
 from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.data_arguments import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
-from pa_core.default_step import check_step_output, count_items, name_step
+from pa_core.default_step import check_step_output, count_items, name_backward_pass, name_step
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.extra_models import require_one_trained_module
@@ -166,6 +166,7 @@ class Trainer(
             update_weights=self._update_weights,
             clear_gradients=self._clear_gradients,
             overlaps=type(self).backward_step is Trainer.backward_step,
+            steps_optimizers=type(self).optimizer_step is Trainer.optimizer_step,
         )
         self._loop.finish_init()
 
@@ -484,11 +485,23 @@ class Trainer(
 
     def _run_train_step(self, batch: BatchT, part: MicroBatch) -> None:
         """Calculate the loss of one batch, and add its gradients to the gradients of its update."""
-        accumulation = self._trained.accumulation
+        accumulation, watch = self._trained.accumulation, self._loop.first_updates
         with self._trained.in_batch(part):
             loss = self._forward(batch, part)
             if loss is not None:
-                self.backward_step(accumulation.weigh(loss, part))
+                if watch is not None:
+                    watch.before_backward()
+                try:
+                    if accumulation.counts_nothing:
+                        with self._trained.adding_nothing():
+                            self.backward_step(accumulation.weigh(loss, part))
+                    else:
+                        self.backward_step(accumulation.weigh(loss, part))
+                except RuntimeError as error:
+                    name_backward_pass(error, batch, f"training step {part.step}", self.callback_handler.callbacks)
+                    raise
+                if watch is not None:
+                    watch.after_backward()
         self._engine.progress.samples_in_group += accumulation.samples_of(part)
 
     def _try_update(self, batch: BatchT) -> None:

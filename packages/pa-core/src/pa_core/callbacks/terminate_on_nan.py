@@ -10,6 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.data.custom_loader import innermost, is_keyed
+from pa_core.default_step import why_not_finite
 from pa_core.device_reads import ScalarTransfer
 from pa_core.errors import NonFiniteLossError
 from pa_core.types import BatchOutput
@@ -21,6 +23,8 @@ class TerminateOnNaNCallback(TrainerCallback):
     On the CPU the loss is looked at as soon as it is known, and the update it belongs to is not made. On an
     accelerator looking would hold up every step: the loss is copied in the background and looked at a few
     steps later, at the latest when the epoch ends, before its metrics are reported.
+
+    A batch that counts for nothing, since its step says ``num_items_in_batch=0``, may have any loss.
 
     Raises:
         NonFiniteLossError: A loss is not finite. The run ends through its ordinary events, then ``train()``
@@ -57,14 +61,14 @@ class TerminateOnNaNCallback(TrainerCallback):
         self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, *, step: int = 0, **kwargs: Any
     ) -> None:
         """Look at the loss of a training batch."""
-        self._look_at(trainer, batch_output["loss"], "training", step)
+        self._look_at(trainer, batch, batch_output, "training", step)
 
     @override
     def on_eval_step_end(
         self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, *, step: int = 0, **kwargs: Any
     ) -> None:
         """Look at the loss of an evaluation batch."""
-        self._look_at(trainer, batch_output["loss"], "evaluation", step)
+        self._look_at(trainer, batch, batch_output, "evaluation", step)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -86,18 +90,39 @@ class TerminateOnNaNCallback(TrainerCallback):
         """Check the losses that have not been read yet: do not save a diverged run."""
         self._require_finite(self._losses.wait_for_all())
 
-    def _look_at(self, trainer: AnyTrainer, loss: Tensor, phase: str, step: int) -> None:
+    def _look_at(self, trainer: AnyTrainer, batch: Any, output: BatchOutput, phase: str, step: int) -> None:
+        loss: Tensor = output["loss"]
         if loss.is_cpu and math.isfinite(loss.item()):
             return
-        self._losses.send(loss, (f"{phase} loss", f"at batch {step} of epoch {trainer.run_history.current_epoch}"))
+        if output.get("num_items_in_batch", 1) == 0:
+            return
+        name, place = f"{phase} loss", f"at batch {step} of epoch {trainer.run_history.current_epoch}"
+        if loss.is_cpu and (reason := _reason(trainer, batch, phase, step)) is not None:
+            raise _not_finite(name, f"loss={loss.item()} {place}, {reason[0]}", reason[1])
+        self._losses.send(loss, (name, place))
         self._require_finite(self._losses.arrived())
 
     def _require_finite(self, losses: Iterable[tuple[tuple[str, str], float]]) -> None:
         for (name, place), value in losses:
             if not math.isfinite(value):
-                raise NonFiniteLossError(
-                    f"The {name} is not finite.",
-                    given=f"loss={value} {place}",
-                    do="Lower the learning rate, clip the gradients with gradient_clip_norm, or look at the data of "
-                    "this batch. To continue regardless, leave TerminateOnNaNCallback out of the callbacks.",
-                )
+                advice = "Lower the learning rate, clip the gradients with gradient_clip_norm, or look at the data of "
+                raise _not_finite(name, f"loss={value} {place}", f"{advice}this batch.")
+
+
+def _not_finite(name: str, given: str, do: str) -> NonFiniteLossError:
+    do += " To continue regardless, leave TerminateOnNaNCallback out of the callbacks."
+    return NonFiniteLossError(f"The {name} is not finite.", given=given, do=do)
+
+
+def _reason(trainer: AnyTrainer, batch: Any, phase: str, step: int) -> tuple[str, str] | None:
+    """What of a batch explains its loss, and what to do; None where nothing of it does."""
+    reason, sample, do = why_not_finite(batch, trainer.loss_func)
+    if not reason:
+        return None
+    if sample is not None:
+        loader = innermost(trainer.train_dataloader if phase == "training" else trainer.eval_dataloader)
+        reason += f" in sample {sample} of the batch"
+        if is_keyed(loader) and loader.position == 0:  # of a resumed epoch, steps are counted from elsewhere
+            position = loader.split.piece(step - 1, trainer.process_index).start + sample
+            reason += f", which is number {int(loader.order.indices(position, position + 1)[0])} of the dataset"
+    return reason, do

@@ -38,6 +38,7 @@ class Evaluations(Generic[BatchT]):
         self.samples: int = 0
         self._loop = loop
         self._loss: Tensor | None = None
+        self._counts_nothing = False
         self._open = ExitStack()
         self._made: dict[str | None, tuple[GivenData, int, SizedIterable]] = {}
 
@@ -97,6 +98,8 @@ class Evaluations(Generic[BatchT]):
                     yield batch
                     loss = torch.zeros(()) if self._loss is None else self._loss
                     output = {"loss": loss, "model_outputs": None, "batch_size": self.samples}
+                    if self._counts_nothing:
+                        output["num_items_in_batch"] = 0
                     loop.call(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
             last = (count_steps(loader) or 0) - 1
             if is_keyed(keyed) and not keyed.split.piece(last, run.process_index):
@@ -119,7 +122,7 @@ class Evaluations(Generic[BatchT]):
         means = self._loop.engine.means
         with means.step():
             means.count_samples(samples)
-            self.is_in_batch, self.samples, self._loss = True, samples, None
+            self.is_in_batch, self.samples, self._loss, self._counts_nothing = True, samples, None, False
             yield
 
     def log_loss(self, value: MetricValue, num_items: int | None = None) -> None:
@@ -136,6 +139,7 @@ class Evaluations(Generic[BatchT]):
             raise logged_twice("loss")
         number = single_number("loss", value)
         self._loss = number if isinstance(number, Tensor) else torch.tensor(float(number))
+        self._counts_nothing = num_items == 0
         if self.samples > 0:  # a loss that is not finite would spoil the mean even so
             self._loop.engine.losses.update(self._loss, self.samples if num_items is None else num_items)
 

@@ -151,7 +151,12 @@ class TrainedModel(Trained):
             weighed = self.accumulation.weigh(loss, part)
             scaler = self._accelerator.scaler
             scaled: Any = weighed if scaler is None else scaler.scale(weighed)
-            scaled.backward(inputs=None if inputs is None else self.graph_tensors(inputs), retain_graph=retain_graph)
+            wanted = None if inputs is None else self.graph_tensors(inputs)
+            if self.accumulation.counts_nothing and not part.is_empty:
+                with self.adding_nothing():
+                    scaled.backward(inputs=wanted, retain_graph=retain_graph)
+            else:
+                scaled.backward(inputs=wanted, retain_graph=retain_graph)
 
     def _trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in parameters_of_module(self.module) if parameter.requires_grad]

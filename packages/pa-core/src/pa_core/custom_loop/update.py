@@ -16,7 +16,7 @@ from pa_core.custom_loop import mistakes
 from pa_core.custom_loop.evaluations import Evaluations
 from pa_core.custom_loop.trained_model import TrainedModel
 from pa_core.data.custom_loader import length_of
-from pa_core.default_step import require_count
+from pa_core.default_step import name_backward_pass, require_count
 from pa_core.distributed import gather_objects
 from pa_core.errors import BatchOutputError, ConfigurationError
 from pa_core.loop import Loop, Steps
@@ -207,6 +207,7 @@ class Update(Generic[BatchT]):
         try:
             trained.backward(loss, self._part, without_rows=gathered, retain_graph=retain_graph)
         except RuntimeError as error:
+            name_backward_pass(error, self._batch, f"batch {self._part.step}")
             if _GRAPH_IS_GONE in str(error):
                 raise mistakes.graph_is_gone(trained.name, is_of_this_batch=not is_first) from error
             raise
@@ -347,6 +348,8 @@ class Update(Generic[BatchT]):
         if self._losses:
             engine.losses.update(loss, weight)
         output = {"loss": loss, "model_outputs": None, "batch_size": self._samples}
+        if self._losses and weight == 0 < self._samples:
+            output["num_items_in_batch"] = 0
         self._loop.call(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=part.step)
 
     def _log_losses(self, *names: str) -> None:

@@ -1,0 +1,137 @@
+"""What a script does that the run does, too: looked at in the first updates of each epoch, and at the end of epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from pa_core._torch import calls_step_hooks
+from pa_core.errors import ConfigurationError
+from pa_core.trained import Trained
+
+_NUM_UPDATES = 2
+"""What happens between two steps shows in the second of them."""
+
+
+class SchedulerPositions:
+    """Finds schedulers that were stepped by somebody else than the run.
+
+    Args:
+        schedulers: The schedulers that the run steps, by name. Those of torch tell how often they were stepped.
+        count: How often the run has stepped them so far.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
+        >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        >>> positions = SchedulerPositions({"scheduler": scheduler}, count=0)
+        >>> optimizer.step()
+        >>> scheduler.step()
+        >>> positions.require(count=1, when="after each update")
+    """
+
+    def __init__(self, schedulers: Mapping[str, Any], count: int) -> None:
+        self._before = {name: (one, int(one.last_epoch)) for name, one in schedulers.items() if _counts_steps(one)}
+        self._count = count
+
+    def require(self, count: int, when: str) -> None:
+        """Raise an error for a scheduler that was stepped more often than by the run.
+
+        Args:
+            count: How often the run has stepped them.
+            when: When the run steps them, for the message.
+
+        Raises:
+            ConfigurationError: There is one.
+        """
+        for name, (scheduler, before) in self._before.items():
+            steps, own = int(scheduler.last_epoch) - before, count - self._count
+            if steps > own:
+                raise ConfigurationError(
+                    f"The scheduler {name!r} is stepped by the script, too.",
+                    given=f"{type(scheduler).__name__}, which was stepped {steps - own} times more than by the run",
+                    do=f"Remove scheduler.step() from steps and callbacks: the run steps it {when}. To step it "
+                    "yourself, override scheduler_step().",
+                )
+
+
+def _counts_steps(scheduler: object) -> bool:
+    """Whether it is one of torch's, or has the ``step`` of one: others may count anything."""
+    step = getattr(type(scheduler), "step", None)
+    return getattr(step, "__module__", "") == "torch.optim.lr_scheduler" and hasattr(scheduler, "last_epoch")
+
+
+class FirstUpdates:
+    """Looks at what the steps of a trainer do to gradients and optimizers in the first updates of an epoch.
+
+    Args:
+        trained: What is trained.
+        optimizers: The optimizers that are not to be stepped between two updates; empty where the script has its own
+            way to step them.
+        looks_at_gradients: Whether the backward pass is the trainer's own.
+    """
+
+    def __init__(self, trained: Trained, optimizers: Mapping[str, Optimizer], *, looks_at_gradients: bool) -> None:
+        self._trained = trained
+        self._looks_at_gradients = looks_at_gradients
+        self._updates_left = _NUM_UPDATES
+        self._has_gradients = looks_at_gradients and trained.has_gradients()
+        self._is_in_update = False
+        self._hooks: list[RemovableHandle] = [
+            one.register_step_pre_hook(self._require_own_step) for one in optimizers.values() if calls_step_hooks(one)
+        ]
+
+    def before_backward(self) -> None:
+        """Raise an error if a step has had a backward pass of its own, or has cleared gradients.
+
+        Raises:
+            ConfigurationError: It has.
+        """
+        if not self._looks_at_gradients:
+            return
+        has_gradients = self._trained.has_gradients()
+        if has_gradients and not self._has_gradients:
+            raise ConfigurationError(
+                "A step has run a backward pass of its own, to which the trainer would add the same gradients again.",
+                given="gradients after calculate_train_batch_loss, and before the trainer's backward pass",
+                do="Remove loss.backward() from the step and from callbacks: return the loss, and the trainer goes "
+                "backward through it. For gradients as values, call torch.autograd.grad; for several losses with "
+                "separate updates, use Run.",
+            )
+        if self._has_gradients and not has_gradients:
+            raise ConfigurationError(
+                "A step has cleared the gradients of earlier batches of its update.",
+                given="no gradients in the middle of an update of several batches",
+                do="Remove zero_grad() from steps and callbacks: the trainer clears gradients after each update.",
+            )
+
+    def after_backward(self) -> None:
+        """Note whether there are gradients."""
+        self._has_gradients = self._looks_at_gradients and self._trained.has_gradients()
+
+    def begin_update(self) -> None:
+        """From here on, the run steps the optimizers."""
+        self._is_in_update = True
+
+    def end_update(self) -> bool:
+        """Note the end of an update; return whether there is another one to look at."""
+        self._is_in_update = False
+        self._has_gradients = self._looks_at_gradients and self._trained.has_gradients()
+        self._updates_left -= 1
+        return self._updates_left > 0
+
+    def close(self) -> None:
+        """Leave the optimizers alone."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _require_own_step(self, *_arguments: object) -> None:
+        if not self._is_in_update:
+            raise ConfigurationError(
+                "A step or a callback has called optimizer.step(), which the trainer calls. Remove it: the trainer "
+                "agrees, clips, steps and clears after the last batch of an update. To step in another way, override "
+                "optimizer_step()."
+            )

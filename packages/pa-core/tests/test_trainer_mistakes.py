@@ -1,0 +1,236 @@
+"""What a step or a callback of a trainer must leave to the run: backward passes, gradients, optimizers, schedulers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
+from typing_extensions import override
+
+from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallback
+from pa_core.testing import make_regression
+from tests.support.callbacks import CallAt
+from tests.support.trainers import linear_trainer
+
+DATA = make_regression(16)
+
+
+class GoesBackward(Trainer[nn.Linear]):
+    """Runs a backward pass of its own in a step."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        output = super().calculate_train_batch_loss(batch)
+        output["loss"].backward(retain_graph=True)
+        return output
+
+
+class StepsItself(Trainer[nn.Linear]):
+    """Does all of an update in its step, as the body of a plain loop does."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        output = super().calculate_train_batch_loss(batch)
+        output["loss"].backward(retain_graph=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return output
+
+
+def make(kind: type[Trainer[nn.Linear]], *callbacks: Any) -> Trainer[nn.Linear]:
+    """A trainer of a linear model."""
+    model = nn.Linear(4, 1)
+    return kind(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks)
+
+
+def test_a_backward_pass_of_ones_own() -> None:
+    """It would double all gradients; no update is made with them."""
+    trainer = make(GoesBackward)
+    before = trainer.model.weight.detach().clone()
+    with pytest.raises(ConfigurationError, match=r"backward pass of its own(.|\n)*Remove loss\.backward\(\)"):
+        trainer.train(DATA, 1)
+    assert torch.equal(trainer.model.weight, before)
+
+
+def test_an_update_of_ones_own() -> None:
+    """It would be followed by another one with the same gradients."""
+    with pytest.raises(ConfigurationError, match=r"has called optimizer\.step\(\), which the trainer calls"):
+        make(StepsItself).train(DATA, 1)
+    with pytest.raises(ConfigurationError, match=r"has called optimizer\.step\(\)"):
+        make(Trainer, CallAt("on_train_step_end", lambda trainer: trainer.optimizer.step())).train(DATA, 1)
+
+
+@pytest.mark.parametrize("event", ["on_train_step_start", "on_train_step_end"])
+def test_gradients_that_are_cleared_within_an_update(event: str) -> None:
+    """They would be missing in it; where there are none yet, nothing is lost."""
+    clear = CallAt(event, lambda trainer: trainer.optimizer.zero_grad())
+    make(Trainer, clear).train(DATA, 1)
+    with pytest.raises(
+        ConfigurationError, match=r"cleared the gradients of earlier batches(.|\n)*Remove zero_grad\(\)"
+    ):
+        make(Trainer, clear).train(DATA, 1, gradient_accumulation_steps=2)
+
+
+class Own(Trainer[nn.Linear]):
+    """Goes backward in its step, and knows that the trainer does not; steps twice with the same gradients."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        output = super().calculate_train_batch_loss(batch)
+        output["loss"].backward()
+        return output
+
+    @override
+    def backward_step(self, loss: Tensor) -> None:
+        pass
+
+    @override
+    def optimizer_step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.step()
+
+
+class KeepsZeros(Trainer[nn.Linear]):
+    """Clears gradients to zeros."""
+
+    @override
+    def optimizer_zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=False)
+
+
+def test_ways_of_ones_own_are_left_alone() -> None:
+    """Overridden methods decide, and gradients as values, or of a run before, are no backward pass of a step."""
+    make(Own).train(DATA, 2)
+    make(KeepsZeros).train(DATA, 3, gradient_accumulation_steps=2)
+
+    class Penalised(Trainer[nn.Linear]):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            output = super().calculate_train_batch_loss(batch)
+            (slope,) = torch.autograd.grad(output["loss"], self.model.weight, create_graph=True)
+            return {**output, "loss": output["loss"] + slope.square().sum()}
+
+    trainer = make(Penalised)
+    trainer.train(DATA, 2, gradient_accumulation_steps=2)
+    trainer.optimizer.step()  # after the run it is the script's again
+
+
+def test_gradients_from_before_the_run_are_no_part_of_it() -> None:
+    """What a script has computed with the model before does not change the first update."""
+    weights: list[Tensor] = []
+    for goes_backward in (False, True):
+        torch.manual_seed(0)
+        trainer = linear_trainer()
+        if goes_backward:
+            trainer.model(torch.ones(2, 4)).sum().backward()
+        trainer.train(DATA, 1)
+        weights.append(trainer.model.weight.detach())
+    assert torch.equal(*weights)
+
+
+class StepsTheScheduler(TrainerCallback):
+    """Steps the scheduler in one event, as a plain loop does."""
+
+    def __init__(self, event: str) -> None:
+        vars(self)[event] = self._step
+
+    def _step(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        scheduler: Any = trainer.scheduler
+        scheduler.step()
+
+
+step_lr = partial(StepLR, step_size=2)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+@pytest.mark.parametrize("event", ["on_train_step_start", "on_train_step_end", "on_optimizer_step_end"])
+def test_a_scheduler_that_is_stepped_twice_in_an_update(event: str) -> None:
+    """Its schedule would end in the middle of the run: found by the second update."""
+    trainer = make(Trainer, StepsTheScheduler(event))
+    with pytest.raises(ConfigurationError, match=r"'scheduler' is stepped by the script, too(.|\n)*after each update"):
+        trainer.train(DATA, 2, create_scheduler_fn=step_lr)
+    assert trainer.num_updates_completed < 2
+
+
+@pytest.mark.parametrize("event", ["on_optimizer_step_end", "on_train_epoch_end", "on_training_run_epoch_end"])
+@pytest.mark.parametrize("after", ["update", "epoch"])
+def test_a_scheduler_that_is_stepped_after_each_epoch_as_well(event: str, after: Any) -> None:
+    """Found at the end of the first epoch, or in the first update of the second one."""
+    trainer = make(Trainer, StepsTheScheduler(event))
+    with pytest.raises(ConfigurationError, match="is stepped by the script, too"):
+        trainer.train(DATA, 3, create_scheduler_fn=step_lr, step_scheduler=after)
+    assert trainer.num_epochs_completed <= 2
+
+
+def test_a_custom_loop_that_steps_the_scheduler() -> None:
+    """The run steps it already."""
+    model = nn.Linear(4, 1)
+    run = Run(model, SGD(model.parameters(), lr=0.01), DATA, num_epochs=3, create_scheduler_fn=step_lr)
+    with pytest.raises(ConfigurationError, match="is stepped by the script, too"), run:
+        for inputs, targets in run.batches():
+            run.backward((model(inputs) - targets).square().mean())
+            run.step()
+            scheduler: Any = run.scheduler
+            scheduler.step()
+
+
+def test_schedulers_that_are_stepped_once_are_fine() -> None:
+    """After updates, after epochs, with a metric, in several runs, and in a way of one's own."""
+    constant = partial(LambdaLR, lr_lambda=lambda _epoch: 1.0)
+    trainer = make(Trainer)
+    trainer.train(DATA, 3, create_scheduler_fn=constant)
+    trainer.train(DATA, 3, create_scheduler_fn=constant, step_scheduler="epoch")
+    scheduler: Any = trainer.scheduler
+    scheduler.step()  # between two runs
+    trainer.train(DATA, 2)
+    trainer.train(DATA, 3, DATA, create_scheduler_fn=ReduceLROnPlateau, watch_metric="eval_loss_epoch")
+
+    class OnceAnEpoch(Trainer[nn.Linear]):
+        @override
+        def scheduler_step(self) -> None:
+            pass
+
+        @override
+        def training_run_epoch_end(self) -> None:
+            scheduler: Any = self.scheduler
+            scheduler.step()
+
+    make(OnceAnEpoch).train(DATA, 3, create_scheduler_fn=step_lr)
+
+
+class ChangesItsBatch(TrainerCallback):
+    """Changes the inputs in place, which the model has kept for its backward pass."""
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        batch[0].mul_(2)
+
+
+def test_a_batch_that_a_callback_changes_in_place_is_named() -> None:
+    """Torch speaks of a tensor of some shape; a note says which one it is, who may have changed it, and what to do."""
+    with pytest.raises(RuntimeError, match="inplace operation") as caught:
+        make(Trainer, ChangesItsBatch()).train(DATA, 1)
+    (note,) = caught.value.__notes__
+    assert note.startswith("In training step 1, batch[0] was changed in place")
+    assert note.endswith("The callbacks are ChangesItsBatch. Change a copy: batch[0].clone().")
+
+
+def test_a_model_that_changes_its_own_tensors_is_not_blamed_on_the_batch() -> None:
+    """Torch's error is all that is known."""
+
+    class InPlace(nn.Linear):
+        @override
+        def forward(self, input: Tensor) -> Tensor:
+            outputs = super().forward(input).exp()
+            outputs.add_(1)
+            return outputs
+
+    model = InPlace(4, 1)
+    with pytest.raises(RuntimeError, match="inplace operation") as caught:
+        Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=[]).train(DATA, 1)
+    assert not getattr(caught.value, "__notes__", [])
