@@ -171,12 +171,17 @@ def test_a_custom_loop_that_steps_the_scheduler() -> None:
     """The run steps it already."""
     model = nn.Linear(4, 1)
     run = Run(model, SGD(model.parameters(), lr=0.01), DATA, num_epochs=3, create_scheduler_fn=step_lr)
-    with pytest.raises(ConfigurationError, match="is stepped by the script, too"), run:
-        for inputs, targets in run.batches():
-            run.backward((model(inputs) - targets).square().mean())
-            run.step()
-            scheduler: Any = run.scheduler
-            scheduler.step()
+
+    def train() -> None:
+        with run:
+            for inputs, targets in run.batches():
+                run.backward((model(inputs) - targets).square().mean())
+                run.step()
+                scheduler: Any = run.scheduler
+                scheduler.step()
+
+    with pytest.raises(ConfigurationError, match="is stepped by the script, too"):
+        train()
 
 
 def test_schedulers_that_are_stepped_once_are_fine() -> None:
@@ -234,3 +239,16 @@ def test_a_model_that_changes_its_own_tensors_is_not_blamed_on_the_batch() -> No
     with pytest.raises(RuntimeError, match="inplace operation") as caught:
         Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=[]).train(DATA, 1)
     assert not getattr(caught.value, "__notes__", [])
+
+
+def test_a_reproducible_run_looks_too() -> None:
+    """Its updates of several micro-batches are fine, and a backward pass of a step is found."""
+    for kind in (Trainer, GoesBackward):
+        model = nn.Linear(4, 1)
+        trainer = kind(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), [], reproducible="any_processes")
+        options: dict[str, Any] = {"samples_per_update": 8, "per_device_batch_size": 2}
+        if kind is Trainer:
+            trainer.train(DATA, 2, **options)
+            continue
+        with pytest.raises(ConfigurationError, match="backward pass of its own"):
+            trainer.train(DATA, 1, **options)

@@ -49,6 +49,7 @@ from pa_core.callback_checks import (
 )
 from pa_core.checkpoint import save_safetensors
 from pa_core.checkpoint_loading import load_checkpoint_into
+from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.distributed import processes
 from pa_core.distributed.comparison import advice_for_parted
@@ -59,6 +60,7 @@ from pa_core.extra_models import AddedModule
 from pa_core.fingerprint import fingerprint
 from pa_core.model_description import describe_model
 from pa_core.model_tensors import is_sharded_module, missing_methods, unwrap_model
+from pa_core.progress import Stage
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import read_settings
 from pa_core.subclasses import check_subclass
@@ -971,6 +973,22 @@ class AnyTrainer(ABC):
                     do=f"Give {type(one).__name__} these methods, or register the object whose state it holds.",
                 )
         self._engine.checkpointer.registered.extend(objects)
+
+    def _number_in_dataset(self, step: int, sample: int) -> int | None:
+        """Return which sample of the dataset a batch of this process has at some place; None if nobody knows.
+
+        Args:
+            step: The number of the batch in the epoch of training or evaluation that is in progress.
+            sample: The place in the batch.
+        """
+        progress = self._engine.progress
+        is_training = progress.stage is Stage.TRAINING
+        loader = innermost(self.train_dataloader if is_training else self.eval_dataloader)
+        if not is_keyed(loader):
+            return None
+        before = progress.resumed_steps if is_training else 0
+        position = loader.split.piece(step - 1 - before, self.process_index).start + sample
+        return int(loader.order.indices(position, position + 1)[0])
 
     def _call_event(self, event: str, **kwargs: Any) -> None:
         self.callback_handler.call_event(event, self, **kwargs)

@@ -78,7 +78,7 @@ class FirstUpdates:
         self._trained = trained
         self._looks_at_gradients = looks_at_gradients
         self._updates_left = _NUM_UPDATES
-        self._has_gradients = looks_at_gradients and trained.has_gradients()
+        self._has_gradients = self._finds_gradients()
         self._is_in_update = False
         self._hooks: list[RemovableHandle] = [
             one.register_step_pre_hook(self._require_own_step) for one in optimizers.values() if calls_step_hooks(one)
@@ -92,7 +92,7 @@ class FirstUpdates:
         """
         if not self._looks_at_gradients:
             return
-        has_gradients = self._trained.has_gradients()
+        has_gradients = self._finds_gradients()
         if has_gradients and not self._has_gradients:
             raise ConfigurationError(
                 "A step has run a backward pass of its own, to which the trainer would add the same gradients again.",
@@ -109,8 +109,8 @@ class FirstUpdates:
             )
 
     def after_backward(self) -> None:
-        """Note whether there are gradients."""
-        self._has_gradients = self._looks_at_gradients and self._trained.has_gradients()
+        """Note whether there are gradients; a reproducible run takes them before the next batch."""
+        self._has_gradients = not self._trained.is_reproducible and self._finds_gradients()
 
     def begin_update(self) -> None:
         """From here on, the run steps the optimizers."""
@@ -119,7 +119,7 @@ class FirstUpdates:
     def end_update(self) -> bool:
         """Note the end of an update; return whether there is another one to look at."""
         self._is_in_update = False
-        self._has_gradients = self._looks_at_gradients and self._trained.has_gradients()
+        self._has_gradients = self._finds_gradients()
         self._updates_left -= 1
         return self._updates_left > 0
 
@@ -127,6 +127,13 @@ class FirstUpdates:
         """Leave the optimizers alone."""
         while self._hooks:
             self._hooks.pop().remove()
+
+    def _finds_gradients(self) -> bool:
+        if not self._looks_at_gradients:
+            return False
+        if self._trained.is_reproducible:
+            return any(parameter.grad is not None for parameter in self._trained.parameters())
+        return self._trained.has_gradients()
 
     def _require_own_step(self, *_arguments: object) -> None:
         if not self._is_in_update:

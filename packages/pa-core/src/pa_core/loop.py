@@ -24,11 +24,12 @@ from pa_core.data.data_arguments import GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Purpose, batches_on_device
 from pa_core.default_step import no_sample_counted
 from pa_core.distributed import sum_over_processes
+from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.distributed.comparison import Describe
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.first_updates import FirstUpdates, SchedulerPositions
-from pa_core.model_tensors import unwrap_model
+from pa_core.model_tensors import BufferPlaces, unwrap_model
 from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.progress import Phase, Stage
 from pa_core.reproducible_steps import ReproducibleSteps
@@ -96,7 +97,7 @@ class Loop:
         num_sets_to_come: How many sets are evaluated after this one, within the same training epoch.
         updates_of_batch: How many updates were made of the current batch of the training loader.
         reproducible: What makes the steps of a reproducible run; None in others.
-        first_updates: What looks at the steps of a trainer in the first updates of an epoch; None later, and in a ``Run``.
+        first_updates: What looks at a trainer's steps in the first updates of an epoch; None later, and in a ``Run``.
         gathered_without_rows: What a process without a sample has gathered of the others, which go backward through it.
     """
 
@@ -125,6 +126,7 @@ class Loop:
         self._has_own_backward, self._steps_optimizers = not overlaps, steps_optimizers
         self.first_updates: FirstUpdates | None = None
         self._positions: SchedulerPositions | None = None
+        self._buffers: BufferPlaces | None = None
         self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
         self.gathered_without_rows: list[Tensor] = []
@@ -434,6 +436,8 @@ class Loop:
         self.call(TrainerCallback.on_train_epoch_start)
         self._resume_steps(train_dl)
         self._watch_first_updates()
+        if engine.num_processes > 1 and _accelerate.broadcasts_buffers(engine.accelerator):
+            self._buffers = BufferPlaces(self.trainer.named_models().values())
         self.count = engine.loaders.count_batches(train_dl, "training")
         engine.progress.stage = Stage.TRAINING
 
@@ -522,6 +526,7 @@ class Loop:
         engine = self.engine
         engine.checkpointer.leave()
         self._stop_watching()
+        self._buffers = None
         if self.reproducible is not None:
             self.reproducible.drop_update()
         engine.last_batch = None
@@ -569,9 +574,8 @@ class Loop:
         self.engine.checkpointer.leave()
         if self.reproducible is not None:
             self.reproducible.start_update()
-        elif self.engine.num_processes > 1 and _accelerate.broadcasts_buffers(self.engine.accelerator):
-            for model in self.trainer.named_models().values():
-                distributed.broadcast_buffers(model)
+        elif self._buffers is not None:
+            broadcast_tensors(self._buffers.tensors())
 
     def group(self, steps: Steps) -> Iterator[tuple[MicroBatch, Any]]:
         """Iterate over the batches of one update, each with its part in it.

@@ -10,7 +10,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.default_step import why_not_finite
 from pa_core.device_reads import ScalarTransfer
 from pa_core.errors import NonFiniteLossError
@@ -97,7 +96,7 @@ class TerminateOnNaNCallback(TrainerCallback):
         if output.get("num_items_in_batch", 1) == 0:
             return
         name, place = f"{phase} loss", f"at batch {step} of epoch {trainer.run_history.current_epoch}"
-        if loss.is_cpu and (reason := _reason(trainer, batch, phase, step)) is not None:
+        if loss.is_cpu and (reason := _reason(trainer, batch, step)) is not None:
             raise _not_finite(name, f"loss={loss.item()} {place}, {reason[0]}", reason[1])
         self._losses.send(loss, (name, place))
         self._require_finite(self._losses.arrived())
@@ -114,15 +113,12 @@ def _not_finite(name: str, given: str, do: str) -> NonFiniteLossError:
     return NonFiniteLossError(f"The {name} is not finite.", given=given, do=do)
 
 
-def _reason(trainer: AnyTrainer, batch: Any, phase: str, step: int) -> tuple[str, str] | None:
+def _reason(trainer: AnyTrainer, batch: Any, step: int) -> tuple[str, str] | None:
     """What of a batch explains its loss, and what to do; None where nothing of it does."""
     reason, sample, do = why_not_finite(batch, trainer.loss_func)
     if not reason:
         return None
     if sample is not None:
-        loader = innermost(trainer.train_dataloader if phase == "training" else trainer.eval_dataloader)
-        reason += f" in sample {sample} of the batch"
-        if is_keyed(loader) and loader.position == 0:  # of a resumed epoch, steps are counted from elsewhere
-            position = loader.split.piece(step - 1, trainer.process_index).start + sample
-            reason += f", which is number {int(loader.order.indices(position, position + 1)[0])} of the dataset"
+        number = trainer._number_in_dataset(step, sample)  # pyright: ignore[reportPrivateUsage]  # nobody else needs it
+        reason += f" in sample {sample} of the batch" + ("" if number is None else f", number {number} of the dataset")
     return reason, do
