@@ -24,7 +24,7 @@ LIMITS = {
     "lines of trainer.py": 700,
     "words of architecture.md": 2_500,
     "files of an update": 13,
-    "modules of ours that an import loads": 170,
+    "modules of ours that an import loads": 180,
     "other modules that an import loads": 2,  # secrets and hmac
     "time of an import, compared with that of accelerate": 2.5,  # 1.3 on an idle machine
     "more files of a save": 20,
