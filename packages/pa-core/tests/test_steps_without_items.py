@@ -160,9 +160,7 @@ def test_a_sample_that_is_not_finite_is_named(value: float) -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[TerminateOnNaNCallback])
-    match = (
-        rf"batch\[0\] holds {value} in sample \d of the batch, number 21 of the dataset\n.*Correct this sample"
-    )
+    match = rf"batch\[0\] holds {value} in sample \d of the batch, number 21 of the dataset\n.*Correct this sample"
     with pytest.raises(NonFiniteLossError, match=match):
         trainer.train(Numbered(value), 1)
     with pytest.raises(NonFiniteLossError, match=match):
