@@ -492,8 +492,8 @@ class Trained:
         The passes are made all the same, as other processes may exchange something in them.
         """
         parameters = [one for module in self._modules.values() for one in parameters_of_module(module)]
-        trainable = self.graph_tensors([one for one in parameters if one.requires_grad])
-        hooks = [one.register_hook(torch.zeros_like) for one in trainable if one.requires_grad]  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+        trainable: Any = self.graph_tensors([one for one in parameters if one.requires_grad])  # torch annotates in part
+        hooks = [one.register_hook(torch.zeros_like) for one in trainable if one.requires_grad]
         try:
             yield
         finally:
