@@ -70,7 +70,7 @@ def expected_weights(data: TensorDataset, accumulation: int) -> Tensor:
         batch = [one[first : first + size] for one in data.tensors]
         optimizer.zero_grad()
         if batch[2].sum() > 0:
-            loss_of(model, batch).backward()
+            torch.autograd.backward(loss_of(model, batch))
             optimizer.step()
     return weights_of(model)
 

@@ -196,7 +196,7 @@ def why_not_finite(batch: object, loss_func: object) -> tuple[str, int | None, s
     for place, one in tensors:
         odd = ~one.isfinite() if one.is_floating_point() else None
         if odd is not None and bool(odd.any()):
-            first = tuple(odd.nonzero()[0].tolist())
+            first = tuple(map(int, odd.nonzero()[0]))
             do = "Correct this sample, or leave it out of the dataset; nan_to_num() replaces such values."
             return f"{place} holds {one[first].item()}", first[0] if first else None, do
     ignored, targets = getattr(loss_func, "ignore_index", None), tensors[-1][1] if tensors else None
