@@ -137,7 +137,7 @@ def test_the_command_line_says_whether_they_are_the_same(launch: Launch, tmp_pat
 def test_what_follows_clock_and_processes_is_known_of_training_states(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--any-processes` leaves it out, and no metric or weight that has such a name."""
+    """The clock is left out unless `--clock` asks for it, and `--any-processes` leaves out both, but no other entry."""
 
     def state(seconds: float, processes: int, value: float) -> dict[str, Any]:
         metrics = {name: {"value": [value], "seconds": [seconds]} for name in ("loss", "seconds")}
@@ -151,6 +151,14 @@ def test_what_follows_clock_and_processes_is_known_of_training_states(
     one, other, worse = (str(tmp_path / name) for name in ("one", "other", "worse"))
     for path, processes, value in ((one, 1, 0.5), (other, 2, 0.5), (worse, 2, 0.75)):
         save(path, state(processes / 2, processes, value))
+    later = str(tmp_path / "later")
+    save(later, state(99.0, 1, 0.5))
+    assert main([one, later]) == 0, "the clock says nothing of what two runs have computed"
+    assert main([one, later, "--clock"]) == 1
+    assert main([one, other]) == 1, "the number of processes does"
+    assert main([one, other, "--any-processes", "--clock"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("history.clock.seconds: 0.5 in the first, 99.0")
     assert main([one, other, "--any-processes"]) == 0
     assert main([one, worse, "--any-processes", "--ignore", "*loss*"]) == 1
     assert capsys.readouterr().out.splitlines()[1].startswith("history.metrics.seconds.value.0: 0.5 in the first")

@@ -299,7 +299,7 @@ _REFUSED: list[tuple[object, str, str]] = [
     ([np.array([None])], "state[0]: an array of object", ".tolist()"),
     ([np.array([1], dtype=">i4")], "state[0]: an array of >i4", ".astype"),
     ([np.array(["x"])], "state[0]: an array of <U1", ".tolist()"),
-    ([np.datetime64("2020-01-01")], "state[0]: datetime64", "arguments or name"),
+    ([np.datetime64("2020-01-01")], "state[0]: datetime64", "numpy.datetime64 makes it again"),
     ([np.longdouble(1)], "state[0]: longdouble", "store what it can be made of"),
     ([np.random.default_rng(0)], "state[0]: Generator", "its state_dict()"),
     (_cycle(), "state[1]['again']: a list that contains itself", "without the cycle"),

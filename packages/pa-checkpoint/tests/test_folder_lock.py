@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -292,3 +293,62 @@ def test_files_are_as_readable_as_any_other(tmp_path: Path) -> None:
     atomic_write(tmp_path / "model.pt", _write(b"new"))
 
     assert (tmp_path / "model.pt").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
+
+
+def _victim(folder: Path) -> Path:
+    """A file of somebody else's, to which a link in the folder leads."""
+    victim = folder.parent / "victim"
+    victim.write_text("precious")
+    return victim
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.parametrize("kind", ["link", "hard link", "link to nothing", "pipe"])
+def test_a_run_never_writes_through_what_somebody_puts_in_place_of_its_note(tmp_path: Path, kind: str) -> None:
+    """A link that comes in place of the note of a run is replaced, and what it leads to stays as it is."""
+    folder = tmp_path / "states"
+    folder.mkdir()
+    victim, lock = _victim(folder), FolderLock(folder)
+    (folder / OWNER).unlink()
+    match kind:
+        case "link":
+            (folder / OWNER).symlink_to(victim)
+        case "hard link":
+            (folder / OWNER).hardlink_to(victim)
+        case "link to nothing":
+            (folder / OWNER).symlink_to(tmp_path / "nothing")
+        case _:
+            os.mkfifo(folder / OWNER)
+    lock.check()
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "nothing").exists()
+    assert "process" in json.loads((folder / OWNER).read_text())
+    lock.release()
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_a_link_that_comes_between_the_look_and_the_note_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment after a run has seen that nothing is there, a link to another file is."""
+    folder = tmp_path / "states"
+    folder.mkdir()
+    victim, acquire = _victim(folder), FolderLock._acquire
+
+    def acquire_late(self: FolderLock, say: Callable[[str], None] | None) -> None:
+        acquire(self, say)
+        (folder / OWNER).symlink_to(victim)
+
+    monkeypatch.setattr(FolderLock, "_acquire", acquire_late)
+    with FolderLock(folder):
+        assert victim.read_text() == "precious"
+        assert not (folder / OWNER).is_symlink()
+
+
+def test_a_note_of_any_size_is_read_in_part(tmp_path: Path) -> None:
+    """A file of a terabyte in its place takes no memory, and means nothing."""
+    with FolderLock(tmp_path) as lock:
+        os.truncate(tmp_path / OWNER, 1 << 40)
+        lock.check()
+        assert (tmp_path / OWNER).stat().st_size < 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pa_checkpoint import CheckpointError, CheckpointNotFoundError, load
 from pa_checkpoint import _remote_folder as state_store
 from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._manifest import manifest_text, read_manifest
-from pa_checkpoint._remote_folder import ObjectStore, ObjectStoreError, RemoteFolder
+from pa_checkpoint._remote_folder import ObjectStore, ObjectStoreError, RemoteCheckpoint, RemoteFolder
 from tests.support.faulty_store import KINDS, Faults, fault_rates, store_url, use_faults
 from tests.support.states import summary
 
@@ -355,3 +356,57 @@ def test_a_checkpoint_that_is_not_in_the_store_is_not_found(tmp_path: Path, stor
     store.upload(save(tmp_path / "states", 1))
     with pytest.raises(CheckpointNotFoundError, match="without step_2"):
         store.fetch(tmp_path / "machine", name="step_2")
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/tmp/pa_outside/x", "..", ".in_use", "a/b", "a\0b", "x/../../y"])
+def test_names_of_checkpoints_in_a_store_lead_nowhere_else(tmp_path: Path, store: RemoteFolder, name: str) -> None:
+    """Whoever can write to the store chooses no place outside of the folder, and an honest checkpoint is taken."""
+    older, newer = (save(tmp_path / "states", update) for update in (1, 2))
+    store.upload(older)
+    manifest = read_manifest(newer)
+    state = store.upload(newer)
+    states = tmp_path / "store" / "states"
+    hostile = state_store._object_name(name, manifest)
+    (states / state.object_name).rename(states / hostile)
+    fresh, target = RemoteFolder(store.url), tmp_path / "deep" / "elsewhere"
+    before = {path for path in tmp_path.rglob("*") if "store" not in path.parts}
+
+    path, skipped = fresh.fetch(target)
+
+    assert path == target / "step_1"
+    assert [one.path for one in skipped] == [Path(name)]
+    assert "cannot have this name" in skipped[0].reason
+    made = {path for path in tmp_path.rglob("*") if "store" not in path.parts} - before
+    assert all(path in (target.parent, target) or (target / "step_1") in (path, path.parent) for path in made)
+    assert not Path("/tmp/pa_outside").exists()
+    with pytest.raises(CheckpointError, match="cannot have this name"):
+        fresh.download(RemoteCheckpoint(hostile, state.sequence, state.update, state.key, name), target)
+
+
+def test_a_checkpoint_without_a_name_of_its_own_is_not_sent(
+    tmp_path: Path, store: RemoteFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would find it in the store."""
+    monkeypatch.chdir(save(tmp_path / "states", 1))
+    with pytest.raises(CheckpointError, match="cannot have this name"):
+        store.upload(".")
+    assert not (tmp_path / "store").exists()
+
+
+def test_objects_of_another_size_are_not_downloaded(
+    tmp_path: Path, store: RemoteFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest, or a file, that somebody has made larger than the disk costs nothing."""
+    state = store.upload(save(tmp_path / "states", 1))
+    manifest = tmp_path / "store" / "states" / state.object_name
+    digest = json.loads(manifest.read_text())["files"]["trained.safetensors"]["sha256"]
+    (target,) = (tmp_path / "store" / "files").glob(f"*/{digest}")
+    whole = target.read_bytes()
+    os.truncate(target, 1 << 40)
+    with pytest.raises(CheckpointError, match=r"1,099,511,627,776 bytes at .*"):
+        RemoteFolder(store.url).download(state, tmp_path / "elsewhere")
+    target.write_bytes(whole)
+    os.truncate(manifest, 1 << 40)
+    with pytest.raises(CheckpointError, match=r"1,099,511,627,776 bytes instead of at most 67,108,864|at most"):
+        RemoteFolder(store.url).fetch(tmp_path / "elsewhere")
+    assert [*(tmp_path / "elsewhere").glob("*")] == []

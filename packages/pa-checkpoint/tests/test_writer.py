@@ -342,3 +342,32 @@ def test_a_killed_process_costs_no_completed_save(launch: Launch) -> None:
 
     assert launched.status == 0
     assert "32 kills" in launched.output
+
+
+@pytest.mark.parametrize("newest", [1, 3])
+def test_as_many_checkpoints_stay_as_are_to_be_kept(tmp_path: Path, newest: int) -> None:
+    """Also if the last ones are still being written when the others are removed."""
+    folder, writer = ckpt.Folder(tmp_path), ckpt.Writer()
+    weight = torch.randn(1 << 20)
+    for step in range(1, 9):
+        weight += 1
+        writer.save(folder.path / f"step_{step}", {"weight": weight, "step": step})
+        folder.keep(newest=newest)
+    writer.wait()
+    assert [info.path.name for info in folder.records()] == [f"step_{step}" for step in range(9 - newest, 9)]
+
+
+def test_nothing_is_removed_for_a_checkpoint_that_is_not_there_in_the_end(tmp_path: Path) -> None:
+    """The writing fails, and those that were to be kept beside it stay."""
+    folder, writer = ckpt.Folder(tmp_path), ckpt.Writer()
+    for step in (1, 2):
+        writer.save(folder.path / f"step_{step}", {"step": step}, blocking=True)
+    (tmp_path / "step_3").write_text("in the way")
+    writer.save(folder.path / "step_3", {"weight": torch.ones(1 << 20)})
+    folder.keep(newest=2)
+    with pytest.raises(ckpt.CheckpointError, match="something else"):
+        writer.wait()
+    (tmp_path / "step_3").unlink()
+    writer.save(folder.path / "step_3", {"step": 3})
+    writer.wait()
+    assert [info.path.name for info in folder.records()] == ["step_1", "step_2", "step_3"]

@@ -22,6 +22,7 @@ from pa_core import (
     CheckpointError,
     ConfigurationError,
     SaveBestModelCallback,
+    SaveTrainingStateCallback,
     Trainer,
     TrainerCallback,
     gather_objects,
@@ -314,3 +315,31 @@ def test_a_model_that_is_frozen_has_nothing_to_save(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="Nothing of the model is trained"):
             save(tmp_path / "there", trainable_only=True)
     assert not list(tmp_path.iterdir())
+
+
+class _Scaled(nn.Module):
+    """Has buffers of one element whose strides are not 1, as slices and expanded scalars are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        self.register_buffer("scale", torch.tensor(0.5).expand(1))
+        self.register_buffer("corner", torch.ones(1, 3)[:, 0])
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        return cast("Tensor", self.linear(inputs) * self.scale * self.corner)
+
+
+def test_a_buffer_of_one_element_may_have_any_stride(tmp_path: Path) -> None:
+    """It is in training states, the fingerprint and exports."""
+    model = _Scaled()
+    states = SaveTrainingStateCallback(tmp_path / "states")
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[states])
+    trainer.train(make_regression(8), 1)
+    trainer.save_model(tmp_path / "exported")
+    loaded = load_file(tmp_path / "exported" / "model.safetensors")
+    assert (loaded["scale"].item(), loaded["corner"].item()) == (0.5, 1.0)
+    assert int(trainer.fingerprint(), 16)
+    trainer.load_training_state(tmp_path / "states")
+    assert model.linear.weight.equal(loaded["linear.weight"])

@@ -342,3 +342,8 @@ def test_an_order_is_known_by_its_name_and_its_parameters() -> None:
     """Two orders have the same identity if they give the same epochs."""
     assert Shuffled().fingerprint == Shuffled().fingerprint != Sequential().fingerprint
     assert Shuffled("feistel-v1").fingerprint != Shuffled().fingerprint
+
+
+def test_one_weight_may_have_any_stride() -> None:
+    """A slice of a row has the identity of the same weights elsewhere."""
+    assert Weighted(torch.ones(1, 3)[:, 0]).fingerprint == Weighted(torch.ones(1)).fingerprint

@@ -6,7 +6,7 @@ Public are the names in ``__all__`` of ``pa_checkpoint`` and ``pa_checkpoint.tor
 from __future__ import annotations
 
 from pa_checkpoint._checkpoint import Checkpoint, Messages, load, verify
-from pa_checkpoint._compare import ANY_PROCESSES, Difference, compare
+from pa_checkpoint._compare import ANY_PROCESSES, CLOCK, Difference, compare
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, FolderInUseError
 from pa_checkpoint._files import atomic_write
 from pa_checkpoint._folder import CheckpointInfo, Folder, FolderLock, Skipped
@@ -16,6 +16,7 @@ from pa_checkpoint._writer import Writer, save
 
 __all__ = [
     "ANY_PROCESSES",
+    "CLOCK",
     "Checkpoint",
     "CheckpointError",
     "CheckpointInfo",

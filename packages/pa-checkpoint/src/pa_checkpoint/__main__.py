@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pa_checkpoint._compare import ANY_PROCESSES, compare_entries
+from pa_checkpoint._compare import ANY_PROCESSES, CLOCK, compare_entries
 from pa_checkpoint._errors import CheckpointError
 
 __all__ = ["main"]
@@ -31,15 +31,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--any-processes",
         action="store_true",
-        help="of training states of pa-core, ignore what follows the clock and the number of processes",
+        help="of training states of pa-core, ignore what follows the number of processes, too",
+    )
+    parser.add_argument(
+        "--clock", action="store_true", help="of training states of pa-core, compare the times in the history, too"
     )
     given = parser.parse_args(arguments)
-    ignored: list[str] = [*given.ignore, *(ANY_PROCESSES if given.any_processes else ())]
+    known = ANY_PROCESSES if given.any_processes else CLOCK
+    ignored: list[str] = [*given.ignore, *(name for name in known if name not in CLOCK or not given.clock)]
     count = 0
     try:
         for difference in compare_entries(given.first, given.second, ignored):
             if difference is not None:
-                sys.stdout.write(f"{difference}\n")
+                sys.stdout.write(f"{difference}\n".encode(errors="backslashreplace").decode())
                 return 1
             count += 1
     except CheckpointError as error:

@@ -6,11 +6,12 @@ import contextlib
 import itertools
 import json
 import os
+import reprlib
 import shutil
 import stat
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -21,7 +22,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 from typing_extensions import TypeVar
 
 from pa_checkpoint._encoding import Encoded, JsonScalar, JsonValue, decode, encode
-from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, damage
+from pa_checkpoint._errors import (
+    NOT_OF_THE_FILE,
+    CheckpointError,
+    CheckpointNotFoundError,
+    damage,
+)
 from pa_checkpoint._files import (
     DigestingReader,
     DigestingWriter,
@@ -45,6 +51,7 @@ from pa_checkpoint._manifest import (
     read_manifest,
 )
 from pa_checkpoint._sharded_tensor import PieceFile, StoredTensor, file_of_pieces, is_piece_file
+from pa_checkpoint._stack import with_enough_stack
 from pa_checkpoint._tensor_file import DTYPES, TensorEntry, read_header, read_tensors, write_tensors
 from pa_checkpoint._torch import store_of_processes
 
@@ -501,14 +508,13 @@ def load(path: str | Path, *, verify: bool = True, lazy: bool = False, share: tu
     found = find(path)
     while True:
         try:
-            checkpoint = _read_folder(path, found.path, share, verify=verify)
-            return checkpoint if lazy else replace(checkpoint, parts=StoredTensor.resolve(checkpoint.parts))
+            return with_enough_stack(partial(_read_folder, path, found.path, share, verify=verify, lazy=lazy), path)
         except (CheckpointError, OSError) as error:
             before, found = found, find(path)
-            if found == before and not isinstance(error, CheckpointError):
-                raise damage(path, str(error)) from error
             if found == before:
-                raise
+                if isinstance(error, CheckpointError) or error.errno in NOT_OF_THE_FILE:
+                    raise
+                raise damage(path, str(error)) from error
         # it was replaced by another one while it was read
 
 
@@ -555,10 +561,11 @@ def seal(folder: Path, summary: Mapping[str, JsonScalar]) -> None:
     check_summary(summary)
     files: dict[str, FileEntry] = {}
     for path in sorted(folder.iterdir()):
+        if path.name == MANIFEST or not path.is_file():
+            raise _cannot_list(path)
         sync_file(path)
         files[path.name] = FileEntry(path.stat().st_size, sha256_of(path))
-    text = manifest_text(summary, files, FIRST_VERSION)
-    _write_file(folder / MANIFEST, lambda file: file.write(text))
+    _write_manifest(folder, summary, files, FIRST_VERSION)
 
 
 def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str:
@@ -590,7 +597,7 @@ def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str
     return manifest.digest
 
 
-def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bool) -> Checkpoint:
+def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bool, lazy: bool) -> Checkpoint:
     if not folder.is_dir():
         raise CheckpointNotFoundError(
             "There is no checkpoint.",
@@ -616,6 +623,8 @@ def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bo
             tensors |= read(file_name, read_tensors) if file_name in manifest.files else {}
         try:
             parts[name] = decode(document, tensors, pieces)
+        except (MemoryError, RecursionError):
+            raise
         except Exception as error:  # what a wrong document does is not limited to some kinds of errors
             found = f"{name}, which raised {type(error).__name__}: {error}"
             raise damage(folder / DOCUMENTS, found, "a document in the format of this version") from error
@@ -624,7 +633,7 @@ def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bo
         if verify:
             read(name, _pass_over)
         pieces[name].check()
-    return Checkpoint(path, manifest.summary, parts, manifest.digest)
+    return Checkpoint(path, manifest.summary, parts if lazy else StoredTensor.resolve(parts), manifest.digest)
 
 
 def _pass_over(file: DigestingReader, size: int) -> None:
@@ -649,7 +658,9 @@ def _read_file(
         with path.open("rb") as opened:
             file = DigestingReader(opened, verify=verify)
             content = reader(file, entry.bytes)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in NOT_OF_THE_FILE:
+            raise
         raise damage(path, str(error)) from error
     if verify and file.sha256 != entry.sha256:
         raise damage(path, f"the SHA-256 digest {file.sha256}", f"the digest {entry.sha256}")
@@ -709,8 +720,35 @@ def _write_index(
     has_constants = any(name.endswith(CONSTANT + TENSORS) for name in files)
     files[DOCUMENTS] = _write_file(folder / DOCUMENTS, partial(_write_documents, documents=documents))
     version = LAST_VERSION if is_sharded or has_constants else FIRST_VERSION
+    _write_manifest(folder, summary, files, version)
+
+
+def _write_manifest(
+    folder: Path, summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry], version: int
+) -> None:
+    """Write the manifest, and read it back: what cannot be read is not published."""
     text = manifest_text(summary, files, version)
     _write_file(folder / MANIFEST, lambda file: file.write(text))
+    try:
+        manifest = read_manifest(folder)
+        found = "" if manifest[:2] == (summary, files) else f"{folder / MANIFEST}: {reprlib.repr(manifest)}"
+    except CheckpointError as error:
+        found = error.given
+    if found:
+        raise CheckpointError(
+            "The manifest of a checkpoint is not read as it was written; nothing that was there before is lost.",
+            given=found,
+            expected=reprlib.repr((summary, files)),
+            do="Save to another disk, or with fewer files and plain values in the summary.",
+        )
+
+
+def _cannot_list(path: Path) -> CheckpointError:
+    return CheckpointError(
+        "A checkpoint that is listed in a manifest has files alone.",
+        given=f"{path.name}, {'which is the name of the manifest' if path.name == MANIFEST else 'a folder'}",
+        do="Rename the file, put what is in a folder next to it, or leave out the summary.",
+    )
 
 
 def _write_documents(file: DigestingWriter, documents: Mapping[str, JsonValue]) -> None:

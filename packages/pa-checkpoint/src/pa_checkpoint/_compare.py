@@ -6,20 +6,22 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from typing_extensions import override
 
 from pa_checkpoint._checkpoint import Checkpoint, is_checkpoint, load
-from pa_checkpoint._errors import CheckpointNotFoundError
+from pa_checkpoint._errors import CheckpointNotFoundError, written_out
 from pa_checkpoint._folder import Folder
 
-__all__ = ["ANY_PROCESSES", "Difference", "compare", "compare_entries"]
+__all__ = ["ANY_PROCESSES", "CLOCK", "Difference", "compare", "compare_entries"]
+
+CLOCK: tuple[str, ...] = ("history.clock.seconds", "history.metrics.*.seconds")
+"""What follows the clock in a training state of ``pa_core``, for ``compare`` to ignore."""
 
 ANY_PROCESSES: tuple[str, ...] = (
-    "history.clock.seconds",
-    "history.metrics.*.seconds",
+    *CLOCK,
     "ranks",
     "run.*position.steps",
     "run.settings.gradient_accumulation_steps",
@@ -103,19 +105,30 @@ def _walk(path: str, first: Any, second: Any, ignore: tuple[str, ...]) -> Genera
         yield _difference(path, first, second)
         return
     entries, others = _entries(first), _entries(second)
-    for name in {**entries, **others}:
-        inner = f"{path}.{name}".removeprefix(".")
-        yield from _walk(inner, entries.get(name, _Nothing), others.get(name, _Nothing), ignore)
+    for place in {**entries, **others}:
+        inner = f"{path}.{place.name if isinstance(place.name, str) else _exact(place.name)}".removeprefix(".")
+        yield from _walk(inner, entries.get(place, _Nothing), others.get(place, _Nothing), ignore)
 
 
 class _Nothing:
     """Stands for an entry that one of the two lacks."""
 
 
-def _entries(container: Any) -> dict[Any, Any]:
+class _Place(NamedTuple):
+    """The key of an entry with its type, or the name of an attribute, which an entry may have as well."""
+
+    kind: object
+    name: Any
+
+
+def _entries(container: Any) -> dict[_Place, Any]:
     """What is in a container by keys or positions, and the attributes that a dictionary may have."""
     items: Any = container if hasattr(container, "keys") else enumerate(container)
-    return {**dict(items), **getattr(container, "__dict__", {})}
+    attributes: dict[str, Any] = getattr(container, "__dict__", {})
+    return {
+        **{_Place(type(key), key): item for key, item in dict(items).items()},
+        **{_Place("attribute", name): value for name, value in attributes.items()},
+    }
 
 
 def _difference(path: str, first: Any, second: Any) -> Difference | None:
@@ -124,7 +137,8 @@ def _difference(path: str, first: Any, second: Any) -> Difference | None:
         return Difference(path, f"{one} in the first, {other} in the second")
     if not hasattr(first, "shape"):
         return None
-    tensors = [torch.as_tensor(value).contiguous().reshape(-1, 1) for value in (first, second)]
+    tensors = [torch.as_tensor(value).contiguous() for value in (first, second)]
+    tensors = [tensor.as_strided((tensor.numel(), 1), (1, 1)) for tensor in tensors]
     bits = [tensor.view(torch.uint8) for tensor in tensors]
     differ = (bits[0] != bits[1]).any(1)
     count = int(differ.sum())
@@ -143,8 +157,16 @@ def _shown(value: Any) -> str:
         return "nothing"
     kind = type(value).__name__
     if kind == "set":
-        return f"{{{', '.join(sorted(map(repr, value)))}}}"
+        return f"{{{', '.join(sorted(map(_exact, value)))}}}"
     if hasattr(value, "shape"):
         dtype = str(value.dtype).removeprefix("torch.")
         return f"{kind} of {dtype} and shape {tuple(value.shape)}"
-    return kind if isinstance(value, dict | list | tuple) else repr(value)
+    return kind if isinstance(value, dict | list | tuple) else _exact(value)
+
+
+def _exact(value: object) -> str:
+    """The ``repr`` of a value, also of an integer that has more digits than Python writes out."""
+    try:
+        return repr(value)
+    except ValueError:
+        return hex(value) if isinstance(value, int) else written_out(value)

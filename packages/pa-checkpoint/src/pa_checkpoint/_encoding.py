@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
 import torch
 from torch import Tensor, nn
 
-from pa_checkpoint._errors import CheckpointError
+from pa_checkpoint._errors import CheckpointError, written_out
 from pa_checkpoint._sharded_tensor import (
     PieceFile,
     PieceLayout,
@@ -130,8 +130,8 @@ class _Place(NamedTuple):
     """As a path, for the names of tensors."""
 
     def item(self, key: object) -> _Place:
-        step = key if isinstance(key, str) else repr(key)
-        return _Place(f"{self.shown}[{key!r}]", f"{self.name}/{step}")
+        shown = written_out(key)
+        return _Place(f"{self.shown}[{shown}]", f"{self.name}/{key if isinstance(key, str) else shown}")
 
     def attribute(self, name: str) -> _Place:
         return _Place(f"{self.shown}.{name}", f"{self.name}.{name}")
@@ -193,13 +193,15 @@ class _Encoder:
             [self._key(key, place), self._item(key, item, place)] for key, item in mapping.items()
         ]
         document: dict[str, JsonValue] = {_CONTAINERS[kind]: pairs}
-        attributes: dict[str, JsonValue] = {
+        attributes = {
             name: self.encode(attribute, place.attribute(name))
             for name, attribute in getattr(value, "__dict__", {}).items()
             if name != "__orig_class__"  # what OrderedDict[str, int]() leaves behind
         }
-        if attributes:
+        if attributes and all(map(_is_plain_key, attributes)):
             document["attributes"] = attributes
+        elif attributes:
+            document["attributes"] = {"$dict": [[_str(name), one] for name, one in attributes.items()]}
         return document
 
     def _items(self, items: Iterable[object], place: _Place) -> list[JsonValue]:
@@ -259,14 +261,16 @@ class _Encoder:
 
         if kind is np.ndarray:
             # what is read-only, or has strides that tensors cannot have, is copied
-            array = value if value.flags.writeable and value.flags.forc else value.copy()
+            fits = value.flags.writeable and value.flags.forc and min(value.strides, default=0) >= 0
+            array = value if fits else value.copy()
             try:
                 tensor: Tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate its argument
             except (TypeError, ValueError) as error:  # of dtypes and byte orders that torch does not have
                 raise place.refusal(f"an array of {value.dtype}", "Convert it with .astype or .tolist().") from error
             return self._tensor("$ndarray", tensor, place)
         number: object = value.item() if np.generic in kind.__mro__ else value
-        if type(number) not in _SINGLE_VALUES:
+        # moments become integers, or None, where Python has none of their unit
+        if type(number) not in _SINGLE_VALUES or kind.__name__ in _ADVICE_OF_MOMENTS:
             raise _refusal_of_type(kind, value, place)
         return _SINGLE_VALUES[type(number)](number)
 
@@ -334,7 +338,15 @@ def _is_plain_key(key: str) -> bool:
 
 def _refusal_of_type(kind: type, value: object, place: _Place) -> CheckpointError:
     do = f"Convert the {kind.__qualname__}, or store what it can be made of again: its state_dict(), arguments or name."
-    return place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", do)
+    return place.refusal(
+        f"{kind.__qualname__} {written_out(value, reprlib.repr)}", _ADVICE_OF_MOMENTS.get(kind.__name__, do)
+    )
+
+
+_ADVICE_OF_MOMENTS = {
+    "datetime64": "Store str() of it, from which numpy.datetime64 makes it again.",
+    "timedelta64": "Store .astype(int) of it, and its unit, numpy.datetime_data(...).",
+}
 
 
 def decode(

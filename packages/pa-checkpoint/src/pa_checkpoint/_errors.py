@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-__all__ = ["CheckpointError", "CheckpointNotFoundError", "FolderInUseError", "InvalidArgumentError", "damage"]
+__all__ = [
+    "NOT_OF_THE_FILE",
+    "CheckpointError",
+    "CheckpointNotFoundError",
+    "FolderInUseError",
+    "InvalidArgumentError",
+    "damage",
+    "written_out",
+]
 
 
 class _Explained(Exception):
@@ -79,6 +88,10 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
         self.filename: str | None = None
 
 
+NOT_OF_THE_FILE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What the process lacks when it opens or reads a file, which may be whole."""
+
+
 def damage(path: Path, found: str, expected: str = "what was written") -> CheckpointError:
     """Return the error for a file that is not as the manifest, or the format, says.
 
@@ -93,3 +106,16 @@ def damage(path: Path, found: str, expected: str = "what was written") -> Checkp
         expected=expected,
         do="Use another checkpoint, such as the one before it.",
     )
+
+
+def written_out(value: object, write: Callable[[object], str] = repr) -> str:
+    """Return the ``repr`` of a value of any kind, or its type where Python does not write it out.
+
+    Args:
+        value: It may be an integer of thousands of digits, or hold some.
+        write: ``repr``, or ``reprlib.repr`` for a short one.
+    """
+    try:
+        return write(value)
+    except ValueError:
+        return f"<{type(value).__name__} with an integer of thousands of digits>"

@@ -24,6 +24,7 @@ __all__ = [
     "atomic_write",
     "discard",
     "find",
+    "is_plain_name",
     "key_of",
     "leftovers",
     "located",
@@ -247,6 +248,11 @@ def discard(directory: Path, run: str) -> None:
     removed = _hidden(directory, run, "removed")
     directory.rename(removed)
     shutil.rmtree(removed)
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether it is the name of something in a folder, and leads nowhere else."""
+    return name not in ("", os.pardir) and name == Path(name).name and "\0" not in name
 
 
 class Found(NamedTuple):

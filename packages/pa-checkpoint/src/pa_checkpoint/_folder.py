@@ -14,10 +14,12 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
+from pa_checkpoint._background_saves import once_there
 from pa_checkpoint._checkpoint import (
     DOCUMENTS,
     TENSORS,
@@ -29,7 +31,7 @@ from pa_checkpoint._checkpoint import (
 )
 from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._errors import CheckpointError, FolderInUseError, InvalidArgumentError
-from pa_checkpoint._files import discard, leftovers, located, publish, replaced, shown_path, staged
+from pa_checkpoint._files import discard, is_plain_name, leftovers, located, publish, replaced, shown_path, staged
 from pa_checkpoint._manifest import MANIFEST, read_manifest
 from pa_checkpoint._sharded_tensor import is_piece_file
 
@@ -40,6 +42,7 @@ __all__ = [
     "Folder",
     "FolderLock",
     "Skipped",
+    "check_name",
     "reason_of",
     "states_to_remove",
 ]
@@ -49,6 +52,10 @@ LOCK, OWNER = ".in_use", ".in_use_by"
 
 _held: set[FolderLock] = set()
 """filelock gives up a lock that nobody mentions any more."""
+
+_ITSELF: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Opens a file, and not what a link leads to; a pipe without waiting for who writes to it."""
+_MOST_OF_OWNER = 4096  # bytes
 
 SECONDS_TO_DIE = 3.0
 """How long a process that was killed may take until the system gives back its lock."""
@@ -156,7 +163,13 @@ class FolderLock:
         )
 
     def _write_owner(self) -> None:
-        (self._folder / OWNER).write_text(json.dumps(self._owner))  # a kill in the middle leaves nothing else behind
+        path = self._folder / OWNER
+        try:
+            path.unlink(missing_ok=True)
+            with path.open("x") as file:  # a new one: no link that somebody puts there leads to another file
+                json.dump(self._owner, file)
+        except OSError as error:
+            raise _something_else(path) from error
 
 
 def _described(folder: Path) -> str:
@@ -165,9 +178,11 @@ def _described(folder: Path) -> str:
 
 
 def _owner_of(folder: Path) -> dict[str, str] | None:
-    """What is known of the process that uses a folder; None without a readable file."""
+    """What is known of the process that uses a folder; None without a readable file, which is no link or pipe."""
     try:
-        owner: object = json.loads((folder / OWNER).read_bytes())
+        descriptor = os.open(folder / OWNER, os.O_RDONLY | _ITSELF)
+        with os.fdopen(descriptor, "rb") as file:
+            owner: object = json.loads(file.read(_MOST_OF_OWNER))
     except (OSError, ValueError):
         return None
     return cast("dict[str, str]", owner) if isinstance(owner, dict) else None
@@ -187,11 +202,15 @@ def _require_file(path: Path) -> None:
     except FileNotFoundError:
         return
     if not is_file:
-        raise CheckpointError(
-            "There is something else where a run notes down that it uses a folder.",
-            given=f"{path}, which is not a regular file",
-            do="Remove it, or choose another folder.",
-        )
+        raise _something_else(path)
+
+
+def _something_else(path: Path) -> CheckpointError:
+    return CheckpointError(
+        "There is something else where a run notes down that it uses a folder.",
+        given=f"{path}, which is not a regular file",
+        do="Remove it, or choose another folder.",
+    )
 
 
 _ReadT = TypeVar("_ReadT")
@@ -307,7 +326,8 @@ class Folder:
         """Remove all but the newest valid checkpoints of a run and return what was removed.
 
         No half-removed checkpoint is ever found. Symbolic links neither count nor are removed, no matter what they
-        point to. While there is no valid checkpoint, nothing is removed.
+        point to. While there is no valid checkpoint, nothing is removed. If a ``Writer`` of this process is saving one
+        to the folder, it counts as soon as it is there: its thread removes what is then too old.
 
         Args:
             newest: How many valid checkpoints stay, at least 1.
@@ -319,6 +339,12 @@ class Folder:
             ValueError: ``newest`` is less than 1.
             CheckpointError: Some checkpoints cannot be removed; the others are.
         """
+        once_there(self.path, partial(self._keep, newest, run, unless, of))
+        return self._keep(newest, run, unless, of)
+
+    def _keep(
+        self, newest: int, run: str, unless: Collection[Path], of: Callable[[CheckpointInfo], bool] | None
+    ) -> list[CheckpointInfo]:
         records = [record for record in self.records() if not record.path.is_symlink()]
         removed = states_to_remove(records, newest, of or (lambda record: record.run == run))
         removed = [record for record in removed if record.path not in unless]
@@ -392,7 +418,11 @@ class Folder:
 
         Returns:
             The path of that name or, where something else is there, of one with a number appended: ``epoch_5_2``.
+
+        Raises:
+            CheckpointError: The name leads out of the folder, or is hidden.
         """
+        check_name(name)
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
         paths = (self.path / one for one in names)
         return next(path for path in paths if not os.path.lexists(located(path)) or self._is_state_of(run, path))
@@ -426,6 +456,7 @@ class Folder:
         Yields:
             A hidden directory to write to, which gets its name when the context is left without an error.
         """
+        check_name(name)
         target = Path(os.path.realpath(self.path), name)
         with staged(target, run) as directory:
             yield directory
@@ -441,7 +472,9 @@ class Folder:
 
         Raises:
             OSError: It is not there, or cannot be removed.
+            CheckpointError: The name leads out of the folder, or is hidden.
         """
+        check_name(name)
         discard(located(self.path / name), "")
 
     def _is_state_of(self, run: str, path: Path) -> bool:
@@ -462,6 +495,17 @@ class Folder:
                 given=f"in {self.path}: {'; '.join(map(str, problems))}",
                 do="Remove them yourself, or change the permissions of the folder.",
             ) from problems[0]
+
+
+def check_name(name: str) -> None:
+    """Raise a ``CheckpointError`` for a name that leads out of a folder of checkpoints, or is hidden in it."""
+    if not is_plain_name(name) or name.startswith("."):
+        raise CheckpointError(
+            "A directory in a folder of checkpoints cannot have this name.",
+            given=repr(name),
+            expected="a name without a path, which does not begin with a dot",
+            do="Use another name, or another object store if this one is not yours.",
+        )
 
 
 def _may_be_state(path: Path) -> bool:

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from pa_checkpoint._encoding import JsonScalar
-from pa_checkpoint._errors import CheckpointError, damage
-from pa_checkpoint._files import DigestingWriter, sha256_of
+from pa_checkpoint._errors import NOT_OF_THE_FILE, CheckpointError, damage, written_out
+from pa_checkpoint._files import DigestingWriter, is_plain_name, sha256_of
+from pa_checkpoint._stack import with_enough_stack
 from pa_checkpoint._tensor_file import bytes_of, header_of, memory_of, write_tensors
 from pa_checkpoint._torch import version_of
 
@@ -25,6 +26,7 @@ __all__ = [
     "FIRST_VERSION",
     "LAST_VERSION",
     "MANIFEST",
+    "MOST_BYTES",
     "FileEntry",
     "LinkableFiles",
     "Manifest",
@@ -42,7 +44,12 @@ FIRST_VERSION, LAST_VERSION = 1, 2
 """The versions of the format: in the second one, a part may have several files of tensors."""
 _ZEROS = b"0" * 64
 _DIGEST = re.compile("[0-9a-f]{64}")
+_OWN_DIGEST = re.compile(rb'"manifest_sha256":\s*"([0-9a-f]{64})"')  # the last one: a summary may have such an entry
 _ENOUGH_TO_RECOGNIZE = 4096
+MOST_BYTES = 1 << 26
+"""Of a manifest, which has some 150 of them for each file: whoever lists more fills the memory of who reads it."""
+_MOST_BITS = 2048
+"""Of an integer in a summary: Python reads no number of thousands of digits."""
 
 _KNOWN = {"run": str, "sequence": int, "update": int, "epoch": int, "complete": bool}
 
@@ -75,12 +82,16 @@ def check_summary(summary: Mapping[str, JsonScalar]) -> None:
     Raises:
         CheckpointError: It names the entry.
     """
-    wrong = [f"{name}={value!r}" for name, value in summary.items() if not _fits(name, value)]
+    wrong = [
+        f"{name}={written_out(value)}"
+        for name, value in summary.items()
+        if type(name) is not str or not _fits(name, value) or (type(value) is int and value.bit_length() > _MOST_BITS)
+    ]
     if wrong:
         raise CheckpointError(
             "The summary of a checkpoint cannot be stored.",
             given=", ".join(wrong),
-            expected="finite numbers and strings; run: str, sequence, update and epoch: int, complete: bool",
+            expected="finite numbers and strings by names; run: str, sequence, update and epoch: int, complete: bool",
             do="Convert these entries.",
         )
 
@@ -95,6 +106,8 @@ def _fits(name: str, value: object) -> bool:
 def manifest_text(summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry], version: int) -> bytes:
     """Return the content of the manifest, which ends with the digest of itself with zeros for the digest.
 
+    Zeros elsewhere, such as a commit that is not known in the summary, stay as they are.
+
     Args:
         summary: What the writer says about the checkpoint.
         files: The other files by name.
@@ -108,7 +121,8 @@ def manifest_text(summary: Mapping[str, JsonScalar], files: Mapping[str, FileEnt
         "manifest_sha256": _ZEROS.decode(),
     }
     text = json.dumps(content, indent=2, allow_nan=False).encode() + b"\n"
-    return text.replace(_ZEROS, _sha256(text))
+    before, _, after = text.rpartition(_ZEROS)
+    return before + _sha256(text) + after
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -121,11 +135,16 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         if path.exists() and not path.is_file():  # from a FIFO, a read might never return
             raise damage(path, "not a regular file")
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise damage(path, "nothing") from None
     except OSError as error:
+        if error.errno in NOT_OF_THE_FILE:
+            raise
         raise damage(path, f"text: reading it raised {type(error).__name__}: {error}") from error
+    if len(text) > MOST_BYTES:
+        raise damage(path, f"more than {MOST_BYTES:,} bytes", "a list of files")
     return parse_manifest(text, path)
 
 
@@ -140,15 +159,12 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
         CheckpointError: A byte of it is not as it was written, it does not have what a manifest has, or it is of a
             newer version.
     """
-    try:
-        loaded: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise damage(path, f"text: reading it raised {type(error).__name__}: {error}") from error
-    content = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
-    digest = str(content.get("manifest_sha256"))
-    written = digest.encode(errors="replace")
-    if not _DIGEST.fullmatch(digest) or text.count(written) != 1 or _sha256(text.replace(written, _ZEROS)) != written:
-        raise damage(path, f"a file for which its digest {digest[: len(_ZEROS)]} is wrong")
+    digest = next(reversed(_OWN_DIGEST.findall(text)), b"")
+    plain = text.replace(digest, _ZEROS)  # everywhere: earlier versions put it in place of zeros in the summary, too
+    if not digest or _sha256(plain) != digest:
+        _parsed(text, path)  # tells more
+        raise damage(path, f"a file for which its digest {digest.decode() or 'is missing, or'} is wrong")
+    content = _parsed(plain, path)
     if content.get("format") != _FORMAT:
         raise damage(path, f"the format {reprlib.repr(content.get('format'))}", f"the format {_FORMAT!r}")
     try:
@@ -156,9 +172,17 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
             raise _newer_version(path.parent, content["version"])
         if content["version"] not in (FIRST_VERSION, LAST_VERSION):
             raise damage(path, f"the version {content['version']!r}", f"{FIRST_VERSION} or {LAST_VERSION}")
-        return _from_dict(content, digest)
+        return _from_dict(content, digest.decode())
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # of what no version has written
         raise damage(path, f"a wrong entry ({type(error).__name__}: {error})", "entries as they are written") from error
+
+
+def _parsed(text: bytes, path: Path) -> dict[str, Any]:
+    try:
+        loaded: object = with_enough_stack(lambda: json.loads(text), path)
+    except ValueError as error:
+        raise damage(path, f"text: reading it raised {type(error).__name__}: {error}") from error
+    return cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
 
 
 def _from_dict(content: dict[str, Any], digest: str) -> Manifest:
@@ -166,12 +190,18 @@ def _from_dict(content: dict[str, Any], digest: str) -> Manifest:
     if wrong := [name for name, value in summary.items() if not _fits(name, value)]:
         message = f"summary.{wrong[0]} is {reprlib.repr(summary[wrong[0]])}"
         raise ValueError(message)
-    if wrong := [name for name in files if name in ("", os.pardir) or name != Path(name).name or "\0" in name]:
+    if wrong := [name for name in files if not is_plain_name(name)]:
         message = f"a file called {wrong[0]!r}"
         raise ValueError(message)
-    return Manifest(
-        summary, {name: FileEntry(int(one["bytes"]), str(one["sha256"])) for name, one in files.items()}, digest
-    )
+    return Manifest(summary, {name: _entry(name, one) for name, one in files.items()}, digest)
+
+
+def _entry(name: str, fields: Mapping[str, Any]) -> FileEntry:
+    entry = FileEntry(fields["bytes"], fields["sha256"])
+    if type(entry.bytes) is not int or entry.bytes < 0 or not _DIGEST.fullmatch(entry.sha256):
+        message = f"{name} of {reprlib.repr(entry.bytes)} bytes with the digest {reprlib.repr(entry.sha256)}"
+        raise ValueError(message)
+    return entry
 
 
 def _newer_version(directory: Path, version: object) -> CheckpointError:

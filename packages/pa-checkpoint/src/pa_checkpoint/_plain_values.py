@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from pa_checkpoint._errors import CheckpointError
+from pa_checkpoint._errors import CheckpointError, written_out
 
 __all__ = ["ensure_plain"]
 
@@ -76,7 +76,7 @@ class _PlainWalk:
             self._check_sequence(cast("Iterable[object]", value), where, depth + 1)
         elif kind not in _TENSORS:
             if kind not in self._allowed_by_user:
-                raise _refusal(where, f"{kind.__qualname__} {reprlib.repr(value)}", _advice(kind))
+                raise _refusal(where, f"{kind.__qualname__} {written_out(value, reprlib.repr)}", _advice(kind))
             return
         for name, attribute in getattr(value, "__dict__", {}).items():
             self.check(attribute, f"{where}.{name}", depth + 1)
@@ -86,7 +86,7 @@ class _PlainWalk:
             if not _is_single(key):
                 self.check(key, f"{where}, a key of it", depth)
             if not _is_single(item):
-                self.check(item, f"{where}[{key!r}]", depth)
+                self.check(item, f"{where}[{written_out(key)}]", depth)
 
     def _check_sequence(self, items: Iterable[object], where: str, depth: int) -> None:
         for index, item in enumerate(items):

@@ -18,8 +18,8 @@ from urllib.parse import quote, unquote
 from pa_checkpoint._checkpoint import check_files
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, damage
 from pa_checkpoint._files import Found, find, key_of, located, publish, sha256_of, staged, sync_file
-from pa_checkpoint._folder import CheckpointInfo, Folder, Skipped, reason_of, states_to_remove
-from pa_checkpoint._manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from pa_checkpoint._folder import CheckpointInfo, Folder, Skipped, check_name, reason_of, states_to_remove
+from pa_checkpoint._manifest import MANIFEST, MOST_BYTES, FileEntry, Manifest, parse_manifest, read_manifest
 
 __all__ = [
     "ObjectStore",
@@ -139,17 +139,25 @@ class ObjectStore:
 
         Raises:
             FileNotFoundError: There is none of this name.
-            CheckpointError: What ``parse`` raised, or it cannot be read, which is an ``ObjectStoreError``.
+            CheckpointError: What ``parse`` raised, it is not small, or it cannot be read, which is an
+                ``ObjectStoreError``.
         """
-        return self._persistently(name, lambda files, path: parse(files.cat_file(path)))
 
-    def fetch(self, name: str, file: Path, sha256: str) -> None:
+        def read(files: _FileSystem, path: str) -> _ResultT:
+            size = _size(files, path)
+            if size is not None and size > MOST_BYTES:
+                raise damage(Path(name), f"{size:,} bytes", f"at most {MOST_BYTES:,}")
+            return parse(files.cat_file(path))
+
+        return self._persistently(name, read)
+
+    def fetch(self, name: str, file: Path, entry: FileEntry) -> None:
         """Have the content of an object in a file, exactly as it was sent.
 
         Args:
             name: The object.
             file: The file, which is written.
-            sha256: The digest of its bytes.
+            entry: The size, of which nothing larger is downloaded, and the digest of its bytes.
 
         Raises:
             OSError: The local disk is full.
@@ -157,8 +165,10 @@ class ObjectStore:
         """
 
         def fetch(files: _FileSystem, path: str) -> None:
+            if (size := _size(files, path)) is not None and size != entry.bytes:
+                raise damage(Path(file.name), f"{size:,} bytes at {self.url}/{name}", f"{entry.bytes:,} bytes")
             files.get_file(path, str(file))
-            if sha256_of(file) != sha256:
+            if sha256_of(file) != entry.sha256:
                 raise damage(Path(file.name), f"other bytes at {self.url}/{name}")
 
         try:
@@ -429,6 +439,7 @@ class RemoteFolder:
             OSError: The checkpoint cannot be read.
         """
         path = Path(directory)
+        check_name(path.name)
         found = find(path)
         manifest = read_manifest(found.path)
         check_files(found.path, manifest)
@@ -645,7 +656,7 @@ class RemoteFolder:
         try:
             with staged(target, run) as staging:
                 for name, entry in manifest.files.items():
-                    self._store.fetch(f"{_FILES}/{state.key}/{entry.sha256}", staging / name, entry.sha256)
+                    self._store.fetch(f"{_FILES}/{state.key}/{entry.sha256}", staging / name, entry)
                     sync_file(staging / name)
                 (staging / MANIFEST).write_bytes(text)
                 sync_file(staging / MANIFEST)

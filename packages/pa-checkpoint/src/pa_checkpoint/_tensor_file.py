@@ -244,7 +244,7 @@ def _parse_header(text: bytes, data_size: int) -> list[TensorEntry]:
             (_parse_entry(name, fields) for name, fields in header.items() if name != _METADATA),
             key=lambda entry: (entry.begin, entry.size),
         )
-    except MalformedFileError:
+    except (MalformedFileError, MemoryError, RecursionError):
         raise
     except Exception as error:  # what wrong JSON does is not limited to some kinds of errors
         message = f"a header: reading it raised {type(error).__name__}: {error}"
@@ -274,5 +274,5 @@ def _parse_entry(name: str, fields: dict[str, Any]) -> TensorEntry:
 
 
 def _memory_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU that is not empty."""
-    return memoryview(cast("Any", tensor.reshape(-1).view(torch.uint8).numpy()))
+    """The memory of a contiguous tensor on the CPU that is not empty; strides of dimensions of one element vary."""
+    return memoryview(cast("Any", tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()))

@@ -53,7 +53,7 @@ def find_damage(file: BinaryIO, *, of_tensors: bool = True) -> str | None:
         if error.errno not in {None, errno.EINVAL}:  # what is raised for a place before the beginning
             raise
         return f"{type(error).__name__}: {error}"
-    except MemoryError:
+    except (MemoryError, RecursionError):
         raise
     except Exception as error:  # what becomes of a damaged directory is not limited to some kinds of error
         return f"{type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pa_checkpoint._background_saves import BackgroundSave
 from pa_checkpoint._checkpoint import (
     Messages,
     MessagesInStore,
@@ -225,9 +226,10 @@ class Writer:
         >>> for step in (1, 2, 3):
         ...     weight += 1
         ...     writer.save(folder.path / f"step_{step}", {"model": {"weight": weight}, "step": step})
+        ...     removed = folder.keep(newest=2)
         >>> writer.wait()
-        >>> [info.path.name for info in folder.keep(newest=2)], folder.newest()["model"]
-        (['step_1'], {'weight': tensor([3., 3.])})
+        >>> [info.path.name for info in folder.records()], folder.newest()["model"]
+        (['step_2', 'step_3'], {'weight': tensor([3., 3.])})
         >>> temporary.cleanup()
     """
 
@@ -296,8 +298,14 @@ class Writer:
             raise
         if blocking:
             job(lambda: copied, constant)
-        else:
-            self._thread.submit(partial(job, lambda: copied, constant))
+            return
+        saving = BackgroundSave(Path(path)) if messages.rank == 0 else None
+        try:
+            self._thread.submit(partial(job, lambda: copied, constant, saving))
+        except BaseException:
+            if saving is not None:
+                saving.forget()
+            raise
 
     def wait(self) -> None:
         """Return when everything is written.
@@ -315,6 +323,7 @@ class Writer:
         around: Callable[[Path], AbstractContextManager[Path]],
         parts: Callable[[], Mapping[str, Encoded]],
         constant: frozenset[str],
+        saving: BackgroundSave | None = None,
     ) -> None:
         if messages.rank != 0:
             ShareOfOther(messages).write(
@@ -325,7 +334,8 @@ class Writer:
         with share.telling_outcome(), around(path) as place:
             if "sequence" not in summary:
                 summary["sequence"] = Folder(place.parent).next_sequence()
-            write_checkpoint(place, parts(), summary, constant=constant, linkable=self._linkable, share=share)
+            with nullcontext() if saving is None else saving.ending():
+                write_checkpoint(place, parts(), summary, constant=constant, linkable=self._linkable, share=share)
 
 
 def _tensors(parts: Mapping[str, Encoded]) -> dict[str, Tensor]:

@@ -221,7 +221,7 @@ def _load(file: BinaryIO, path: Path, device: torch.device, *, mapped: bool = Fa
             given=f"{path}, with {what}",
             do="Load it yourself, if you trust its author, with torch.load(..., weights_only=False).",
         ) from error
-    except (MemoryError, OSError, torch.OutOfMemoryError):
+    except (MemoryError, OSError, RecursionError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # what half a pickle does when it is read is not limited to some kinds of error
         raise _damaged(path, f"torch says: {error!r}") from error

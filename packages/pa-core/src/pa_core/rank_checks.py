@@ -94,7 +94,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
     Args:
         tensor: A tensor without a graph.
     """
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.cpu().contiguous().as_strided((tensor.numel(),), (1,))  # strides of dimensions of one element vary
+    return flat.view(torch.uint8).numpy().data
 
 
 def describe_trained(models: Mapping[str, nn.Module]) -> dict[str, str]:

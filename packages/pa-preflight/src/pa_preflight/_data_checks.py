@@ -228,7 +228,8 @@ def _digest(sample: Any) -> str:
     digest = hashlib.sha256()
     for one in tensors:
         digest.update(repr((one.shape, one.dtype)).encode())
-        digest.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        flat = one.detach().cpu().contiguous().as_strided((one.numel(),), (1,))  # one element has any stride
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
     if not tensors:
         digest.update(pickle.dumps(sample))
     return digest.hexdigest()

@@ -106,5 +106,6 @@ def _dtype_name(tensor: Tensor) -> str | None:
 
 def _bytes(tensor: Tensor) -> memoryview:
     on_host = tensor.detach().to("cpu").contiguous()
-    array: Any = on_host.reshape(-1).view(torch.uint8).numpy()
+    # strides of dimensions of one element vary
+    array: Any = on_host.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return memoryview(array) if tensor.numel() else memoryview(b"")

@@ -86,7 +86,8 @@ def _bytes_of_tensor(value: Any, place: str) -> Iterator[bytes | memoryview]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise _untold(f"a {type(value).__name__} that no tensor can be made of, in {place}") from error
     yield f"tensor {tensor.dtype} {tuple(tensor.shape)};".encode()
-    yield tensor.reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.as_strided((tensor.numel(),), (1,))  # strides of dimensions of one element vary
+    yield flat.view(torch.uint8).numpy().data
 
 
 def _untold(given: str) -> ArgumentTypeError:
