@@ -25,7 +25,7 @@ def test_no_mistake_is_reported_of_a_healthy_script(name: str) -> None:
 
 
 def test_samples_may_be_columns_of_a_row() -> None:
-    """A target of one element then has any stride; what is wrong is found: the samples are evaluated that are trained."""
+    """A target of one element then has any stride, and what is wrong is found."""
     data, model = TensorDataset(torch.randn(16, 3), torch.randn(1, 16).T), nn.Linear(3, 1)
     trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
     report = check(trainer, data, num_epochs=2, per_device_batch_size=4, eval_dataset=data)

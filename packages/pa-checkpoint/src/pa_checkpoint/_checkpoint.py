@@ -37,6 +37,7 @@ from pa_checkpoint._files import (
     sha256_of,
     staged,
     sync_file,
+    with_enough_stack,
 )
 from pa_checkpoint._manifest import (
     FIRST_VERSION,
@@ -51,7 +52,6 @@ from pa_checkpoint._manifest import (
     read_manifest,
 )
 from pa_checkpoint._sharded_tensor import PieceFile, StoredTensor, file_of_pieces, is_piece_file
-from pa_checkpoint._stack import with_enough_stack
 from pa_checkpoint._tensor_file import DTYPES, TensorEntry, read_header, read_tensors, write_tensors
 from pa_checkpoint._torch import store_of_processes
 

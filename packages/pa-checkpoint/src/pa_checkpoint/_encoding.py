@@ -130,7 +130,10 @@ class _Place(NamedTuple):
     """As a path, for the names of tensors."""
 
     def item(self, key: object) -> _Place:
-        shown = written_out(key)
+        try:
+            shown = repr(key)
+        except ValueError:
+            shown = written_out(key)
         return _Place(f"{self.shown}[{shown}]", f"{self.name}/{key if isinstance(key, str) else shown}")
 
     def attribute(self, name: str) -> _Place:

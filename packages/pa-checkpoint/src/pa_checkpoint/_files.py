@@ -10,14 +10,17 @@ import re
 import secrets
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
-from pa_checkpoint._errors import CheckpointError
+from pa_checkpoint._errors import CheckpointError, damage
 
 __all__ = [
+    "BackgroundSave",
     "DigestingReader",
     "DigestingWriter",
     "Found",
@@ -28,6 +31,7 @@ __all__ = [
     "key_of",
     "leftovers",
     "located",
+    "once_there",
     "publish",
     "replaced",
     "sha256_of",
@@ -36,6 +40,7 @@ __all__ = [
     "sync_file",
     "sync_folder",
     "used",
+    "with_enough_stack",
 ]
 
 
@@ -359,3 +364,92 @@ def _locked(folder: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+_ResultT = TypeVar("_ResultT")
+
+
+def with_enough_stack(read: Callable[[], _ResultT], path: Path) -> _ResultT:
+    """Return what a function reads: in a thread, which has its own stack, where the caller is too deep in this one.
+
+    So a whole file is never taken for a damaged one because of where it was read.
+
+    Args:
+        read: Reads a file, and changes nothing.
+        path: The file, for messages.
+
+    Raises:
+        CheckpointError: What is in the file is nested more deeply than any stack.
+        RecursionError: There is not even room to start a thread.
+    """
+    try:
+        return read()
+    except RecursionError:
+        result: Future[_ResultT] = Future()
+        thread = threading.Thread(target=_fulfil, args=(result, read), name="pa_checkpoint reading")
+        thread.start()
+        thread.join()
+    error = result.exception()
+    if isinstance(error, RecursionError):
+        raise damage(path, f"what is nested too deeply: reading it raised {type(error).__name__}: {error}") from error
+    return result.result()
+
+
+def _fulfil(result: Future[_ResultT], read: Callable[[], _ResultT]) -> None:
+    try:
+        result.set_result(read())
+    except BaseException as error:  # whatever it is, the thread that waits is told
+        result.set_exception(error)
+
+
+_Job = Callable[[], object]
+
+_lock = threading.Lock()
+_in_progress: set[BackgroundSave] = set()
+
+
+class BackgroundSave:
+    """A checkpoint that is being saved, from the moment at which the training continues.
+
+    Args:
+        path: Where it will be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.folder: str = os.path.realpath(path.parent)
+        self.afterwards: dict[object, _Job] = {}
+        with _lock:
+            _in_progress.add(self)
+
+    @contextlib.contextmanager
+    def ending(self) -> Generator[None]:
+        """The context in which it is written, after which it is there, or has failed."""
+        try:
+            yield
+        except BaseException:
+            self.forget()
+            raise
+        for job in self.forget():
+            job()
+
+    def forget(self) -> list[_Job]:
+        """Have nothing more done once it is there; return what was to be done."""
+        with _lock:
+            _in_progress.discard(self)
+            return [*self.afterwards.values()]
+
+
+def once_there(folder: Path, job: _Job) -> None:
+    """Have something done as soon as the checkpoint is there that is being saved to a folder, if one is.
+
+    What was asked for earlier is not done any more: the last call counts.
+
+    Args:
+        folder: The folder.
+        job: Done in the thread that writes.
+    """
+    place = os.path.realpath(folder)
+    with _lock:
+        for save in _in_progress:
+            if save.folder == place:
+                save.afterwards[place] = job

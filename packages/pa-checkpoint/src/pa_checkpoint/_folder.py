@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
-from pa_checkpoint._background_saves import once_there
 from pa_checkpoint._checkpoint import (
     DOCUMENTS,
     TENSORS,
@@ -31,7 +30,17 @@ from pa_checkpoint._checkpoint import (
 )
 from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._errors import CheckpointError, FolderInUseError, InvalidArgumentError
-from pa_checkpoint._files import discard, is_plain_name, leftovers, located, publish, replaced, shown_path, staged
+from pa_checkpoint._files import (
+    discard,
+    is_plain_name,
+    leftovers,
+    located,
+    once_there,
+    publish,
+    replaced,
+    shown_path,
+    staged,
+)
 from pa_checkpoint._manifest import MANIFEST, read_manifest
 from pa_checkpoint._sharded_tensor import is_piece_file
 

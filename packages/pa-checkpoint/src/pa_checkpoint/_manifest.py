@@ -17,8 +17,7 @@ from torch import Tensor
 
 from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._errors import NOT_OF_THE_FILE, CheckpointError, damage, written_out
-from pa_checkpoint._files import DigestingWriter, is_plain_name, sha256_of
-from pa_checkpoint._stack import with_enough_stack
+from pa_checkpoint._files import DigestingWriter, is_plain_name, sha256_of, with_enough_stack
 from pa_checkpoint._tensor_file import bytes_of, header_of, memory_of, write_tensors
 from pa_checkpoint._torch import version_of
 

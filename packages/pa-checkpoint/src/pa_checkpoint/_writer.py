@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pa_checkpoint._background_saves import BackgroundSave
 from pa_checkpoint._checkpoint import (
     Messages,
     MessagesInStore,
@@ -26,6 +25,7 @@ from pa_checkpoint._checkpoint import (
     write_pieces,
 )
 from pa_checkpoint._encoding import Encoded, JsonScalar, encode
+from pa_checkpoint._files import BackgroundSave
 from pa_checkpoint._folder import Folder
 from pa_checkpoint._manifest import LinkableFiles, UnchangedTensors
 from pa_checkpoint._tensor_file import memory_of
