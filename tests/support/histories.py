@@ -26,8 +26,8 @@ class DocumentedHistory(RunHistory):
         return self.values.get(metric_name, [])
 
     @override
-    def get_latest_metric(self, metric_name: str) -> MetricValue:
-        return self.values[metric_name][-1]
+    def get_latest_metric(self, metric_name: str, default: Any = ...) -> Any:
+        return self.values[metric_name][-1] if default is ... else self.values.get(metric_name, [default])[-1]
 
     @override
     def update_metric(self, metric_name: str, metric_value: MetricValue) -> None:

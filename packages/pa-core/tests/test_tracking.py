@@ -100,6 +100,15 @@ def test_values_come_back_in_order(history: InMemoryRunHistory) -> None:
     assert history.get_latest_metric("loss") == 1.0
 
 
+def test_a_default_stands_for_a_metric_that_was_never_recorded() -> None:
+    """None is a default too; a recorded value comes before it."""
+    history = InMemoryRunHistory()
+    assert history.get_latest_metric("loss", 0.5) == 0.5
+    assert history.get_latest_metric("loss", None) is None
+    history.update_metric("loss", 1.0)
+    assert history.get_latest_metric("loss", 0.5) == 1.0
+
+
 def test_an_unknown_metric_lists_the_recorded_ones() -> None:
     """A misspelt name is a KeyError and a ValueError that shows which names there are."""
     history = InMemoryRunHistory()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Generator, Mapping, Sized
+from collections.abc import Callable, Generator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
@@ -305,6 +305,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         samples_per_piece: int | None = None,
         pieces: str | Path | None = None,
         other_pieces: Literal["error", "remove"] = "error",
+        ids: Sequence[Any] | Tensor | None = None,
     ) -> Generator[PredictionT, None, None]: ...
 
     @overload
@@ -320,6 +321,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         samples_per_piece: int | None = None,
         pieces: str | Path | None = None,
         other_pieces: Literal["error", "remove"] = "error",
+        ids: Sequence[Any] | Tensor | None = None,
     ) -> Path: ...
 
     @overload
@@ -335,6 +337,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         samples_per_piece: int | None = None,
         pieces: str | Path | None = None,
         other_pieces: Literal["error", "remove"] = "error",
+        ids: Sequence[Any] | Tensor | None = None,
     ) -> None: ...
 
     def predict(
@@ -349,6 +352,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         samples_per_piece: int | None = None,
         pieces: str | Path | None = None,
         other_pieces: Literal["error", "remove"] = "error",
+        ids: Sequence[Any] | Tensor | None = None,
     ) -> Generator[Any, None, None] | Path | None:
         """Predict each sample of a dataset once, in its order: yield what ``predict_batch`` returns, or write it.
 
@@ -381,6 +385,8 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
                 starts again.
             other_pieces: What to do with pieces of another model, with other weights, a different number of samples or
                 other arguments: ``"error"``, the default, or ``"remove"``.
+            ids: A value for each sample of the dataset, for a first column ``id`` of the file, such as names of files.
+                ``ids=range(len(dataset))`` writes the positions.
 
         Returns:
             An iterator; the path of the file, once it is complete; or None, once a function was given everything.
@@ -403,7 +409,8 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
 
         trainer: TrainerMethods[ModelT_co, BatchT, OutputT_co, SchedulerT] = self
         trainer._lifecycle.require_ready("predict")
-        of_writing = {"samples_per_piece": samples_per_piece, "pieces": pieces, "other_pieces": other_pieces}
+        of_writing: dict[str, Any] = {"samples_per_piece": samples_per_piece, "pieces": pieces, "ids": ids}
+        of_writing |= {"other_pieces": other_pieces}
         with showing_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
             kwargs = dataloader_kwargs or {}
@@ -448,7 +455,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
 def _require_nothing_to_write(arguments: Mapping[str, object]) -> None:
     """Raise an error for arguments that have no effect where the predictions are iterated over."""
     for name, value in arguments.items():
-        if value not in (None, "error"):
+        if value is not None and not (isinstance(value, str) and value == "error"):
             raise ConfigurationError(f"{name} must be left out without write, a file or a function, got {value!r}.")
 
 

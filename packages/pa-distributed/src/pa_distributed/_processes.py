@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from pa_distributed._errors import NotConnectedError
+from pa_distributed._portable import Portable
 
 _R = TypeVar("_R")
 
@@ -41,13 +42,14 @@ def is_alone() -> bool:
     return num_processes() == 1
 
 
-def gather_objects(value: _R) -> list[_R]:
+def gather_objects(value: _R, *, on_first_only: bool = False) -> list[_R]:
     """Return the picklable Python objects of all processes, in the order of the ranks; every process must call this.
 
     The objects are pickled between processes of one run, never read from a file.
 
     Args:
         value: What this process has.
+        on_first_only: Whether the first process alone needs them; the others get an empty list, and less is sent.
 
     Raises:
         NotConnectedError: A launcher has started several processes, and they are not connected yet.
@@ -58,6 +60,9 @@ def gather_objects(value: _R) -> list[_R]:
     """
     if is_alone():
         return [value]
-    gathered: list[Any] = [None] * num_processes()
-    _collectives.all_gather_object(gathered, value)
+    gathered: list[Any] = [None] * num_processes() if dist.get_rank() == 0 or not on_first_only else []
+    if on_first_only:
+        _collectives.gather_object(Portable(value), gathered or None)
+    else:
+        _collectives.all_gather_object(gathered, Portable(value))
     return gathered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
@@ -40,7 +41,9 @@ def columns_of(predictions: object, num_samples: int) -> dict[str, Column]:
 
 def _named(predictions: Any) -> dict[str, Any]:
     if is_mapping(predictions):
-        return {str(key): predictions[key] for key in keys_of(predictions)}
+        names = [str(key) for key in keys_of(predictions)]
+        require_names_once(names)
+        return dict(zip(names, (predictions[key] for key in keys_of(predictions)), strict=True))
     if dataclasses.is_dataclass(predictions):
         fields = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
         return {name: value for name, value in fields.items() if value is not None}
@@ -60,7 +63,7 @@ def _column(name: str, value: Any, num_samples: int, predictions: object) -> Col
             do="Override predict_batch(self, batch), and return what is to be written: tensors whose first dimension "
             "is the samples, lists with an item for each, or a mapping of them.",
         )
-    if isinstance(column, Tensor) and column.dtype in (torch.bfloat16, torch.float16):
+    if isinstance(column, Tensor) and column.is_floating_point() and column.dtype.itemsize < torch.float32.itemsize:
         return column.float()  # the same values in a type that files know
     return cast("Column", column)
 
@@ -72,6 +75,23 @@ def plain(value: Any) -> Any:
     if is_mapping(value):
         return {key: plain(value[key]) for key in keys_of(value)}
     return [plain(one) for one in value] if issubclass(value.__class__, list | tuple) else value
+
+
+def require_names_once(names: Sequence[str]) -> None:
+    """Raise an error for columns of one name, of which a file would have the last one alone.
+
+    Args:
+        names: The names of the columns.
+
+    Raises:
+        BatchOutputError: Two of them are the same.
+    """
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise BatchOutputError(
+            "Two columns of the predictions have the same name.",
+            given=f"columns {', '.join(names)}; {', '.join(twice)} more than once",
+            do="Return them from predict_batch under other names.",
+        )
 
 
 def require_same_columns(names: Sequence[str], others: Sequence[str]) -> None:

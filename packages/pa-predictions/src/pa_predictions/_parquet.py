@@ -56,7 +56,7 @@ def join_tables(pieces: Sequence[Callable[[], BinaryIO]], file: BinaryIO) -> Non
     with parquet.ParquetWriter(file, schema) as writer:
         rows = schema.empty_table()
         for open_piece in pieces:
-            with open_piece() as piece:
+            with open_piece() as piece, _one_type_a_column():
                 rows = arrow.concat_tables([rows, parquet.read_table(piece).cast(schema)])
             while rows.num_rows >= _ROWS_OF_GROUP:
                 writer.write_table(rows.slice(0, _ROWS_OF_GROUP).combine_chunks())
@@ -81,11 +81,13 @@ def _one_type_a_column() -> Generator[None]:
     arrow, _ = _modules()
     try:
         yield
-    except arrow.ArrowException as error:
+    # Of Python's own errors, those are of whole numbers beyond 64 bits and of text that is not valid Unicode.
+    except (arrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
         raise BatchOutputError(
-            "A column of the predictions has values of types that do not go together.",
+            "A column of the predictions has values that do not go into a column of one type.",
             given=str(error).splitlines()[0],
-            do="Return values of one type from predict_batch, or write to a .jsonl file.",
+            do="Return values of one type from predict_batch, such as strings for large whole numbers; or write to a "
+            ".jsonl file, which takes values of any type.",
         ) from error
 
 

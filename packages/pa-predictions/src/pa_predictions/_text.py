@@ -13,9 +13,12 @@ from torch import Tensor
 
 from pa_core import BatchOutputError
 from pa_data.batches import describe_batch
-from pa_predictions._columns import Column, plain, require_same_columns
+from pa_predictions._columns import Column, plain, require_names_once, require_same_columns
 
 _DIMENSIONS_OF_TABLE = 2
+_CHARACTERS_AT_A_TIME = 2**20
+_ENDS_OF_LINES = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
+"""What some programs take for the end of a line, and JSON may have within strings."""
 
 
 def write_csv(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None:
@@ -29,16 +32,40 @@ def write_csv(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None:
         BatchOutputError: There is no place for the columns in a table.
     """
     names: list[str] | None = None
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-    rows = csv.writer(text, lineterminator="\n")
     for columns in batches:
-        cells = dict(_flat_columns(columns))
+        flat = list(_flat_columns(columns))
+        own = [name for name, _ in flat]
         if names is None:
-            names = list(cells)
-            rows.writerow(names)
-        require_same_columns(names, list(cells))
-        rows.writerows(zip(*cells.values(), strict=True))
-    text.detach()
+            require_names_once(own)
+            file.write(_line(own))
+            names = own
+        require_same_columns(names, own)
+        for row in zip(*(cells for _, cells in flat), strict=True):
+            file.write(_line(row))
+
+
+def _line(cells: Sequence[object]) -> bytes:
+    """Return a row as a reader of any program takes it, with quotes around all that one might take for something else.
+
+    The standard library's writer leaves out the quotes around a carriage return.
+    """
+    texts = ["" if cell is None else str(cell) for cell in cells]
+    line = ",".join(map(_quoted, texts)) if texts != [""] else '""'
+    try:
+        return f"{line}\n".encode()
+    except UnicodeEncodeError as error:
+        raise BatchOutputError(
+            "The predictions have a string that is not valid Unicode.",
+            given=f"a half of a surrogate pair in {line[max(0, error.start - 20) : error.end + 20]!r}",
+            do='Return text.encode(errors="replace").decode() from predict_batch, or write to a .jsonl file.',
+        ) from error
+
+
+def _quoted(text: str) -> str:
+    has_space_around = text != text.strip()
+    if has_space_around or "," in text or '"' in text or len(text.splitlines()) > 1:
+        return '"' + text.replace('"', '""') + '"'
+    return text
 
 
 def _flat_columns(columns: Mapping[str, Column]) -> Iterator[tuple[str, list[Any]]]:
@@ -68,16 +95,15 @@ def join_csv(pieces: Sequence[Callable[[], BinaryIO]], file: BinaryIO) -> None:
         BatchOutputError: They do not have the same columns.
     """
     names: list[str] | None = None
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     for open_piece in pieces:
         with io.TextIOWrapper(open_piece(), encoding="utf-8", newline="") as piece:
             own = next(csv.reader(piece))
             if names is None:
                 names = own
-                csv.writer(text, lineterminator="\n").writerow(names)
+                file.write(_line(names))
             require_same_columns(names, own)
-            shutil.copyfileobj(piece, text)
-    text.detach()
+            for rows in iter(lambda piece=piece: piece.read(_CHARACTERS_AT_A_TIME), ""):
+                file.write(rows.encode())
 
 
 def write_lines(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None:
@@ -92,8 +118,12 @@ def write_lines(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None
     """
     for columns in batches:
         for row in zip(*map(plain, columns.values()), strict=True):
-            line = json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=_refuse)
-            file.write(line.encode() + b"\n")
+            values = dict(zip(columns, row, strict=True))
+            line = json.dumps(values, ensure_ascii=False, default=_refuse).translate(_ENDS_OF_LINES)
+            try:
+                file.write(line.encode() + b"\n")
+            except UnicodeEncodeError:  # a half of a surrogate pair, which JSON can have as an escape
+                file.write(json.dumps(values, default=_refuse).encode() + b"\n")
 
 
 def _refuse(value: object) -> Any:

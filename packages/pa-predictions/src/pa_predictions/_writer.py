@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from numbers import Integral
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
+from torch import Tensor
+
 from pa_checkpoint import atomic_write
 from pa_core import ArgumentTypeError, ConfigurationError
 from pa_core.predictions import PredictionWriter
-from pa_predictions._columns import columns_of
+from pa_predictions._columns import Column, columns_of
+from pa_predictions._ids import Ids
 from pa_predictions._parquet import join_tables, write_table
 from pa_predictions._piece_folder import PieceFolder
 from pa_predictions._text import join_csv, join_lines, write_csv, write_lines
@@ -45,6 +49,8 @@ class ResumableWriter:
         pieces: The folder of the pieces. The default is a folder next to the file, with ``.pieces`` added to its name.
             With a function, the folder holds a record of what was written; without it, nothing survives a kill.
         other_pieces: What to do with pieces of other predictions: ``"error"`` or ``"remove"``.
+        ids: A value for each sample, for a first column ``id``: a list, a tensor of one dimension, a ``range``. A
+            function gets the positions instead.
 
     Attributes:
         path: The file, None for a function.
@@ -79,6 +85,7 @@ class ResumableWriter:
         samples_per_piece: int | None = None,
         pieces: str | Path | None = None,
         other_pieces: Literal["error", "remove"] = "error",
+        ids: Sequence[Any] | Tensor | None = None,
     ) -> None:
         if other_pieces not in ("error", "remove"):
             raise ConfigurationError(f'other_pieces must be "error" or "remove", got {other_pieces!r}.')
@@ -93,6 +100,12 @@ class ResumableWriter:
             raise ArgumentTypeError(
                 f"write={write!r} is nothing to write predictions to. Pass a path such as 'predictions.csv', or a "
                 "function of the predictions and their positions."
+            )
+        self._ids: Ids | None = None if ids is None else Ids(ids, num_samples)
+        if ids is not None and self.path is None:
+            raise ConfigurationError(
+                "ids must be left out where predictions are given to a function: it is called with the positions of "
+                "the samples, by which it finds their ids."
             )
         self.missing: Sequence[range] = []
         self._batch_size: int = batch_size
@@ -128,6 +141,7 @@ class ResumableWriter:
         if self._folder is not None:
             name = "a function" if self.path is None else self._suffix
             own = {"samples in a piece": str(self._piece_size), "written to": name}
+            own |= {} if self._ids is None else {"ids": self._ids.digest()}
             self._folder.open({**identity, **own}, say, remove_others=self._removes_others)
             found = self._folder.found()
             self.missing = [piece for piece in self._pieces if piece not in found]
@@ -152,10 +166,14 @@ class ResumableWriter:
     def _write_batches(self, batches: Iterable[tuple[range, Any]], file: BinaryIO) -> None:
         if self._function is None:
             write_columns, _ = _FORMATS[self._suffix]
-            write_columns((columns_of(predictions, len(positions)) for positions, predictions in batches), file)
+            write_columns(starmap(self._columns_of, batches), file)
         else:
             for positions, predictions in batches:
                 self._function(predictions, positions)
+
+    def _columns_of(self, positions: range, predictions: object) -> dict[str, Column]:
+        columns = columns_of(predictions, len(positions))
+        return columns if self._ids is None else self._ids.beside(columns, positions)
 
     def finish(self) -> None:
         """Join the pieces once all are written, and remove them; the first process has to call this.

@@ -26,6 +26,18 @@ from pa_distributed import prepare_gloo
 
 _R = TypeVar("_R")
 
+_EXCHANGED_TYPES = {
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+}
+
 # torch annotates its collectives only in part
 _collectives: Any = dist
 
@@ -92,9 +104,21 @@ def values_of_all(values: Tensor) -> Tensor:
     """
     if _is_alone():
         return values[None]
-    of_each = [torch.empty_like(values) for _ in range(num_processes())]
-    _collectives.all_gather(of_each, values)
-    return torch.stack(of_each)
+    return torch.stack(_all_gather(values))
+
+
+def _all_gather(mine: Tensor) -> list[Tensor]:
+    """Return a tensor of each process, all of one shape."""
+    mine = mine.contiguous()
+    of_all = [torch.empty_like(mine) for _ in range(num_processes())]
+    _collectives.all_gather([*map(_exchanged, of_all)], _exchanged(mine))
+    return of_all
+
+
+def _exchanged(tensor: Tensor) -> Tensor:
+    """Return the same memory in a type that each backend exchanges; gloo lacks small integers and 8-bit floats."""
+    is_known = tensor.dtype in _EXCHANGED_TYPES or tensor.is_complex()
+    return tensor if is_known else tensor.view(-1).view(torch.uint8)
 
 
 def broadcast_buffers(module: nn.Module) -> None:
@@ -127,7 +151,7 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
     with torch.no_grad():
         for tensors_of_dtype in by_dtype.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors_of_dtype])
-            _collectives.broadcast(flat, src=0)
+            _collectives.broadcast(_exchanged(flat), src=0)
             pieces = torch.split(flat, [tensor.numel() for tensor in tensors_of_dtype])
             for tensor, piece in zip(tensors_of_dtype, pieces, strict=True):
                 tensor.copy_(piece.view_as(tensor))
@@ -241,9 +265,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @override
     def forward(ctx: Any, mine: Tensor) -> tuple[Tensor, ...]:
-        of_all = [torch.empty_like(mine) for _ in range(num_processes())]
-        _collectives.all_gather(of_all, mine)
-        return tuple(of_all)
+        return tuple(_all_gather(mine))
 
     @staticmethod
     @once_differentiable

@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from typing_extensions import override
 
+import pa_distributed
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.custom_loader import is_dataloader
 from pa_core.data.data_arguments import GivenData
@@ -33,8 +33,6 @@ from pa_distributed import RankMessages, apart, do_while_others_wait, require_sa
 _BATCHES = -3  # extends the seed for what is drawn in predict_batch; datasets draw by the index of the sample
 _FIXED = ("sampler", "batch_sampler", "shuffle", "drop_last", "algorithm", "split", "seed", "rank", "num_processes")
 """Arguments of a loader that would change which samples come, and in which order."""
-
-_collectives: Any = dist  # torch annotates its collectives only in part
 
 
 class ChosenBatches(Order, EpochOrder):
@@ -136,7 +134,7 @@ class PredictionRun:
             for start in starts:
                 if self._first_stops(False):
                     break
-                gathered = _gather_on_first(next(predicted)[1])
+                gathered = pa_distributed.gather_objects(next(predicted)[1], on_first_only=True)
                 try:
                     with apart():
                         yield from gathered[: num_batches - start]
@@ -216,15 +214,6 @@ class PredictionRun:
 
     def _call_event(self, event: Callable[..., None], **kwargs: int) -> None:
         self.trainer.callback_handler.call_event(event, self.trainer, **kwargs)
-
-
-def _gather_on_first(predictions: object) -> list[Any]:
-    """Return what each process has predicted, on the first one; nothing on the others. Every process must call it."""
-    if num_processes() == 1:
-        return [predictions]
-    gathered: list[Any] = [None] * num_processes() if rank() == 0 else []
-    _collectives.gather_object(predictions, gathered or None)
-    return gathered
 
 
 @contextmanager

@@ -103,8 +103,8 @@ class RunHistory(ABC):
         ...         return set(self.values)
         ...     def get_metric_values(self, metric_name):
         ...         return [self.values[metric_name]]
-        ...     def get_latest_metric(self, metric_name):
-        ...         return self.values[metric_name]
+        ...     def get_latest_metric(self, metric_name, default=...):
+        ...         return self.values[metric_name] if default is ... else self.values.get(metric_name, default)
         ...     def update_metric(self, metric_name, metric_value):
         ...         self.values[self.prefix + metric_name] = metric_value
         ...     @property
@@ -161,11 +161,12 @@ class RunHistory(ABC):
         return sum(1 for _ in self.get_metric_values(metric_name))
 
     @abstractmethod
-    def get_latest_metric(self, metric_name: str) -> Any:
+    def get_latest_metric(self, metric_name: str, default: Any = ...) -> Any:
         """Return the value of a metric that was recorded last.
 
         Args:
             metric_name: The full name, with the prefix it was recorded under.
+            default: What to return if it was never recorded, which is an error without a default.
         """
 
     @abstractmethod
@@ -313,12 +314,18 @@ class InMemoryRunHistory(RunHistory):
         return len(self._metrics[metric_name].values) if metric_name in self._metrics else 0
 
     @override
-    def get_latest_metric(self, metric_name: str) -> Any:
+    def get_latest_metric(self, metric_name: str, default: Any = ...) -> Any:
         """Return the last value of a metric as it was recorded, a tensor on its own device.
 
+        Args:
+            metric_name: The full name, with the prefix it was recorded under.
+            default: What to return if it was never recorded.
+
         Raises:
-            MetricNotFoundError: It was never recorded.
+            MetricNotFoundError: It was never recorded, and there is no default.
         """
+        if default is not ... and metric_name not in self._metrics:
+            return default
         return self._series_of(metric_name).latest
 
     @override
