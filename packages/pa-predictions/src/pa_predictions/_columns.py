@@ -41,9 +41,9 @@ def columns_of(predictions: object, num_samples: int) -> dict[str, Column]:
 
 def _named(predictions: Any) -> dict[str, Any]:
     if is_mapping(predictions):
-        names = [str(key) for key in keys_of(predictions)]
-        require_names_once(names)
-        return dict(zip(names, (predictions[key] for key in keys_of(predictions)), strict=True))
+        keys = list(keys_of(predictions))
+        require_names_once([str(key) for key in keys])
+        return {str(key): predictions[key] for key in keys}
     if dataclasses.is_dataclass(predictions):
         fields = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
         return {name: value for name, value in fields.items() if value is not None}

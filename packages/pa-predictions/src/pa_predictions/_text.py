@@ -102,7 +102,7 @@ def join_csv(pieces: Sequence[Callable[[], BinaryIO]], file: BinaryIO) -> None:
                 names = own
                 file.write(_line(names))
             require_same_columns(names, own)
-            for rows in iter(lambda piece=piece: piece.read(_CHARACTERS_AT_A_TIME), ""):
+            while rows := piece.read(_CHARACTERS_AT_A_TIME):
                 file.write(rows.encode())
 
 
