@@ -55,6 +55,19 @@ def test_a_damaged_index_is_made_again(tmp_path: Path) -> None:
     assert len(index.read_bytes()) == len(whole)
 
 
+def test_one_flipped_bit_of_an_index_changes_no_sample(tmp_path: Path) -> None:
+    """In its arrays or its header: what it says of the places of samples is not believed, and it is made again."""
+    pattern = write_json_lines(tmp_path / "data", (30,))
+    whole = [sample["id"] for sample in ShardedFiles(pattern, JsonLines(), index=tmp_path / "index")]
+    (index,) = (path for path in (tmp_path / "index").iterdir() if path.name != ".lock")
+    content = index.read_bytes()
+    for bit in range(0, 8 * len(content), 13):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        index.write_bytes(flipped)
+        assert [sample["id"] for sample in ShardedFiles(pattern, JsonLines(), index=tmp_path / "index")] == whole
+
+
 def count_with_others(pattern: str, index: Path, rank: int) -> int:
     """Make the dataset as one of several processes of a machine; return how many bytes that read."""
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -316,6 +317,68 @@ def test_batch_sizes_are_chosen_later() -> None:
     evaluation = KeyedDataLoader(DATA, 10, split="eval", num_processes=2)
     evaluation.set_batch_sizes([8, 2])
     assert evaluation.batch_size == 2
+
+
+@pytest.mark.parametrize("num_processes", [2, 3, 5])
+def test_no_batch_is_larger_than_the_size_that_was_chosen(num_processes: int) -> None:
+    """It may be the most that fits into the memory, even where a step has three samples."""
+    for samples, size in itertools.product(range(1, 16), (1, 2, 3, 4)):
+        for rank in range(num_processes):
+            loader = KeyedDataLoader(DATA, 16, samples_per_update=samples, rank=rank, num_processes=num_processes)
+            loader.set_batch_sizes([size] * num_processes)
+            assert all(len(batch) <= size for (batch,) in loader)
+
+
+class Ends(Dataset[int]):
+    """Raises ``StopIteration`` for a sample, in one of the places that a loader calls."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        if place == "batch":
+            vars(self)["fetch_batch"] = self.fetch
+
+    def __len__(self) -> int:
+        return 40
+
+    @override
+    def __getitem__(self, index: int) -> int:
+        return next(iter([])) if self.place == "sample" and index == 12 else index
+
+    def fetch(self, indices: Tensor) -> Tensor:
+        """The samples of a batch."""
+        return next(iter([])) if 12 in indices else indices
+
+    def collate(self, samples: list[int]) -> list[int]:
+        """The batch of some samples."""
+        return next(iter([])) if self.place == "collation" and 12 in samples else samples
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("place", ["sample", "collation", "batch"])
+def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch(place: str, num_workers: int) -> None:
+    """It is an error that names the sample, and the state does not say that the epoch is over."""
+    data = Ends(place)
+    collate = None if place == "batch" else data.collate
+    loader = KeyedDataLoader(data, 4, collate_fn=collate, num_workers=num_workers)
+    with pytest.raises(ConfigurationError, match=r"StopIteration.*\n(.|\n)*next\(iter"):
+        for _ in loader:
+            pass
+    assert loader.state_dict()["samples"] == 12
+
+
+class Moving:
+    """A batch whose own way to a device ends in a ``StopIteration``."""
+
+    def to(self, _device: Any) -> Any:
+        """Move nothing."""
+        return next(iter([]))
+
+
+def test_an_epoch_that_ends_before_its_last_batch_is_an_error() -> None:
+    """No matter what ended it: the loader knows how many batches there are."""
+    loader = KeyedDataLoader(Indices(12), 4, collate_fn=lambda _: Moving(), device="cpu")
+    with pytest.raises(ConfigurationError, match=r"ended before its last batch(.|\n)*0 of 3 batches"):
+        list(loader)
 
 
 @pytest.mark.parametrize("options", [{}, {"samples_per_update": 10, "fixed_batches": True}])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pa_data.errors import ShardError
-from pa_data.files import JsonLines, ShardedFiles, TarSample, TarSamples, TextLines
+from pa_data.files import JsonLines, ShardedFiles, ShardFile, TarSample, TarSamples, TextLines
 from tests.support.shards import write_tar
 
 
@@ -138,3 +138,24 @@ def test_a_line_in_another_encoding_is_named(tmp_path: Path) -> None:
     assert ShardedFiles(path, TextLines("latin-1"))[1] == "zwölf"
     with pytest.raises(ShardError, match=r"a.txt, line 2: (.|\n)*text in utf-8"):
         ShardedFiles(path, TextLines())[1]
+
+
+def test_a_file_that_holds_too_much_is_not_decompressed(tmp_path: Path) -> None:
+    """A file of a megabyte that holds a gigabyte of zeros is an error that names the file and the way out."""
+    with gzip.open(tmp_path / "a.txt.gz", "wb", compresslevel=1) as file:
+        for _ in range(1025):
+            file.write(bytes(1 << 20))
+    with pytest.raises(ShardError, match=r"a.txt.gz, more than 1073741824 bytes(.|\n)*cache_bytes"):
+        ShardedFiles(str(tmp_path / "*.gz"), TextLines())
+
+
+@pytest.mark.whole_proof
+def test_a_line_of_more_than_two_gib_is_read_whole(tmp_path: Path) -> None:
+    """A system reads less at once than that."""
+    path, size = tmp_path / "a.txt", (1 << 31) + 5
+    with path.open("wb") as file:
+        file.seek(size)
+        file.write(b"\nend\n")
+    source = ShardFile(str(path)).source()
+    assert len(source.read(0, size)) == size
+    assert source.read(size - 3, size + 9) == b"\0\0\0\nend\n"

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from pa_data import KeyedDataLoader
 from pa_data.errors import ConfigurationError
@@ -164,3 +165,25 @@ def test_a_trainer_may_choose_the_epoch_by_the_sampler() -> None:
     choice.set_epoch(5)
     loader.start_epoch(3)
     assert indices_of(loader) == in_epoch_3
+
+
+@pytest.mark.parametrize(
+    ("number", "batch_size", "samples"), [(7, 2, 5), (23, 4, 6), (9, 1, 4), (31, 8, 7), (12, 3, 12)]
+)
+def test_a_loader_that_drops_the_last_update_resumes_within_any(number: int, batch_size: int, samples: int) -> None:
+    """After any batch, the rest is what would have followed: no sample is lost, and none that was dropped comes."""
+
+    def loader() -> KeyedDataLoader[Any]:
+        data = TensorDataset(torch.arange(number))
+        return KeyedDataLoader(data, batch_size, True, samples_per_update=samples, drop_last=True, seed=1)
+
+    whole, taken = loader(), list[int]()
+    expected = [int(index) for (batch,) in loader() for index in batch]
+    for (batch,) in whole:
+        taken += batch.tolist()
+        resumed = loader()
+        resumed.load_state_dict(whole.state_dict())
+        if resumed.epoch == 0:
+            assert taken + [int(index) for (rest,) in resumed for index in rest] == expected
+    assert taken == expected
+    assert len(expected) == number - number % samples

@@ -41,17 +41,25 @@ def test_training_takes_every_sample_once_and_in_order(drop_last: bool) -> None:
             assert positions(split) == list(range(start, num_samples - remainder))
 
 
+def test_pieces_are_no_larger_than_each_process_was_told() -> None:
+    """Not even one of three samples where two are the most, which a step that is dealt evenly has."""
+    for samples, num_processes in itertools.product(range(1, 200), range(2, 9)):
+        split = UpdateSplit(3 * samples, samples, 2, num_processes, max_batch_sizes=(2,) * num_processes)
+        assert positions(split) == list(range(3 * samples))
+        assert max(len(piece) for step in range(len(split)) for piece in pieces(split, step)) <= 2
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_updates_are_of_as_many_samples_on_any_number_of_processes(drop_last: bool) -> None:
     """In order, each sample once; no process takes more than it was told, and steps are as even as can be."""
     for num_samples, most, num_processes in GRID[::7]:
         for samples, start in itertools.product({1, 7, 20, num_samples}, {0, num_samples // 2}):
             split = UpdateSplit(num_samples, samples, most, num_processes, drop_last=drop_last, start=start)
-            remainder = (num_samples - start) % samples if drop_last else 0
-            assert positions(split) == list(range(start, num_samples - remainder))
+            end = max(start, num_samples - num_samples % samples * drop_last)
+            assert positions(split) == list(range(start, end))
             for first in range(0, len(split), split.steps_per_update):
                 sizes = [split.size(step) for step in range(first, min(first + split.steps_per_update, len(split)))]
-                assert sum(sizes) == min(samples, num_samples - start - first // split.steps_per_update * samples)
+                assert sum(sizes) == min(samples, end - start - first // split.steps_per_update * samples)
                 assert max(sizes) - min(sizes) <= 1
             for step in range(len(split)):
                 lengths = {len(piece) for piece in pieces(split, step)}

@@ -488,3 +488,36 @@ def _batches(launch: Launch, ranks: int, *arguments: str) -> list[tuple[int, int
     ended = launch(PREPARED, *arguments, ranks=ranks)
     assert ended.status == 0
     return [ast.literal_eval(found) for found in re.findall(r"batch (\(.*\))", ended.output)]
+
+
+class Local(Dataset[Any]):
+    """Raises errors or returns samples of classes that are local to a function."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return 4
+
+    @override
+    def __getitem__(self, index: int) -> Any:
+        class LocalError(Exception):
+            """Nobody else knows it."""
+
+        class LocalList(list[int]):
+            """A list."""
+
+        if self.kind == "error":
+            raise LocalError("of a sample")
+        return {"list": LocalList([1]), "lambda": lambda: index, "object": LocalError, "nested": {"a": [LocalList()]}}[
+            self.kind
+        ]
+
+
+@pytest.mark.parametrize("kind", ["error", "list", "lambda", "object", "nested"])
+def test_what_cannot_be_sent_back_is_an_error_and_no_wait(kind: str) -> None:
+    """Torch would print a traceback and wait forever, for a local class of an error as for that of a sample."""
+    loader = KeyedDataLoader(Local(kind), 2, collate_fn=list, num_workers=1)
+    with pytest.raises((RuntimeError, ConfigurationError), match=r"LocalError: of a sample|cannot be sent") as caught:
+        next(iter(loader))
+    assert kind != "error" or "Raised for sample 0 of Local" in str(caught.value)

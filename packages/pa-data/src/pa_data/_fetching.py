@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from typing_extensions import TypeVar, override
 
 from pa_data._sample_notes import describe_collation, describe_samples
+from pa_data._sending import refusing_stop_iteration, require_sendable, sendable
 from pa_data._streams import SizedStream
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_data.orders._epoch_order import index_list
@@ -69,13 +70,14 @@ class SampleFetcher:
     def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any:
         """Return the batch of the samples at ``indices``, drawn with this key."""
         chosen = listed(indices)
-        samples = self._samples(key, chosen, chosen if draws is None else draws)
-        try:
-            return self.collate_fn(samples)
-        except Exception as error:
-            dataset = self.dataset.dataset if isinstance(self.dataset, SizedStream) else self.dataset
-            error.add_note(describe_collation(dataset, chosen, samples))
-            raise
+        with refusing_stop_iteration():
+            samples = self._samples(key, chosen, chosen if draws is None else draws)
+            try:
+                return self.collate_fn(samples)
+            except Exception as error:
+                dataset = self.dataset.dataset if isinstance(self.dataset, SizedStream) else self.dataset
+                error.add_note(describe_collation(dataset, chosen, samples))
+                raise
 
     def _samples(self, key: int, chosen: list[Any], draws: Sequence[int]) -> list[Any]:
         if isinstance(self.dataset, SizedStream):
@@ -111,12 +113,13 @@ class WholeBatchFetcher:
 
     def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any:
         """Return the batch of the samples at ``indices``."""
-        try:
-            positions = indices if isinstance(indices, Tensor) else self._positions(indices)
-            return fetch_batch(self.dataset, positions)
-        except Exception as error:
-            error.add_note(describe_samples(self.dataset, listed(indices)))
-            raise
+        with refusing_stop_iteration():
+            try:
+                positions = indices if isinstance(indices, Tensor) else self._positions(indices)
+                return fetch_batch(self.dataset, positions)
+            except Exception as error:
+                error.add_note(describe_samples(self.dataset, listed(indices)))
+                raise
 
     def _positions(self, indices: Sequence[Any]) -> Tensor:
         positions = torch.tensor(indices)
@@ -132,7 +135,12 @@ class WorkerDataset(Dataset[Any]):
 
     @override
     def __getitem__(self, index: BatchRequest) -> Any:
-        return self.fetcher(*index)
+        try:
+            batch = self.fetcher(*index)
+        except Exception as error:
+            raise sendable(error) from error
+        require_sendable(batch)
+        return batch
 
 
 _BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)

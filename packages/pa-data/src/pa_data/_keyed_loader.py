@@ -151,6 +151,7 @@ def _check_epoch(split: Split, epoch: int = 0) -> None:
 
 _SampleT_co = TypeVar("_SampleT_co", covariant=True)
 _RESUMABLE = (TrainSplit, UpdateSplit, MicroBatchSplit, BatchSplit)
+_MAY_BE_EXCEEDED = 2  # see `TrainSplit`
 _WORKER_STREAMS = -1  # extends the key of an epoch where no sample index does
 
 
@@ -427,8 +428,9 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
                 "The batches of this loader have the sizes that it was made with.",
                 do="Pass samples_per_update, no fixed_batches, and an order that makes no batches.",
             )
-        is_even = self._evaluates or len(set(sizes)) == 1
         size = min(sizes) if self._evaluates else max(sizes)
+        # Dealt evenly, a step of three samples is the one piece that may be larger than a batch.
+        is_even = self._evaluates or (len(set(sizes)) == 1 and size != _MAY_BE_EXCEEDED)
         of_each = () if is_even else tuple(sizes)
         self._split_epoch = partial(self._split_epoch, batch_size=size, batch_sizes=of_each)
         vars(self)["batch_size"] = size
@@ -451,6 +453,9 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         It holds the epoch and the number of its samples that all processes together have taken, so one state serves
         any number of processes. At the end of an epoch it is the beginning of the next one. An evaluation has no
         position: it is repeated. With ``fixed_batches``, an update of which batches are left begins again.
+
+        Save it at the end of an update, or on rank 0: within an update, a process that has fewer batches of it than
+        rank 0 may have had its last one, and takes the update to be over.
         """
         ended, samples = self._progress.place()
         return {
@@ -632,6 +637,12 @@ class _EpochProgress:
         for batch in batches:
             self._batches += 1
             yield batch
+        if self._batches < self._plan.num_batches:
+            raise ConfigurationError(
+                "The epoch ended before its last batch.",
+                given=f"{self._batches} of {self._plan.num_batches} batches",
+                do="Find what ends iterations in the dataset or its batches, such as an uncaught StopIteration.",
+            )
         self._has_ended = True
 
     def place(self) -> tuple[bool, int]:

@@ -178,7 +178,7 @@ class UpdateSplit:
         samples_per_update: The number of samples of an update.
         max_batch_size: The number of samples that one process takes in a step at the most.
         num_processes: The number of processes that share each step.
-        drop_last: Leaves out the samples that do not fill an update.
+        drop_last: Leaves out the samples that do not fill an update of the whole epoch.
         start: The number of samples of this epoch that are trained on already; updates are counted from there.
         max_batch_sizes: The number of samples that each process takes in a step at the most, where devices differ:
             steps are then dealt in proportion. Empty, the default, for ``max_batch_size`` on each.
@@ -231,8 +231,8 @@ class UpdateSplit:
 
     @cached_property
     def _updates_and_rest(self) -> tuple[int, int]:
-        updates, rest = divmod(self.num_samples - self.start, self.samples_per_update)
-        return updates, 0 if self.drop_last else rest
+        dropped = self.num_samples % self.samples_per_update if self.drop_last else 0
+        return divmod(max(0, self.num_samples - dropped - self.start), self.samples_per_update)
 
     @cached_property
     def _num_steps(self) -> int:

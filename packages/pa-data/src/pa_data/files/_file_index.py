@@ -24,14 +24,15 @@ Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 """Arrays of one dimension, such as where each line begins, by name."""
 
 _LOCK = ".lock"
+_DIGEST = "sha256"
 _MOST_CHARACTERS = 120
 
 
 class IndexFolder:
     """A folder with one small file for each file of a dataset; arrays are mapped into memory, not read.
 
-    An index is used as long as its file has the size and the version that it had. Of several processes that miss one,
-    the first makes it, and the others wait for it.
+    An index is used as long as its file has the size and the version that it had, and its own digest fits. Of several
+    processes that miss one, the first makes it, and the others wait for it.
 
     Args:
         folder: The folder; it is made if it is not there.
@@ -39,6 +40,7 @@ class IndexFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._verified: set[Path] = set()
 
     def get(self, path: str, kind: str, stamp: Stamp, make: Callable[[], Arrays]) -> Arrays:
         """Return the index of a file.
@@ -51,16 +53,23 @@ class IndexFolder:
         """
         target = self._place(path, kind)
         meta = {"kind": kind, "size": str(stamp.size), "version": stamp.version}
-        arrays = _read(target, meta)
+        arrays = self._read(target, meta)
         if arrays is not None:
             return arrays
         with self._alone(target.name):
-            arrays = _read(target, meta)
+            arrays = self._read(target, meta)
             if arrays is None:
                 made = make()
                 _write(target, meta, made)
-                arrays = _read(target, meta) or made
+                arrays = self._read(target, meta) or made
             return arrays
+
+    def _read(self, target: Path, meta: Mapping[str, str]) -> Arrays | None:
+        """Map an index, whose bytes are verified once: a sample would be cut out of others at a wrong place."""
+        arrays = _read(target, meta, verify=target not in self._verified)
+        if arrays is not None:
+            self._verified.add(target)
+        return arrays
 
     def _place(self, path: str, kind: str) -> Path:
         from_here = path if is_url(path) else _relative(path, self._folder)
@@ -94,7 +103,8 @@ def _relative(path: str, folder: Path) -> str:
 def _write(target: Path, meta: Mapping[str, str], arrays: Arrays) -> None:
     from safetensors.numpy import save
 
-    whole = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=dict(meta))
+    made = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    whole = save(made, metadata={**meta, _DIGEST: _digest(made)})
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(whole)
@@ -106,16 +116,25 @@ def _write(target: Path, meta: Mapping[str, str], arrays: Arrays) -> None:
 _DTYPES = {"I64": np.int64, "U8": np.uint8}
 
 
-def _read(target: Path, meta: Mapping[str, str]) -> Arrays | None:
+def _digest(arrays: Arrays) -> str:
+    whole = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        whole.update(f"{name} {array.dtype} {array.shape};".encode())
+        whole.update(array.data)
+    return whole.hexdigest()
+
+
+def _read(target: Path, meta: Mapping[str, str], *, verify: bool) -> Arrays | None:
     """Map the arrays of a file of safetensors; None if it is not there, is of another state of the file, or damaged."""
     try:
         with target.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = cast("dict[str, Any]", json.loads(file.read(length)))
-        if header.pop("__metadata__") != meta:
-            return None
-        return {name: _mapped(target, 8 + length, about) for name, about in header.items()}
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+        said = cast("dict[str, str]", header.pop("__metadata__"))
+        digest = said.pop(_DIGEST)
+        arrays = {name: _mapped(target, 8 + length, about) for name, about in header.items()}
+        return arrays if said == meta and (not verify or _digest(arrays) == digest) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError):
         return None
 
 

@@ -23,6 +23,7 @@ _SampleT_co = TypeVar("_SampleT_co", covariant=True)
 
 _PieceT = TypeVar("_PieceT", bound=Piece)
 _BLOCK = 1 << 20
+_MOST_DECOMPRESSED = 1 << 30
 _COMPRESSED: Mapping[str, Callable[[BinaryIO], gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
     ".tgz": lambda file: gzip.GzipFile(fileobj=file),
@@ -104,7 +105,7 @@ class ShardFile:
         A compressed file is decompressed whole, and held in memory while it is in use.
 
         Raises:
-            ShardError: It is missing or damaged.
+            ShardError: It is missing or damaged, or holds too much to be decompressed.
         """
         if self.is_compressed:
             return _Decompressed(self)
@@ -142,7 +143,8 @@ class ShardFile:
         with self.open(reads_all=True) as file, self.explaining():
             if self.is_compressed:
                 with _COMPRESSED[self._ending](file) as decompressed:
-                    yield cast("IO[bytes]", decompressed)
+                    most = max(self._pieces.max_bytes, _MOST_DECOMPRESSED)
+                    yield cast("IO[bytes]", _Limited(self.path, cast("IO[bytes]", decompressed), most))
             else:
                 yield file
 
@@ -205,12 +207,20 @@ class _LocalBytes:
 
     def read(self, start: int, stop: int) -> bytes:
         try:
-            if hasattr(os, "pread"):
-                return os.pread(self._descriptor, stop - start, start)
-            os.lseek(self._descriptor, start, os.SEEK_SET)
-            return os.read(self._descriptor, stop - start)
+            first = self._read_some(start, stop)
+            parts, position = [first], start + len(first)
+            while position < stop and parts[-1]:  # a system reads less than 2 GiB at once
+                parts.append(self._read_some(position, stop))
+                position += len(parts[-1])
         except OSError as error:
             raise explained(self._shard.path, error) from error
+        return first if len(parts) == 1 else b"".join(parts)
+
+    def _read_some(self, start: int, stop: int) -> bytes:
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, stop - start, start)
+        os.lseek(self._descriptor, start, os.SEEK_SET)
+        return os.read(self._descriptor, stop - start)
 
     def __del__(self) -> None:
         if "_descriptor" in vars(self):
@@ -236,6 +246,25 @@ class _RemoteBytes:
         with self._shard.explaining():
             stop = min((number + 1) * _BLOCK, self._shard.size)
             return memoryview(self._files.cat_file(self._name, number * _BLOCK, stop))
+
+
+class _Limited:
+    """A decompressed file that is read up to a limit: a small file may hold any number of zeros."""
+
+    def __init__(self, path: str, file: IO[bytes], most: int) -> None:
+        self._path, self._file, self._most = path, file, most
+        self._left = most
+
+    def read(self, size: int = -1) -> bytes:
+        block = self._file.read(self._left + 1 if size < 0 else min(size, self._left + 1))
+        self._left -= len(block)
+        if self._left < 0:
+            raise ShardError(
+                "A compressed file holds more than may be decompressed, as all of it is held in memory.",
+                given=f"{self._path}, more than {self._most} bytes when it is decompressed",
+                do="Decompress it or divide it into several files; or pass a larger cache_bytes to ShardedFiles.",
+            )
+        return block
 
 
 class _Decompressed:
