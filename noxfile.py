@@ -439,11 +439,11 @@ def benchmark(session: nox.Session) -> None:
 
 
 @nox.session
-def ports(session: nox.Session) -> None:
-    """Train scripts of Lightning with Lightning itself, beside what they become: both learn alike."""
-    peer = Environment(session, "peer_lightning")
-    peer.install(*PEERS["lightning"], "scikit-learn")
-    env = {**CPU, "LIGHTNING_PYTHON": str(peer.interpreter)}
+def peers(session: nox.Session) -> None:
+    """Measure what other libraries do where the documentation compares them, and train scripts of Lightning with it."""
+    peer = Environment(session, "peers")
+    peer.install("torch", "accelerate", "lightning", "pytorch-accelerated", "scikit-learn", "transformers[torch]")
+    env = {**CPU, "PEERS_PYTHON": str(peer.interpreter)}
     everything(session).run("python", "-m", "pytest", "tests/peers", *session.posargs, env=env)
 
 

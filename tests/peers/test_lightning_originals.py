@@ -11,8 +11,8 @@ import pytest
 from tests.examples.porting import PORTS, Port
 from tests.launching import run_command
 
-LIGHTNING = os.environ.get("LIGHTNING_PYTHON")
-"""An interpreter that has Lightning; `python3 noxfile.py -s ports` makes one."""
+LIGHTNING = os.environ.get("PEERS_PYTHON")
+"""An interpreter that has Lightning; `python3 noxfile.py -s peers` makes one."""
 
 
 @pytest.mark.skipif(LIGHTNING is None, reason="there is no interpreter that has Lightning")
