@@ -537,8 +537,8 @@ class AnyTrainer(ABC):
         training states and checkpoints by its name. A module with a separate loss and separate updates, as in a GAN,
         needs a ``Run``.
 
-        A module whose parameters no optimizer has, such as a teacher, is placed on the device and put into evaluation
-        mode, and is not saved.
+        A module whose parameters no optimizer has, such as a teacher or the average of a model, is placed on the device
+        and put into evaluation mode. What steps change in it is part of training states too, but not of checkpoints.
 
         Args:
             name: Its name in ``trainer.modules`` and in what is saved.
@@ -563,6 +563,10 @@ class AnyTrainer(ABC):
     def named_models(self) -> dict[str, nn.Module]:
         """Return everything that the run trains, without wrappers, by name: "model", and the added modules."""
         return {"model": self.get_model(keep_torch_compile=False), **self._engine.added.trained(self.optimizer)}
+
+    def untrained_modules(self) -> dict[str, nn.Module]:
+        """Return the added modules that no optimizer trains, such as a teacher, without wrappers, by name."""
+        return self._engine.added.untrained(self.optimizer)
 
     def named_optimizers(self) -> dict[str, Optimizer]:
         """Return the optimizers of the run by name: "optimizer", and any others; empty without one."""
@@ -663,10 +667,10 @@ class AnyTrainer(ABC):
     def fingerprint(self) -> str:
         """Return 16 digits that follow from all bits of the results of a run; every process must call this.
 
-        Results are the weights and buffers of all models, the states of optimizers and schedulers, and the recorded
-        metrics without their times. Runs whose results are bit-for-bit identical have the same digits, no matter on
-        which device and how many processes they were made. As in training states, the buffers are those that rank zero
-        has; in a reproducible run, all processes must have the same.
+        Results are the weights and buffers of all models and added modules, the states of optimizers and schedulers,
+        and the recorded metrics without their times. Runs whose results are bit-for-bit identical have the same digits,
+        no matter on which device and how many processes they were made. As in training states, the buffers are those
+        that rank zero has; in a reproducible run, all processes must have the same.
 
         Raises:
             RanksDifferError: Something of it is not the same on all processes.
@@ -785,7 +789,7 @@ class AnyTrainer(ABC):
         return content
 
     def _parts_of_checkpoint(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
-        """What a checkpoint holds: the model, and the modules that are trained with it."""
+        """What a checkpoint holds: the model, and the modules that are trained with it, such as the loss function."""
         optimizers = self._engine.added.optimizers if with_optimizers else {}
         schedulers = self._engine.added.schedulers if with_schedulers else {}
         own = checkpoint.Trained(
@@ -795,6 +799,9 @@ class AnyTrainer(ABC):
         )
         beside = self._engine.added.trained(self.optimizer).items()
         added = {name: checkpoint.Trained(one, optimizers.get(name), schedulers.get(name)) for name, one in beside}
+        loss_func = self.loss_func
+        if isinstance(loss_func, nn.Module) and self._engine.checkpointer.has_changed(loss_func):
+            added[checkpoint.LOSS_FUNC] = checkpoint.Trained(loss_func)
         return {"model": own, **added}
 
     def save_model(

@@ -36,6 +36,8 @@ TRAINABLE_ONLY = "trainable_only"
 """Whether the states of models lack the parameters that were frozen; the entry is there only where they do."""
 MODULES = "modules"
 """The states of modules besides the model, by their names; each has the same keys as the file."""
+LOSS_FUNC = "loss_func"
+"""The name of the loss function among the modules, which files of earlier versions lack."""
 
 _P = ParamSpec("_P")
 

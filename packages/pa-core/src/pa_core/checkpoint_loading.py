@@ -12,9 +12,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pa_checkpoint.torch_states import AllOrNothing, does_not_fit, has_own_form, misfit
-from pa_core.checkpoint import MODEL, MODULES, OPTIMIZER, SCHEDULER, TRAINABLE_ONLY, Trained, apart
+from pa_core.checkpoint import LOSS_FUNC, MODEL, MODULES, OPTIMIZER, SCHEDULER, TRAINABLE_ONLY, Trained, apart
 from pa_core.errors import CheckpointError
 from pa_core.model_tensors import frozen_names
+from pa_core.user_warnings import warn_user
 
 _OURS = "Load a file that save_checkpoint wrote."
 
@@ -44,6 +45,12 @@ def load_checkpoint_into(
         CheckpointError: The checkpoint belongs to other models or optimizers, or something in it is of another kind.
     """
     own, modules = apart(trained)
+    if LOSS_FUNC in modules and LOSS_FUNC not in _modules_in(content):
+        loss_func = modules.pop(LOSS_FUNC).model
+        warn_user(
+            f"{source} has no weights of the loss function {type(loss_func).__name__}: an earlier version has saved "
+            "it, or a run with another loss function. They stay as they are."
+        )
     saved = _states_by_name(content, modules, source)
     parts = [(own, content), *((one, saved[name]) for name, one in modules.items())]
     if needs_optimizer and own.optimizer is None and OPTIMIZER in content:
@@ -65,11 +72,15 @@ def load_checkpoint_into(
             _load(part, states, source, loading, is_partial=is_partial)
 
 
+def _modules_in(content: Mapping[str, Any]) -> dict[str, Any]:
+    entry: object = content.get(MODULES)
+    return cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+
+
 def _states_by_name(
     content: Mapping[str, Any], modules: Mapping[str, Trained], source: str | Path
 ) -> dict[str, dict[str, Any]]:
-    entry: object = content.get(MODULES)
-    saved = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    saved = _modules_in(content)
     missing = [name for name in modules if name not in saved]
     if missing:
         raise _refusal(

@@ -129,6 +129,15 @@ class AddedModules:
             if added.optimizer is not None or any(id(one) in ours for one in added.module.parameters())
         }
 
+    def untrained(self, optimizer: Optimizer | None) -> dict[str, nn.Module]:
+        """Return the modules that no optimizer trains, such as a teacher, without wrappers."""
+        trained = self.trained(optimizer)
+        return {
+            name: unwrap_model(added.module, keep_torch_compile=False)
+            for name, added in self._by_name.items()
+            if name not in trained
+        }
+
     def create_schedulers(self, values: Mapping[str, float]) -> None:
         """Create the schedulers of a run.
 

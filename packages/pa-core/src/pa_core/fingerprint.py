@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from numbers import Number
 from typing import Any, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pa_core.distributed import broadcast_buffers
 from pa_core.rank_checks import bytes_of, digest_of_weights
@@ -33,13 +33,19 @@ def fingerprint(run: ResumableRun, *, gives_buffers: bool) -> str:
             broadcast_buffers(model)
     optimizers = {name: gather_state(one.state_dict(), keep=True) for name, one in run.named_optimizers().items()}
     parts = {
-        "weights": digest_of_weights(run.named_models()),
+        "weights": digest_of_weights({**run.named_models(), **run.untrained_modules(), **_weighted(run.loss_func)}),
         "optimizers": _digest(optimizers),
         "schedulers": _digest({name: one.state_dict() for name, one in run.named_schedulers().items()}),
         "metrics": _digest(_metrics(run.run_history)),
     }
     require_same(parts)
     return _digest(parts)[:16]
+
+
+def _weighted(loss_func: object) -> dict[str, nn.Module]:
+    """The loss function by its name in training states, if it is a module with weights."""
+    is_weighted = isinstance(loss_func, nn.Module) and any(True for _ in loss_func.parameters())
+    return {"loss_func": loss_func} if is_weighted and isinstance(loss_func, nn.Module) else {}
 
 
 def _metrics(history: RunHistory) -> dict[str, list[Any]]:

@@ -347,6 +347,18 @@ class Loop:
             for name, trained in engine.trained.items():
                 trained.accumulation.nominal = resumption.saved.nominal_items.get(name)
 
+        engine.checkpointer.note_layers(self.trainer)
+
+    def begin(self, hook: Callable[[], None] | None = None, describe: Describe | None = None) -> None:
+        """Call the first events of the training, and note what the script keeps when all of them were called.
+
+        Args:
+            hook: The method of the trainer that is called before the event.
+            describe: Returns what must be the same on all processes afterwards.
+        """
+        self.call_together(TrainerCallback.on_training_run_start, hook, describe)
+        self.engine.checkpointer.note_start(self.trainer)
+
     # The end of a run
 
     def finish(self, hook: Callable[[], None] | None = None) -> None:
@@ -408,6 +420,7 @@ class Loop:
         self.call_together(TrainerCallback.on_training_run_epoch_end, hook)
         trainer.run_history.increment_epoch()
         engine.progress.epoch_under_way = None
+        engine.checkpointer.check_layers(trainer)
         self.reach(Phase.EPOCH)
 
     def set_back_by_one_epoch(self) -> AbstractContextManager[None]:

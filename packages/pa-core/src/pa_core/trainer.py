@@ -422,9 +422,7 @@ class Trainer(
         """Run the epochs, and end the run through its last events no matter how it stopped."""
         loop, engine = self._loop, self._engine
         with self._lifecycle.stopping_in_order():
-            loop.call_together(
-                TrainerCallback.on_training_run_start, self.training_run_start, self._lifecycle.describe_start
-            )
+            loop.begin(self.training_run_start, self._lifecycle.describe_start)
             if loop.asked.sanity_eval_steps > 0 and engine.resumption.saved is None:
                 self._run_sanity_evaluation(loop.asked.sanity_eval_steps)
             for epoch in loop.remaining_epochs():

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
 
 import torch
@@ -17,6 +18,7 @@ from pa_data._sample_notes import describe_collation, describe_samples
 from pa_data._sending import refusing_stop_iteration, require_sendable, sendable
 from pa_data._streams import SizedStream
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
+from pa_data.drawn_state import StateInWorkers
 from pa_data.orders._epoch_order import index_list
 from pa_data.rng import extend_key, seed_rng
 
@@ -129,14 +131,15 @@ class WholeBatchFetcher:
 class WorkerDataset(Dataset[Any]):
     """What torch's workers index: each request gives a whole batch, collated already."""
 
-    def __init__(self, fetcher: BatchFetcher, dataset: Dataset[Any]) -> None:
+    def __init__(self, fetcher: BatchFetcher, dataset: Dataset[Any], state: StateInWorkers) -> None:
         self.fetcher = fetcher
         self.dataset = dataset
+        self.state = state
 
     @override
     def __getitem__(self, index: BatchRequest) -> Any:
         try:
-            batch = self.fetcher(*index)
+            batch = self.state.fetch(partial(self.fetcher, *index))
         except Exception as error:
             raise sendable(error) from error
         require_sendable(batch)

@@ -24,6 +24,7 @@ from pa_data._fetching import (
     pin_memory,
 )
 from pa_data._workers import WorkerStart, explaining_failed_start, sigterm_held_back
+from pa_data.drawn_state import StateInWorkers
 from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_data.rng import preserve_rng_state
 
@@ -126,7 +127,17 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
         )
         self._pins = self.pin_memory and can_pin_memory()
         self._worker_loader: DataLoader[Any] | None = None
+        self._state_in_workers: StateInWorkers | None = None
         self._iterations = 0
+
+    @property
+    def moved_in_workers(self) -> list[str]:
+        """Which generators and counters of the dataset or of ``collate_fn`` have moved on in workers, by place.
+
+        What follows from them is another thing in a loader that resumes, whose workers begin with new copies. Not
+        among them are generators that are seeded for each sample.
+        """
+        return [] if self._state_in_workers is None else self._state_in_workers.noted()
 
     def close(self) -> None:
         """End persistent workers now instead of with the loader; the next iterator starts new ones."""
@@ -177,7 +188,9 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
 
     def _make_worker_loader(self) -> DataLoader[Any]:
         """Make the plain loader that runs the workers; they are sent whole batches to make."""
-        dataset = WorkerDataset(self._fetcher, self.dataset)
+        parts: dict[str, object] = {"dataset": self.dataset, "collate_fn": self._options.get("collate_fn")}
+        self._state_in_workers = StateInWorkers(parts)
+        dataset = WorkerDataset(self._fetcher, self.dataset, self._state_in_workers)
         start = cast("Callable[[int], None]", WorkerStart(self.worker_init_fn))  # which mypy takes for a tuple alone
         options: LoadingOptions = {**self._options, "collate_fn": _as_it_is, "worker_init_fn": start}
         return DataLoader(dataset, batch_size=None, sampler=_WorkerRequests(self._requested), **options)

@@ -16,12 +16,14 @@ from typing_extensions import override
 
 from pa_data._torch import version_of
 
-__all__ = ["PLAIN", "is_array", "is_container", "is_generator", "is_plain", "mark_of"]
+__all__ = ["PLAIN", "is_array", "is_container", "is_generator", "is_plain", "mark_of", "set_state_of", "state_of"]
 
 PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 """The types of plain values. Of a subclass nobody knows what else it holds."""
 
-_CONTAINERS: Final = frozenset({list, tuple, set, frozenset, deque, dict, OrderedDict, defaultdict, Counter})
+_INNER_CONTAINERS: Final = frozenset({list, tuple, set, dict, OrderedDict, Counter})
+_CONTAINERS: Final = _INNER_CONTAINERS | {frozenset, deque, defaultdict}
+"""The last ones have a place of their own within others: what is within a place is written as it is."""
 _MOST_PLAIN_ITEMS, _NUM_ENDS = 100_000, 8
 _WHOLE_NUMEL, _NUM_SAMPLED = 4_096, 64
 _NOT_PLAIN: Final = object()
@@ -74,7 +76,7 @@ def mark_of(value: object) -> object:
     if isinstance(value, Tensor):
         return _TensorMark(value)
     if is_generator(value):
-        return repr(_state_of(value))
+        return repr(_with_lists(state_of(value)))
     if isinstance(value, itertools.count):
         return repr(value)
     if is_array(value):
@@ -84,16 +86,25 @@ def mark_of(value: object) -> object:
 
 
 class _TensorMark:
-    """A tensor by identity, version and some elements: the versions of ``tensor.data`` and the tensor are apart."""
+    """A small tensor by its elements; a large one by identity, version and some of them.
+
+    The version alone would not do: what is changed through ``tensor.data`` leaves it as it is.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
+        elements = _some_elements(tensor)
+        is_whole = elements is not None and tensor.numel() <= _WHOLE_NUMEL
         self.tensor: ref[Tensor] = ref(tensor)
-        self.values: tuple[object, object] = (version_of(tensor), _some_elements(tensor))
+        self.whole: object = (tensor.dtype, tensor.shape, elements) if is_whole else None
+        self.part: object = (version_of(tensor), elements)
 
     @override
     def __eq__(self, other: object) -> bool:
-        is_same = isinstance(other, _TensorMark) and self.tensor() is other.tensor()
-        return is_same and self.values == cast("_TensorMark", other).values
+        if not isinstance(other, _TensorMark):
+            return False
+        if self.whole is not None:
+            return self.whole == other.whole
+        return self.tensor() is other.tensor() and self.part == other.part
 
     __hash__ = None  # type: ignore[assignment]  # nothing is looked up by it
 
@@ -106,7 +117,8 @@ def _some_elements(tensor: Tensor) -> object:
     if flat.numel() > _WHOLE_NUMEL:
         flat = _line_through(flat)
         flat = flat[:: max(1, flat.numel() // _NUM_SAMPLED)]
-    return repr(flat.tolist())  # in which NaN equals NaN
+    flat = torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat
+    return flat.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()  # in which NaN equals NaN
 
 
 def _line_through(tensor: Tensor) -> Tensor:
@@ -117,14 +129,44 @@ def _line_through(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _state_of(generator: Any) -> object:
+def state_of(generator: Any) -> Any:
+    """Return the state of a generator.
+
+    Args:
+        generator: What `is_generator` knows.
+    """
     if isinstance(generator, torch.Generator):
-        return generator.get_state().tolist()
+        return generator.get_state()
     if isinstance(generator, random.Random):
         return random.Random.getstate(generator)
     if hasattr(generator, "get_state"):
-        return _with_lists(generator.get_state(legacy=False))
-    return _with_lists(getattr(generator, "bit_generator", generator).state)
+        return generator.get_state(legacy=False)
+    return getattr(generator, "bit_generator", generator).state
+
+
+def set_state_of(generator: Any, state: Any) -> None:
+    """Restore the state of a generator.
+
+    Args:
+        generator: A generator of the same kind.
+        state: What `state_of` returned.
+
+    Example:
+        >>> generator = random.Random(0)
+        >>> state = state_of(generator)
+        >>> first = generator.random()
+        >>> set_state_of(generator, state)
+        >>> generator.random() == first
+        True
+    """
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        random.Random.setstate(generator, state)
+    elif hasattr(generator, "set_state"):
+        generator.set_state(state)
+    else:
+        getattr(generator, "bit_generator", generator).state = state
 
 
 def _with_lists(state: Any) -> Any:
@@ -152,21 +194,22 @@ def _mark_of_many(container: Any) -> object:
     return (id(items), len(items), *(one if type(one) in PLAIN else id(one) for one in ends))
 
 
-def _frozen(value: Any) -> object:
+def _frozen(value: Any, *, is_inner: bool = False) -> object:
     """Return what equals the same of an equal value, as it is now; ``_NOT_PLAIN`` for what is not plain."""
     kind = type(value)
     if kind in PLAIN:
         return value if value == value else "nan"  # noqa: PLR0124  # NaN equals nothing, not even itself
     if isinstance(value, Enum):
         return f"{kind.__qualname__}.{value.name}"
-    if kind not in _CONTAINERS or len(value) > _MOST_PLAIN_ITEMS:
+    if kind not in (_INNER_CONTAINERS if is_inner else _CONTAINERS) or len(value) > _MOST_PLAIN_ITEMS:
         return _NOT_PLAIN
     if isinstance(value, dict):
-        return _all_frozen(kind, [_frozen([*cast("Any", value)]), _frozen([*cast("Any", value).values()])])
+        keys, values = [*cast("Any", value)], [*cast("Any", value).values()]
+        return _all_frozen(kind, [_frozen(keys, is_inner=True), _frozen(values, is_inner=True)])
     items: list[Any] = [*value]
     kinds = {*map(type, items)}
     if float in kinds or not kinds <= PLAIN:
-        items = [_frozen(one) for one in items]
+        items = [_frozen(one, is_inner=True) for one in items]
     return _all_frozen(kind, {*items} if isinstance(value, set | frozenset) else items)
 
 

@@ -14,19 +14,34 @@ import random
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from pa_data._state_marks import PLAIN, is_array, is_container, is_generator, is_plain, mark_of
+from pa_data._state_marks import PLAIN, is_array, is_container, is_generator, is_plain, mark_of, set_state_of, state_of
 
-__all__ = ["Found", "Note", "Snapshot", "find_state", "is_generator", "is_of_script", "is_plain", "mark_of", "snapshot"]
+__all__ = [
+    "PLAIN",
+    "Found",
+    "Note",
+    "Snapshot",
+    "attributes_set_by",
+    "find_state",
+    "is_array",
+    "is_generator",
+    "is_of_script",
+    "is_plain",
+    "mark_of",
+    "set_state_of",
+    "snapshot",
+    "state_of",
+]
 
 _MOST_ITEMS, _MOST_OBJECTS = 1_000, 200_000
 
@@ -47,6 +62,7 @@ _FOLLOWED_OF_THEM: Final = (
     *(Dataset, Sampler, DataLoader),
 )
 _SAVED_OF_OPTIMIZERS: Final = frozenset({"state", "param_groups", "defaults"})
+"""What whoever names an optimizer among the roots has of it already."""
 
 
 class Found(NamedTuple):
@@ -66,13 +82,21 @@ class Found(NamedTuple):
     value: object
 
 
-def find_state(roots: Mapping[str, object]) -> Iterator[Found]:
+_Follows: TypeAlias = Callable[[str | None], bool]
+
+
+def find_state(
+    roots: Mapping[str, object], *, without: Iterable[object] = (), installed: bool = True
+) -> Iterator[Found]:
     """Iterate over the state that objects hold, each piece once; what is nearest to the roots comes first.
 
     The generators that everything in a process shares are left out: others save and restore them.
 
     Args:
         roots: The objects by what they are called. What is a root itself has that name wherever it is found.
+        without: Objects that are not looked into.
+        installed: Whether to look into objects of installed packages that are found. Modules, datasets, optimizers and
+            schedulers are looked into in any case.
 
     Example:
         >>> from types import SimpleNamespace
@@ -81,7 +105,9 @@ def find_state(roots: Mapping[str, object]) -> Iterator[Found]:
         [('trainer.step', 3), ('trainer.losses', deque([0.5])), ('trainer.nested.stage', 'warm-up')]
     """
     waiting = deque(Found(name, roots, name, value) for name, value in roots.items())
-    seen = {id(one): one for one in _shared_generators()}  # kept: an id is given to another object without them
+    # With the objects: without them, their identities would be given to others.
+    seen = {id(one): one for one in (*_shared_generators(), *without)}
+    follows = _is_followed if installed else _is_of_script
     num_roots = len(waiting)
     while waiting and len(seen) < _MOST_OBJECTS:
         found, num_roots = waiting.popleft(), num_roots - 1
@@ -93,7 +119,7 @@ def find_state(roots: Mapping[str, object]) -> Iterator[Found]:
             if _is_leaf(value):
                 yield found
             else:
-                waiting.extend(_parts(found.place, value, is_root=num_roots >= 0))
+                waiting.extend(_parts(found.place, value, follows, is_root=num_roots >= 0))
 
 
 class Note(NamedTuple):
@@ -154,13 +180,15 @@ def _unchanged_elsewhere(
     return moved
 
 
-def snapshot(roots: Mapping[str, object]) -> Snapshot:
+def snapshot(roots: Mapping[str, object], *, without: Iterable[object] = (), installed: bool = True) -> Snapshot:
     """Note the state that objects hold, to compare it with that of another moment.
 
     Of large tensors and arrays, some elements are read.
 
     Args:
         roots: As for `find_state`.
+        without: As for `find_state`.
+        installed: As for `find_state`.
 
     Example:
         >>> from types import SimpleNamespace
@@ -170,9 +198,8 @@ def snapshot(roots: Mapping[str, object]) -> Snapshot:
         >>> before.changed(snapshot({"script": script}))
         ['script.step']
     """
-    return Snapshot(
-        {one.place: Note(id(one.owner), type(one.owner), one.name, mark_of(one.value)) for one in find_state(roots)}
-    )
+    found = find_state(roots, without=without, installed=installed)
+    return Snapshot({one.place: Note(id(one.owner), type(one.owner), one.name, mark_of(one.value)) for one in found})
 
 
 @functools.cache
@@ -198,16 +225,20 @@ def _is_followed(module: str | None) -> bool:
     return (module or "").partition(".")[0] not in _NOT_FOLLOWED
 
 
+def _is_of_script(module: str | None) -> bool:
+    return is_of_script(module or "")
+
+
 def _is_leaf(value: object) -> bool:
     if isinstance(value, Tensor | itertools.count) or is_generator(value) or is_array(value):
         return True
     return is_container(value) and (len(cast("list[object]", value)) > _MOST_ITEMS or is_plain(value))
 
 
-def _parts(place: str, value: Any, *, is_root: bool) -> Iterator[Found]:
+def _parts(place: str, value: Any, follows: _Follows, *, is_root: bool) -> Iterator[Found]:
     """What may hold state in something that is not state itself."""
     if isinstance(value, FunctionType):
-        yield from _parts_of_function(place, value)
+        yield from _parts_of_function(place, value, follows)
     elif isinstance(value, MethodType):
         yield Found(f"{place}.__self__", value, "__self__", value.__self__)
         yield Found(place, value, "__func__", value.__func__)
@@ -218,7 +249,7 @@ def _parts(place: str, value: Any, *, is_root: bool) -> Iterator[Found]:
     elif isinstance(value, dict | list | tuple | set | frozenset | deque):
         yield from _items(place, value)
     elif not isinstance(value, type | ModuleType):
-        yield from _parts_of_object(place, value, is_root=is_root)
+        yield from _parts_of_object(place, value, follows, is_root=is_root)
 
 
 def _items(place: str, container: Any) -> Iterator[Found]:
@@ -228,8 +259,8 @@ def _items(place: str, container: Any) -> Iterator[Found]:
         yield Found(f"{place}[{shown}]", container, key, value)
 
 
-def _parts_of_function(place: str, function: FunctionType) -> Iterator[Found]:
-    if not _is_followed(function.__module__):
+def _parts_of_function(place: str, function: FunctionType, follows: _Follows) -> Iterator[Found]:
+    if not follows(function.__module__):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         yield from _content(f"{place}.{name}", cell)
@@ -255,13 +286,15 @@ def _names_in(code: CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*code.co_names, *inner]))
 
 
-def _parts_of_object(place: str, value: object, *, is_root: bool) -> Iterator[Found]:
+def _parts_of_object(place: str, value: object, follows: _Follows, *, is_root: bool) -> Iterator[Found]:
     kind: type[Any] = type(value)
-    if not (is_root or _is_followed(kind.__module__) or isinstance(value, _FOLLOWED_OF_THEM)):
+    if not (is_root or follows(kind.__module__) or isinstance(value, _FOLLOWED_OF_THEM)):
         return
     if isinstance(value, nn.Module):
         yield from _parts_of_module(place, value)
     left_out: frozenset[str] = _left_out(cast("Any", kind))
+    if is_root and isinstance(value, Optimizer):
+        left_out |= _SAVED_OF_OPTIMIZERS
     are_private_internal = kind.__module__.partition(".")[0] == "torch"
     for name, one in _attributes(value):
         if name not in left_out and not (are_private_internal and name.startswith("_")):
@@ -320,7 +353,6 @@ def _of_bare_module() -> frozenset[str]:
 def _left_out(kind: type[Any]) -> frozenset[str]:
     """The attributes of an object that are not a script's own."""
     names = set(_of_bare_module() if issubclass(kind, nn.Module) else ())
-    names |= _SAVED_OF_OPTIMIZERS if issubclass(kind, Optimizer) else set()
     for one in kind.__mro__:
         if one.__module__.partition(".")[0] in _OURS:
             names |= inspect.get_annotations(one).keys() | _set_by(one)
@@ -328,8 +360,15 @@ def _left_out(kind: type[Any]) -> frozenset[str]:
 
 
 def _set_by(kind: type[Any]) -> set[str]:
-    """The attributes that the methods of a class set."""
-    functions = [one for one in vars(kind).values() if isinstance(one, FunctionType)]
+    return attributes_set_by(one for one in vars(kind).values() if isinstance(one, FunctionType))
+
+
+def attributes_set_by(functions: Iterable[FunctionType]) -> set[str]:
+    """Return the names of the attributes that functions set.
+
+    Args:
+        functions: The functions, which are read and not called.
+    """
     instructions = (one for function in functions for one in dis.get_instructions(function))
     return {str(one.argval) for one in instructions if one.opname == "STORE_ATTR"}
 

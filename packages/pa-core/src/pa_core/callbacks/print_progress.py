@@ -7,12 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from torch import nn
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, JudgesMetric, direction_in_name
 from pa_core.callbacks.epoch_rows import EpochRows, format_pairs, format_rate, format_time, is_loss
-from pa_core.callbacks.run_summary import describe_trained, format_table
+from pa_core.callbacks.run_summary import describe_trained, format_table, trains_some_of
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
@@ -112,7 +113,10 @@ class PrintProgressCallback(TrainerCallback):
             at_most = "at most " if steps * size * config.num_processes > config.train_total_batch_size else ""
             samples += f" ({steps:,} batches of {at_most}{size:,}"
             samples += " on each process)" if config.num_processes > 1 else ")"
-        trained = describe_trained(trainer.named_models(), trainer.named_optimizers().values())
+        optimizers, modules = trainer.named_optimizers().values(), dict[str, nn.Module](trainer.named_models())
+        if isinstance(trainer.loss_func, nn.Module) and trains_some_of(trainer.loss_func, optimizers):
+            modules["loss_func"] = trainer.loss_func
+        trained = describe_trained(modules, optimizers)
         lines = [f"Training starts: {length}, {samples}; {trainer.describe_run()}"]
         lines += [f"Trains {trained}{_evaluates(trainer)}{_writes_to(trainer)}{_lacks(trainer)}"] if trained else []
         say(trainer, "\n".join(lines))

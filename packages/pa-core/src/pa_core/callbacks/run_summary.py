@@ -52,6 +52,17 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
+def trains_some_of(module: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
+    """Return whether an optimizer has some of the parameters of a module.
+
+    Args:
+        module: The module.
+        optimizers: The optimizers.
+    """
+    held = {id(one) for optimizer in optimizers for one in parameters_of(optimizer)}
+    return not held.isdisjoint(map(id, module.parameters()))
+
+
 def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optimizer]) -> str:
     """Return how many parameters are trained, how many are frozen, and which are neither, as no optimizer has them.
 
@@ -72,10 +83,11 @@ def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optim
         >>> describe_trained({"model": model}, [torch.optim.SGD(model[1].parameters())])
         '6 of 19 parameters (10 frozen); no optimizer has 2.weight and 2.bias (3, not frozen)'
     """
+    optimizers = [*optimizers]
     held = {id(one) for optimizer in optimizers for one in parameters_of(optimizer)}
     names: dict[nn.Parameter, str] = {}
     for name, model in models.items():
-        if not held.isdisjoint(map(id, model.parameters())):
+        if trains_some_of(model, optimizers):
             for inner, one in model.named_parameters():
                 names.setdefault(one, inner if len(models) == 1 else f"{name}.{inner}")
     known = [one for one in names if not isinstance(one, UninitializedParameter)]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from pa_core import checkpoint
-from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike
 from pa_core.custom_loop import mistakes
 from pa_core.custom_loop.evaluations import Evaluations
 from pa_core.custom_loop.run_models import RunModels
@@ -435,7 +435,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self._loop.check_length_of_schedules()
         if self._engine.resumption.saved is None:
             self._loop.reset_history()
-        self._loop.call_together(TrainerCallback.on_training_run_start, describe=self._lifecycle.describe_start)
+        self._loop.begin(describe=self._lifecycle.describe_start)
 
     # The loops
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 from pa_core import distributed
 from pa_core.attributes import temporarily
@@ -19,15 +21,16 @@ from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state.resume import Resumption
 from pa_core.training_state.run_state import RunState, capture, find_extension
 from pa_core.training_state.saved_runs import newest_state
+from pa_core.training_state.script_state import ScriptState
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.training_state.state_writer import (
     StateRequest,
     StateWriter,
-    UnsavedAttributes,
     check_scheduler,
     check_state_of_optimizer,
     raising_on_all,
 )
+from pa_core.training_state.trained_layers import TrainedLayers
 from pa_core.types import SupportsStateDict
 from pa_data.rng import capture_rng_state
 
@@ -94,6 +97,7 @@ class Checkpointer:
         self.registered: list[SupportsStateDict] = []
         self._writer = StateWriter()
         self._has_trained = False
+        self._layers: TrainedLayers | None = None
         self._start_run(parts)
 
     # The course of a run
@@ -111,7 +115,7 @@ class Checkpointer:
         self._run = parts
         self.ended_by: type[BaseException] | None = None
         self.unchecked_optimizers: set[str] = set()
-        self._unsaved: UnsavedAttributes | None = None
+        self._script: ScriptState | None = None
         self._requests: list[tuple[StateRequest, dict[str, Any]]] = []  # with copies of their extras
         self._phase: Phase | None = None
         self._rng_state: Mapping[str, Any] | None = None
@@ -119,6 +123,44 @@ class Checkpointer:
         self._num_evaluations = 0
         self._evaluation: _Evaluation | None = None
         self._interrupted: _Evaluation | None = None
+
+    def note_layers(self, run: ResumableRun) -> None:
+        """Note what the optimizers train.
+
+        Args:
+            run: The run, before its first hook is called.
+        """
+        self._layers = TrainedLayers(run)
+
+    def note_start(self, run: ResumableRun) -> None:
+        """Note what the script keeps beside the parts of the run.
+
+        Args:
+            run: The run, once all hooks and callbacks of its start were called.
+        """
+        self._script = ScriptState(run, self.registered)
+
+    def check_layers(self, run: ResumableRun) -> None:
+        """Raise an error for layers that were replaced within the run.
+
+        Args:
+            run: The run, between two updates.
+
+        Raises:
+            ConfigurationError: The optimizers train what is gone.
+        """
+        if self._layers is not None:
+            self._layers.check(run)
+
+    def has_changed(self, loss_func: nn.Module) -> bool:
+        """Return whether a loss function has weights, or buffers that the last run has changed.
+
+        Args:
+            loss_func: The loss function, a module.
+        """
+        return any(True for _ in loss_func.parameters()) or (
+            self._layers is not None and self._layers.changed_in(loss_func)
+        )
 
     def leave(self) -> None:
         """Note that something begins that changes a part of the run before the others."""
@@ -328,7 +370,6 @@ class Checkpointer:
             check_scheduler(scheduler)
         parts = capture(run, self._describe(run, self._run.progress.position(Phase.EPOCH)))
         optimizers = run.named_optimizers()
-        self._unsaved = UnsavedAttributes(run)
         self._writer.note_start(parts, optimizers)
         self.unchecked_optimizers = set(optimizers)
 
@@ -354,6 +395,7 @@ class Checkpointer:
             )
 
     def _save_requested(self, phase: Phase, run: ResumableRun, call: Callable[..., object]) -> None:
+        self.check_layers(run)
         if phase is not Phase.COMPLETE:
             with self._run.rank_sync.together():
                 call("on_training_state_save")
@@ -361,8 +403,6 @@ class Checkpointer:
         if self._interrupted is not None:
             position = position._replace(eval_sets=self._interrupted.eval_sets)
         parts = capture(run, self._describe(run, position))
-        if self._unsaved is not None and distributed.rank() == 0:
-            self._unsaved.warn(run, parts)
         requests, self._requests = self._requests, []
         for request, extras in requests:
             self._writer.write(request, extras, parts, position, self._run.resumption.name)
@@ -385,6 +425,7 @@ class Checkpointer:
             loaders=resumption.loaders.capture(run, mid_epoch=position.phase.is_mid_epoch or continues_mid_epoch),
             scaler=parts.scaler,
             objects=self.registered,
+            script=None if self._script is None else partial(self._script.capture, run, registered=self.registered),
             rng_state=self._rng_state if self._interrupted is None else self._interrupted.rng_state,
             extension=extension,
         )

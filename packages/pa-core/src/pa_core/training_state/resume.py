@@ -192,6 +192,7 @@ class Resumption:
         if self.saved is not None and not self._is_mid_epoch:
             self.loaders.resume_between_epochs(run, self.saved, self.settings or {})
             self.saved.restore_callbacks(run)
+            self.saved.restore_script_state(run)
             self.saved.restore_rng_state(run)
         while self._has_epochs_left(run):
             self._choose_order(run, self._progress.epochs)
@@ -244,6 +245,7 @@ class Resumption:
         if not saved.is_extended:
             saved.restore_losses(run)
         saved.restore_callbacks(run)
+        saved.restore_script_state(run)
         saved.restore_rng_state(run)
         self.phase = None
         return phase

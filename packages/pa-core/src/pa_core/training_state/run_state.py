@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,9 @@ from pa_core.training_state.model_state import (
     restore_parameters_beside_the_model,
 )
 from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
+from pa_core.training_state.script_state import restore_script_state, shown_places
 from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.training_state.stored_values import same_on_all
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
 from pa_data.orders import epoch_order
@@ -69,12 +72,14 @@ class SavedProcess(NamedTuple):
         losses: The totals of the losses of the epoch.
         loaders: What is saved of custom data loaders, by what they are for.
         step_means: The totals of what steps logged, by name.
+        script: What objects of the script keep, by place; None in states of earlier versions.
     """
 
     streams: dict[str, Any]
     losses: Tensor
     loaders: Mapping[str, Mapping[str, Any] | None]
     step_means: Mapping[str, Sequence[float]] = MappingProxyType({})
+    script: Mapping[str, Any] | None = None
 
 
 def by_optimizer(saved: Any) -> dict[str, Any]:
@@ -146,6 +151,7 @@ class RunState(NamedTuple):
         loaders: What is saved of the custom data loaders of this process, by what they are for.
         scaler: The gradient scaler of fp16.
         objects: What was registered to be saved with the run.
+        script: Returns what objects of the script keep, and is called with the other parts; None before a run begins.
         rng_state: The RNG state to save; None for the current one.
     """
 
@@ -159,6 +165,7 @@ class RunState(NamedTuple):
     loaders: Mapping[str, Any] = MappingProxyType({})
     scaler: SupportsStateDict | None = None
     objects: Sequence[SupportsStateDict] = ()
+    script: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     rng_state: Mapping[str, Any] | None = None
 
 
@@ -175,15 +182,18 @@ def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
     captured = {name: SavedModel.of(model)._asdict() for name, model in models.items()}
     extension = state.extension
     parameters = named_parameters(models)  # the state dicts have split again what fully_shard had put together
+    captured |= {name: SavedModel.of(one)._asdict() for name, one in run.untrained_modules().items()}
     if isinstance(run.loss_func, nn.Module):
         captured[_LOSS_FUNC] = SavedModel.of(run.loss_func)._asdict()
-    return {
+    parts = {
         "models": captured,
         "optimizers": {name: _capture_optimizer(one, parameters) for name, one in run.named_optimizers().items()},
         "schedulers": {name: one.state_dict() for name, one in run.named_schedulers().items()},
         "scalers": {} if state.scaler is None else {"scaler": state.scaler.state_dict()},
         "history": run.run_history.state_dict(),
-        "callbacks": {_name(one): one.state_dict() for one in _stateful(run.callback_handler.callbacks)},
+        "callbacks": {
+            name: one.state_dict() for name, one in stateful_callbacks(run.callback_handler.callbacks).items()
+        },
         "objects": [{"class": _name(one), "state": one.state_dict()} for one in state.objects],
         "run": {
             "position": state.position.to_dict(),
@@ -196,15 +206,15 @@ def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
             if extension is None
             else {**extension._asdict(), "position": extension.position.to_dict()},
         },
-        "ranks": distributed.gather_objects(
-            {
-                "streams": state.rng_state or capture_rng_state(run.device),
-                "losses": run.loss_tracker.totals().cpu(),
-                "step_means": run.step_means.totals(),
-                "loaders": dict(state.loaders),
-            }
-        ),
     }
+    of_process = {
+        "streams": state.rng_state or capture_rng_state(run.device),
+        "losses": run.loss_tracker.totals().cpu(),
+        "step_means": run.step_means.totals(),
+        "loaders": dict(state.loaders),
+        "script": {} if state.script is None else state.script(parts),
+    }
+    return {**parts, "ranks": distributed.gather_objects(of_process)}
 
 
 def _capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -235,6 +245,8 @@ class SavedRun:
         self.digest: str = state.digest
         self.name: str = str(state.summary["run"])
         self.is_extended: bool = False
+        self._registered: Sequence[SupportsStateDict] = ()
+        self._begins_anew: Collection[str] = ()
         try:
             self._read(state.parts)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -342,7 +354,7 @@ class SavedRun:
         Raises:
             CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
         """
-        before = self._hyperparameters
+        before, self._registered, self._begins_anew = self._hyperparameters, objects, allowed
         with AllOrNothing() as loading:
             self._restore_objects(objects, loading)
             loading.load(run.run_history, self._history, self._explain(run.run_history, "the run history"))
@@ -368,7 +380,8 @@ class SavedRun:
         self, run: ResumableRun, scaler: SupportsStateDict | None, allowed: Collection[str], loading: AllOrNothing
     ) -> None:
         """Check everything, then restore: first objects that may raise an error, and last the weights, which cannot."""
-        models, saved = run.named_models(), dict(self._models)
+        parameters = named_parameters(run.named_models())
+        models, saved = {**run.named_models(), **self._saved_untrained(run)}, dict(self._models)
         loss_func = {_LOSS_FUNC: run.loss_func} if isinstance(run.loss_func, nn.Module) and _LOSS_FUNC in saved else {}
         saved_loss_func = {_LOSS_FUNC: saved[_LOSS_FUNC]} if loss_func else {}
         if _LOSS_FUNC not in models:
@@ -378,7 +391,7 @@ class SavedRun:
             require_same_models(models, saved)
         if "model" not in allowed:
             require_same_models(loss_func, saved_loss_func)
-        parameters, optimizers = named_parameters(models), dict[str, Optimizer]()
+        optimizers = dict[str, Optimizer]()
         if not is_partial and "optimizer" not in allowed:
             optimizers.update(run.named_optimizers())
             require_same_optimizers(optimizers, parameters, self._optimizers)
@@ -393,6 +406,17 @@ class SavedRun:
         loading.load_models({**models, **loss_func}, {**saved, **saved_loss_func})
         for name, optimizer in optimizers.items():
             restore_parameters_beside_the_model(optimizer, parameters, self._optimizers[name])
+
+    def _saved_untrained(self, run: ResumableRun) -> dict[str, nn.Module]:
+        """The modules that no optimizer trains; states of earlier versions do not have them."""
+        untrained = run.untrained_modules()
+        missing = [name for name in untrained if name not in self._models]
+        if missing:
+            warn_user(
+                f"{self.path} has no weights of {', '.join(missing)}, which no optimizer trains: an earlier version "
+                "has saved it. They keep the weights that the script gave them."
+            )
+        return {name: one for name, one in untrained.items() if name not in missing}
 
     def _fitting_schedulers(self, run: ResumableRun) -> dict[str, StatefulScheduler]:
         """The schedulers of the run of which there is a state, by name; an error if one cannot take it over."""
@@ -409,8 +433,8 @@ class SavedRun:
     def restore_callbacks(self, run: ResumableRun) -> None:
         """Restore the states of callbacks; warn about callbacks without a state, and states without a callback."""
         saved, is_sharded_run = dict(self._callbacks), any(map(is_sharded_module, run.named_models().values()))
-        for callback in _stateful(run.callback_handler.callbacks):
-            name = _name(callback)
+        named = stateful_callbacks(run.callback_handler.callbacks)
+        for name, callback in named.items():
             if name in saved:
                 with refusals_explained(self._explain(callback, f"the callback {name}"), passing=(StopTrainingError,)):
                     own = callback.state_dict() if is_sharded_run else None
@@ -419,6 +443,22 @@ class SavedRun:
                 warn_user(f"The callback {name} has no state in {self.path}, and starts over.")
         for name in saved:
             warn_user(f"The state of the callback {name} in {self.path} is ignored: the run has no such callback.")
+
+    def restore_script_state(self, run: ResumableRun) -> None:
+        """Restore what objects of the script keep, and warn about what this run has no place for.
+
+        On another number of processes, what was the same on all of them is restored.
+        """
+        of_each = [dict(one.script or {}) for one in self._ranks]
+        stored = of_each[distributed.rank()] if self._is_split_as_before() else same_on_all(of_each)
+        lost = [place for place in dict.fromkeys(place for one in of_each for place in one) if place not in stored]
+        wanted = {place: one for place, one in stored.items() if not place.startswith(tuple(self._begins_anew))}
+        lost += restore_script_state(run, self._registered, StoredTensor.resolve(wanted))
+        if lost and distributed.rank() == 0:
+            warn_user(
+                f"{shown_places(lost)} in {self.path} cannot be restored, and begins anew: this run has no such place, "
+                "or other processes."
+            )
 
     def restore_rng_state(self, run: ResumableRun) -> None:
         """Restore the RNG state of this process; seed another where there were more or fewer processes."""
@@ -502,8 +542,19 @@ def _compare_groups(
     ]
 
 
-def _stateful(callbacks: Iterable[object]) -> list[SupportsStateDict]:
-    return [one for one in callbacks if supports_state_dict(one)]
+def stateful_callbacks(callbacks: Iterable[object]) -> dict[str, SupportsStateDict]:
+    """Return the callbacks that have a state by their names in it: those of their classes, numbered if they are alike.
+
+    Args:
+        callbacks: All callbacks, in their order.
+    """
+    named = dict[str, SupportsStateDict]()
+    numbers = Counter[str]()
+    for one in filter(supports_state_dict, callbacks):
+        numbers[_name(one)] += 1
+        number = numbers[_name(one)]
+        named[_name(one) if number == 1 else f"{_name(one)} #{number}"] = one
+    return named
 
 
 def _name(one: object) -> str:

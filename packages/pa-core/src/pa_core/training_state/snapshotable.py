@@ -79,6 +79,10 @@ class ResumableRun(Protocol):
         """Return the models without wrappers, by name."""
         ...
 
+    def untrained_modules(self) -> Mapping[str, nn.Module]:
+        """Return modules besides the models that no optimizer trains, by name; steps may change them all the same."""
+        ...
+
     def named_optimizers(self) -> Mapping[str, Optimizer]:
         """Return the optimizers, by name."""
         ...

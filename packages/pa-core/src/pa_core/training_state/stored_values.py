@@ -1,0 +1,183 @@
+"""Values that a training state stores by their place: what is written for each, and how it is put back."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from types import CellType
+from typing import Any, NamedTuple, cast
+
+from pa_checkpoint import CheckpointError, Writer
+from pa_data.state_search import Found, is_array, is_generator, is_plain, set_state_of, state_of
+
+_MOST_NUMBERS = 65_536
+
+
+class StoredValue(NamedTuple):
+    """A value in a training state.
+
+    Attributes:
+        owner: The place of what holds it.
+        name: The attribute or key there.
+        kind: What ``value`` stands for.
+        value: Plain values, tensors or an array.
+    """
+
+    owner: str
+    name: Any
+    kind: str
+    value: Any
+
+    @classmethod
+    def of(cls, found: Found) -> StoredValue | None:
+        """Return what is stored of a piece of state; None for what cannot be.
+
+        Args:
+            found: The piece of state.
+        """
+        packed = _pack(found.value)
+        if packed is None or isinstance(found.owner, tuple | set | frozenset):
+            return None
+        stored = cls(place_of_owner(found), found.name, *packed)
+        try:
+            Writer.check({"script": stored._asdict()})
+        except CheckpointError:
+            return None
+        return stored
+
+    def put_back(self, owner: object, present: object) -> bool:
+        """Restore the value.
+
+        Args:
+            owner: What holds it in this process.
+            present: What is in its place there, None if nothing is.
+
+        Returns:
+            Whether there was a place for it.
+        """
+        if self.kind == "generator":
+            return is_generator(present) and _set_state(present, self.value)
+        if self.kind == "enum":
+            kind: Any = type(present)
+            return isinstance(present, Enum) and self.value in kind.__members__ and self._set(owner, kind[self.value])
+        if self.kind == "defaultdict" and not isinstance(present, defaultdict):
+            return False
+        value = _unpack(self.kind, self.value)
+        if type(present) is type(value) and _fill(present, value):
+            return True
+        return self._set(owner, value)
+
+    def _set(self, owner: Any, value: object) -> bool:
+        if isinstance(owner, CellType):
+            owner.cell_contents = value
+        elif isinstance(owner, dict | list | deque):
+            if not isinstance(owner, dict) and not self.name < len(cast("list[object]", owner)):
+                return False
+            owner[self.name] = value
+        else:
+            object.__setattr__(owner, self.name, value)  # no code of the script
+        return True
+
+
+def place_of_owner(found: Found) -> str:
+    """Return the place of what holds a piece of state.
+
+    Args:
+        found: The piece of state.
+
+    Example:
+        >>> place_of_owner(Found("trainer.counts['a']", {}, "a", 1))
+        'trainer.counts'
+    """
+    for suffix in (f".{found.name}", f"[{found.name!r}]"):
+        if found.place.endswith(suffix):
+            return found.place.removesuffix(suffix)
+    return found.place
+
+
+def _pack(value: Any) -> tuple[str, Any] | None:
+    packed: tuple[str, Any] | None = None
+    if isinstance(value, Enum):
+        packed = "enum", value.name
+    elif is_generator(value):
+        packed = "generator", copy.deepcopy(state_of(value))
+    elif isinstance(value, itertools.count):
+        packed = "count", ast.literal_eval(repr(value).removeprefix("count"))
+    elif is_array(value):
+        if value.size <= _MOST_NUMBERS and not value.dtype.hasobject:
+            packed = "number" if value.shape == () else "array", copy.deepcopy(value[...])
+    elif is_plain(value):
+        packed = _pack_plain(value)
+    return packed
+
+
+def _pack_plain(value: Any) -> tuple[str, Any]:
+    if isinstance(value, deque):
+        return "deque", [list(value), value.maxlen]
+    if isinstance(value, frozenset):
+        return "frozenset", set(cast("frozenset[object]", value))
+    if isinstance(value, defaultdict):
+        return "defaultdict", copy.deepcopy({**value})
+    return "plain", copy.deepcopy(value)
+
+
+def _unpack(kind: str, value: Any) -> Any:
+    if kind == "number":
+        return value[()]
+    if kind == "count":
+        return itertools.count(*(value if isinstance(value, tuple) else (value,)))
+    if kind == "deque":
+        return deque(*value)
+    if kind == "frozenset":
+        return frozenset(value)
+    if kind == "defaultdict":
+        return defaultdict(None, value)
+    return value
+
+
+def _set_state(generator: object, state: object) -> bool:
+    try:
+        set_state_of(generator, state)
+    except (KeyError, RuntimeError, TypeError, ValueError):  # of another kind
+        return False
+    return True
+
+
+def _fill(container: Any, value: Any) -> bool:
+    """Let a container hold what another one of its kind holds: others may refer to it."""
+    if isinstance(container, dict | set):
+        container.clear()
+        container.update(value)
+    elif isinstance(container, deque):
+        container.clear()
+        container.extend(value)
+    elif isinstance(container, list):
+        container[:] = value
+    elif is_array(container) and container.shape == value.shape != () and container.dtype == value.dtype:
+        container[...] = value
+    else:
+        return False
+    return True
+
+
+def same_on_all(of_processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what several processes have stored alike.
+
+    Args:
+        of_processes: What each has stored, by place.
+    """
+    first, *others = of_processes
+    return {place: one for place, one in first.items() if all(_is_same(one, other.get(place)) for other in others)}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        mine, theirs = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
+        return mine.keys() == theirs.keys() and all(_is_same(value, theirs[name]) for name, value in mine.items())
+    if hasattr(one, "tolist") and hasattr(other, "tolist"):
+        return bool(one.tolist() == other.tolist())
+    return bool(type(one) is type(other) and one == other)
