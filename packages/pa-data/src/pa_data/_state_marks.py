@@ -24,7 +24,7 @@ PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _INNER_CONTAINERS: Final = frozenset({list, tuple, set, dict, OrderedDict, Counter})
 _CONTAINERS: Final = _INNER_CONTAINERS | {frozenset, deque, defaultdict}
 """The last ones have a place of their own within others: what is within a place is written as it is."""
-_MOST_PLAIN_ITEMS, _NUM_ENDS = 100_000, 8
+_MOST_PLAIN_ITEMS, _NUM_ENDS, _DEEPEST = 100_000, 8, 16
 _WHOLE_NUMEL, _NUM_SAMPLED = 4_096, 64
 _NOT_PLAIN: Final = object()
 
@@ -194,22 +194,23 @@ def _mark_of_many(container: Any) -> object:
     return (id(items), len(items), *(one if type(one) in PLAIN else id(one) for one in ends))
 
 
-def _frozen(value: Any, *, is_inner: bool = False) -> object:
+def _frozen(value: Any, depth: int = 0) -> object:
     """Return what equals the same of an equal value, as it is now; ``_NOT_PLAIN`` for what is not plain."""
     kind = type(value)
     if kind in PLAIN:
         return value if value == value else "nan"  # noqa: PLR0124  # NaN equals nothing, not even itself
     if isinstance(value, Enum):
         return f"{kind.__qualname__}.{value.name}"
-    if kind not in (_INNER_CONTAINERS if is_inner else _CONTAINERS) or len(value) > _MOST_PLAIN_ITEMS:
+    is_known = kind in (_INNER_CONTAINERS if depth > 0 else _CONTAINERS)
+    if not is_known or depth > _DEEPEST or len(value) > _MOST_PLAIN_ITEMS:  # one may even hold itself
         return _NOT_PLAIN
     if isinstance(value, dict):
         keys, values = [*cast("Any", value)], [*cast("Any", value).values()]
-        return _all_frozen(kind, [_frozen(keys, is_inner=True), _frozen(values, is_inner=True)])
+        return _all_frozen(kind, [_frozen(keys, depth + 1), _frozen(values, depth + 1)])
     items: list[Any] = [*value]
     kinds = {*map(type, items)}
     if float in kinds or not kinds <= PLAIN:
-        items = [_frozen(one, is_inner=True) for one in items]
+        items = [_frozen(one, depth + 1) for one in items]
     return _all_frozen(kind, {*items} if isinstance(value, set | frozenset) else items)
 
 

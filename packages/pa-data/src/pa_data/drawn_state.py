@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, Final, cast
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pa_data._state_marks import is_generator, mark_of, state_of
-from pa_data.state_search import Found, attributes_set_by, find_state, is_of_script
+from pa_data.state_search import Found, find_state, is_of_script
 
 __all__ = ["DrawnState", "StateInWorkers"]
 
@@ -57,14 +60,19 @@ def _is_drawn(found: Found) -> bool:
     """Whether a piece of state is a generator, or a number that an object of the script counts itself."""
     if is_generator(found.value) or isinstance(found.value, itertools.count):
         return True
-    return type(found.value) in (int, float) and found.name in _counted_by(type(found.owner))
+    return type(found.value) in (int, float) and found.name in _counted_by(cast("Any", type(found.owner)))
 
 
-def _counted_by(kind: type[Any]) -> set[str]:
+@functools.cache
+def _counted_by(kind: type[Any]) -> frozenset[str]:
+    """The attributes that the methods of a class set and read: what they only add to decides nothing."""
     ours = [one for one in kind.__mro__ if is_of_script(one.__module__)]
     methods = [item for one in ours for item in vars(one).items() if isinstance(item[1], FunctionType)]
     counting = [method for name, method in methods if not name.startswith(_SET_FROM_OUTSIDE)]
-    return attributes_set_by(counting)
+    instructions = [one for method in counting for one in dis.get_instructions(method)]
+    read = Counter(str(one.argval) for one in instructions if one.opname == "LOAD_ATTR")
+    stored = Counter(str(one.argval) for one in instructions if one.opname == "STORE_ATTR")
+    return frozenset(name for name, times in stored.items() if read[name] > times)
 
 
 def _stream_of(generator: Any) -> object:

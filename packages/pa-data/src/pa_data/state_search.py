@@ -31,7 +31,6 @@ __all__ = [
     "Found",
     "Note",
     "Snapshot",
-    "attributes_set_by",
     "find_state",
     "is_array",
     "is_generator",
@@ -360,15 +359,8 @@ def _left_out(kind: type[Any]) -> frozenset[str]:
 
 
 def _set_by(kind: type[Any]) -> set[str]:
-    return attributes_set_by(one for one in vars(kind).values() if isinstance(one, FunctionType))
-
-
-def attributes_set_by(functions: Iterable[FunctionType]) -> set[str]:
-    """Return the names of the attributes that functions set.
-
-    Args:
-        functions: The functions, which are read and not called.
-    """
+    """The attributes that the methods of a class set."""
+    functions = [one for one in vars(kind).values() if isinstance(one, FunctionType)]
     instructions = (one for function in functions for one in dis.get_instructions(function))
     return {str(one.argval) for one in instructions if one.opname == "STORE_ATTR"}
 

@@ -18,7 +18,7 @@ from pa_core.training_state.stored_values import StoredValue, place_of_owner
 from pa_core.user_warnings import warn_user
 from pa_data import loader_parts
 from pa_data.drawn_state import DrawnState
-from pa_data.state_search import Found, find_state, is_generator, mark_of
+from pa_data.state_search import PLAIN, Found, find_state, is_generator, mark_of
 
 _MOST_SHOWN = 8
 _HOW_TO_SEED = "torch.randint(2**63 - 1, ()).item()"
@@ -46,10 +46,14 @@ class ScriptState:
     def __init__(self, run: ResumableRun, registered: Sequence[object]) -> None:
         self._clocks = _read_clocks()
         self._before = dict[str, _Before]()
+        self._by_identity = dict[int, _Before]()
         self._owners = {name: type(one) for name, one in _roots(run).items()}
         self._built = dict[int, set[str]]()
         for one in find_script_state(run, registered):
-            self._before[one.place] = _Before(type(one.value), mark_of(one.value))
+            before = _Before(type(one.value), mark_of(one.value))
+            self._before[one.place] = before
+            if type(one.value) not in PLAIN:
+                self._by_identity[id(one.value)] = before
             self._owners[place_of_owner(one)] = type(one.owner)
             if one.value is False:
                 self._built[id(one.owner)] = {*_with_value(one.owner)}
@@ -68,7 +72,7 @@ class ScriptState:
         stored, lost = dict[str, Any](), list[Found]()
         for one in find_script_state(run, registered):
             before = self._before.get(one.place)
-            if (before is not None and before.mark == mark_of(one.value)) or self._begins_anew(one):
+            if self._is_as_before(one, before) or self._begins_anew(one):
                 continue
             if one.place.startswith(("scheduler", "optimizer")) and one.name in names:
                 continue
@@ -80,6 +84,12 @@ class ScriptState:
         if not self._has_warned and distributed.rank() == 0:
             self._warn([one.place for one in _not_in(parts, lost)], self._drawn_places(run))
         return stored
+
+    def _is_as_before(self, found: Found, before: _Before | None) -> bool:
+        """Whether a value has not changed, though something else may lead to it now."""
+        if before is None and type(found.value) not in PLAIN:
+            before = self._by_identity.get(id(found.value))
+        return before is not None and before.mark == mark_of(found.value)
 
     def _has_place(self, found: Found) -> bool:
         """Whether another process has what holds it. What all runs of a process share belongs to none of them."""
@@ -138,19 +148,20 @@ def restore_script_state(run: ResumableRun, registered: Sequence[object], stored
         stored: What was stored, by place.
 
     Returns:
-        The places that this run does not have.
+        The places that this run does not have, though it has the object in which they were.
     """
     if not stored:
         return []
     found = {one.place: one for one in find_script_state(run, registered)}
-    owners = _roots(run) | {place_of_owner(one): one.owner for one in found.values()}
+    roots = _roots(run)
+    owners = roots | {place_of_owner(one): one.owner for one in found.values()}
     missing = list[str]()
     for place, one in stored.items():
         value, present = StoredValue(**one), found.get(place)
         owner = owners.get(value.owner)
         if owner is None or not value.put_back(owner, None if present is None else present.value):
             missing.append(place)
-    return missing
+    return [place for place in missing if any(place.startswith((f"{root}.", f"{root}[")) for root in roots)]
 
 
 def find_script_state(run: ResumableRun, registered: Sequence[object]) -> Iterator[Found]:

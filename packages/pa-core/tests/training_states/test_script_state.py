@@ -1,0 +1,215 @@
+"""What a script keeps beside the parts of its run is resumed too, or named before the first state is relied on."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    ConfigurationError,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    TrainerCallback,
+)
+from pa_core.storage import read_state
+from tests.support.pa_core.training_states import script_states as scripts
+from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted
+
+IN_EACH_MATRIX = {"teacher", "annealing", "nested", "callback"}
+KINDS = [
+    pytest.param(kind, marks=() if kind in IN_EACH_MATRIX else pytest.mark.whole_proof) for kind in scripts.TRAINERS
+]
+
+
+def some_updates(kind: str, number: int) -> list[int]:
+    """Return updates of a run, others for each kind, the same in each test run."""
+    return sorted(random.Random(kind).sample(range(2, scripts.NUM_UPDATES), number))
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_script_keeps_is_resumed(kind: str, shared_tmp_path: Path) -> None:
+    """Interrupted at any update, a run ends with the weights of an undisturbed one, and nothing is warned of."""
+    expected = scripts.train(kind, shared_tmp_path / "whole")
+    for update in some_updates(kind, 5):
+        folder = shared_tmp_path / str(update)
+        with pytest.raises(Interrupted):
+            scripts.train(kind, folder, InterruptAt("on_train_step_end", update))
+        assert scripts.train(kind, folder) == expected, update
+
+
+def test_what_a_module_counts_is_resumed_in_a_loop_of_ones_own(tmp_path: Path) -> None:
+    """A GAN whose discriminator counts its calls ends as an undisturbed one."""
+    expected = scripts.train_gan(tmp_path / "whole")
+    for update in some_updates("gan", 5):
+        folder = tmp_path / str(update)
+        with pytest.raises(Interrupted):
+            scripts.train_gan(folder, InterruptAt("on_optimizer_step_end", update))
+        assert scripts.train_gan(folder) == expected, update
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"train_dataset": scripts.OwnNoise()}, "dataset.generator"),
+        ({"train_dataset": scripts.OwnNoise(random.Random(0))}, "dataset.generator"),
+        ({"train_dataset": scripts.Transformed()}, "dataset.transform.chance"),
+        ({"train_dataset": scripts.Counted()}, "dataset.fetched"),
+        ({"train_dataset": scripts.OwnNoise(), "train_dataloader_kwargs": {"num_workers": 1}}, "dataset.generator"),
+        ({"train_dataset": scripts.data(), "collate_fn": scripts.DrawsInCollation()}, "collate_fn.generator"),
+    ],
+)
+def test_what_samples_depend_on_is_named(options: dict[str, Any], place: str, tmp_path: Path) -> None:
+    """A generator of the dataset's own, a counter or one in a worker is not resumed, which is said once, at a save."""
+    trainer = scripts.Scripted(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2))
+    with pytest.warns(UserWarning, match="Samples depend on") as warned:
+        trainer.train(num_epochs=2, per_device_batch_size=2, **options)
+    (said,) = [str(one.message) for one in warned]
+    assert f"Samples depend on {place}, which" in said
+
+
+@pytest.mark.parametrize("dataset", [scripts.SeededEach, scripts.SeededInPlace, scripts.CountsAlone])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_samples_do_not_depend_on_is_not_named(dataset: Any, workers: int, tmp_path: Path) -> None:
+    """A generator that is seeded for each sample, what is counted and what is kept are nobody's loss."""
+    trainer = scripts.Scripted(SaveTrainingStateCallback(tmp_path, save_every_n_steps=1))
+    kwargs = {"num_workers": workers}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.train(dataset(), 2, per_device_batch_size=2, train_dataloader_kwargs=kwargs)
+
+
+class ReadsClock(TrainerCallback):
+    """Keeps times, and whether it has made something: nothing of it means anything in another process."""
+
+    def __init__(self) -> None:
+        self.started = 0.0
+        self.is_open = False
+        self.file: Any = None
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        """Note the time, and open something."""
+        import time
+
+        self.started = time.perf_counter()
+        if not self.is_open:
+            self.file, self.is_open = object(), True
+        assert self.file is not None
+
+
+def test_what_means_nothing_in_another_process_is_left_as_it_is(tmp_path: Path) -> None:
+    """Readings of clocks and notes that something was made are not restored: it is to be made again."""
+    scripts.Scripted(ReadsClock(), SaveTrainingStateCallback(tmp_path, save_every_n_steps=4)).train(
+        scripts.data(), 1, per_device_batch_size=4
+    )
+    stored = read_state(tmp_path / "final").parts["ranks"][0]["script"]
+    assert stored == {}
+    scripts.Scripted(ReadsClock()).train(scripts.data(), 2, per_device_batch_size=4, resume_from=tmp_path)
+
+
+class RaisesRate(TrainerCallback):
+    """Makes the last epoch a worse one."""
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        if trainer.num_epochs_completed == 2:
+            for group in trainer.optimizer.param_groups:
+                group["lr"] = 5.0
+
+
+def test_the_best_model_has_its_loss_function(tmp_path: Path) -> None:
+    """Trained weights of a loss function are counted, saved in checkpoints and loaded with the best model."""
+    best = SaveBestModelCallback(tmp_path / "best.pt")
+    loss_func = scripts.TaskWeights()
+    trainer = scripts.Scripted(best, RaisesRate(), loss_func=loss_func)
+    trainer.train(scripts.data(), 3, scripts.data(), per_device_batch_size=4)
+    found = torch.load(tmp_path / "best.pt", weights_only=True)["modules"]["loss_func"]["model_state_dict"]
+    assert torch.equal(found["log_variances"], loss_func.log_variances)
+    losses = list(trainer.run_history.get_metric_values("eval_loss_epoch"))
+    assert trainer.evaluate()["evaluation_loss"] == pytest.approx(min(losses))
+    assert losses[-1] > min(losses)
+
+
+def test_all_trained_parameters_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the loss function among them."""
+    from pa_core.callbacks import PrintProgressCallback
+
+    trainer = scripts.Scripted(PrintProgressCallback(), loss_func=scripts.TaskWeights())
+    trainer.train(scripts.data(), 1)
+    assert "Trains all 7 parameters" in capsys.readouterr().out
+
+
+def test_checkpoints_without_a_loss_function_stay_loadable(tmp_path: Path) -> None:
+    """A file of an earlier version lacks its weights, which is said; class weights are not in a file."""
+    trainer = scripts.Scripted()
+    trainer.save_checkpoint(tmp_path / "model.pt")
+    weighted = scripts.Scripted(loss_func=scripts.TaskWeights())
+    with pytest.warns(UserWarning, match="no weights of the loss function TaskWeights"):
+        weighted.load_checkpoint(tmp_path / "model.pt", load_optimizer=False)
+    balanced = scripts.Scripted(loss_func=nn.CrossEntropyLoss(weight=torch.ones(1)))
+    balanced.save_checkpoint(tmp_path / "balanced.pt")
+    assert "modules" not in torch.load(tmp_path / "balanced.pt", weights_only=True)
+
+
+def counting(start: int) -> type[TrainerCallback]:
+    """Return a class that has the same name as all others of this function."""
+
+    class Counts(TrainerCallback):
+        def __init__(self) -> None:
+            self.count = start
+
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            self.count += 1
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state_dict: dict[str, int]) -> None:
+            self.count = state_dict["count"]
+
+    return Counts
+
+
+def test_callbacks_of_classes_with_one_name_keep_their_own_states(tmp_path: Path) -> None:
+    """Each of them gets back what it had, in their order."""
+    callbacks = [counting(0)(), counting(100)()]
+    scripts.Scripted(*callbacks, SaveTrainingStateCallback(tmp_path)).train(scripts.data(), 1)
+    resumed: list[Any] = [counting(0)(), counting(100)()]
+    scripts.Scripted(*resumed).train(scripts.data(), 1, resume_from=tmp_path)
+    assert [one.count for one in resumed] == [4, 104]
+
+
+class ReplacesHead(TrainerCallback):
+    """Replaces a layer after the first epoch, as in transfer learning."""
+
+    def __init__(self, *, adds: bool) -> None:
+        self.adds = adds
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Replace it."""
+        if trainer.num_epochs_completed == 1:
+            trainer.model[2] = nn.Linear(3, 1)  # type: ignore[operator]
+            if self.adds:
+                trainer.optimizer.add_param_group({"params": [*trainer.model[2].parameters()]})  # type: ignore[index]
+
+
+def test_a_layer_that_no_optimizer_trains_any_more_is_an_error(tmp_path: Path) -> None:
+    """It is found at the end of the epoch, or at the next save, with the way out; one that was added is fine."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    with pytest.raises(ConfigurationError, match=r"Layers were replaced within the run") as raised:
+        scripts.Scripted(ReplacesHead(adds=False), model=model).train(scripts.data(), 3)
+    assert "model.2.weight, model.2.bias" in str(raised.value)
+    assert "add_param_group" in str(raised.value)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    scripts.Scripted(ReplacesHead(adds=True), model=model).train(scripts.data(), 3)
