@@ -10,11 +10,15 @@ from typing_extensions import override
 from pa_core import AnyTrainer, TrainerCallback
 
 
+class Notes(list[float]):
+    """What a test has noted in this process: a list of its own kind is not resumed."""
+
+
 class RatesUsed(TrainerCallback):
     """Notes the learning rate that each update is made with."""
 
     def __init__(self) -> None:
-        self.rates: list[float] = []
+        self.rates = Notes()
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:

@@ -251,12 +251,11 @@ class Broken(DrawingDataset):
     def __init__(self, error: BaseException, after: int) -> None:
         super().__init__(52)
         self.error: BaseException | None = error
-        self.countdown = after
+        self.whole = iter(range(after))
 
     @override
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        self.countdown -= 1
-        if self.error is not None and self.countdown < 0:
+        if next(self.whole, None) is None and self.error is not None:
             error, self.error = self.error, None
             raise error
         return super().__getitem__(index)

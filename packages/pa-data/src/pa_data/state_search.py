@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
@@ -31,6 +32,7 @@ __all__ = [
     "Found",
     "Note",
     "Snapshot",
+    "attributes_of",
     "find_state",
     "is_array",
     "is_generator",
@@ -295,7 +297,7 @@ def _parts_of_object(place: str, value: object, follows: _Follows, *, is_root: b
     if is_root and isinstance(value, Optimizer):
         left_out |= _SAVED_OF_OPTIMIZERS
     are_private_internal = kind.__module__.partition(".")[0] == "torch"
-    for name, one in _attributes(value):
+    for name, one in attributes_of(value).items():
         if name not in left_out and not (are_private_internal and name.startswith("_")):
             yield Found(f"{place}.{name}", value, name, one)
     for one in kind.__mro__:
@@ -327,19 +329,22 @@ def _parts_of_class(kind: type[Any]) -> Iterator[Found]:
             yield Found(f"{kind.__qualname__}.{name}", kind, name, held)
 
 
-def _attributes(value: object) -> Iterator[tuple[str, object]]:
+def attributes_of(value: object) -> dict[str, object]:
+    """Return the attributes of an object, of which none is a property.
+
+    Args:
+        value: The object.
+    """
     try:
-        held = cast("dict[str, object]", object.__getattribute__(value, "__dict__"))
+        found = dict(cast("dict[str, object]", object.__getattribute__(value, "__dict__")))
     except AttributeError:
-        held = dict[str, object]()
-    yield from [*held.items()]
+        found = {}
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items() if _is_followed(kind.__module__) else ():
             if isinstance(slot, MemberDescriptorType) and not name.startswith("__"):
-                try:
-                    yield name, slot.__get__(value, type(value))
-                except AttributeError:  # nothing was assigned yet
-                    continue
+                with suppress(AttributeError):  # nothing was assigned yet
+                    found[name] = slot.__get__(value, type(value))
+    return found
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from pa_core.training_state.stored_values import StoredValue, place_of_owner
 from pa_core.user_warnings import warn_user
 from pa_data import loader_parts
 from pa_data.drawn_state import DrawnState
-from pa_data.state_search import PLAIN, Found, find_state, is_generator, mark_of
+from pa_data.state_search import PLAIN, Found, attributes_of, find_state, is_generator, mark_of
 
 _MOST_SHOWN = 8
 _HOW_TO_SEED = "torch.randint(2**63 - 1, ()).item()"
@@ -57,7 +57,7 @@ class ScriptState:
             self._owners[place_of_owner(one)] = type(one.owner)
             if one.value is False:
                 self._built[id(one.owner)] = {*_with_value(one.owner)}
-        self._drawn = DrawnState(_data_roots(run), _roots(run).values())
+        self._drawn = DrawnState(_data_roots(run), [*_roots(run).values(), *_saved_with_loader(run)])
         self._has_warned = False
 
     def capture(self, run: ResumableRun, parts: Mapping[str, Any], registered: Sequence[object]) -> dict[str, Any]:
@@ -201,14 +201,25 @@ def _roots(run: ResumableRun) -> dict[str, object]:
 
 
 def _data_roots(run: ResumableRun) -> dict[str, object]:
-    """What samples are fetched with, unless a state has it: generators beside a custom loader, and what has a state."""
+    """What samples are fetched with, unless it has a state itself."""
     loader: Any = innermost(run.train_dataloader)
     parts = {path.rpartition(".")[2]: part for path, part in loader_parts(loader).items()}
     if is_keyed(loader):
         parts["order"] = loader.given_order
         del parts["loader"]
+    elif any(map(supports_state_dict, parts.values())):
+        return {}
     roots = {**parts, "collate_fn": getattr(loader, "collate_fn", None)}
     return {name: one for name, one in roots.items() if one is not None and not supports_state_dict(one)}
+
+
+def _saved_with_loader(run: ResumableRun) -> list[object]:
+    """The generators of a custom loader, of its samplers and of its dataset, which are part of a state."""
+    loader = innermost(run.train_dataloader)
+    if is_keyed(loader):
+        return []
+    parts = loader_parts(loader).values()
+    return [one for part in parts for one in attributes_of(part).values() if is_generator(one)]
 
 
 def _is_shared(found: Found) -> bool:
@@ -219,7 +230,7 @@ def _is_shared(found: Found) -> bool:
 
 def _with_value(owner: object) -> set[str]:
     """The names of the attributes that are something else than a plain value."""
-    attributes: dict[str, object] = getattr(owner, "__dict__", {}) if not isinstance(owner, type) else {}
+    attributes = {} if isinstance(owner, type) else attributes_of(owner)
     return {name for name, value in attributes.items() if not isinstance(value, bool | int | float | str | None)}
 
 
