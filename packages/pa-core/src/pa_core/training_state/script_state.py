@@ -172,7 +172,8 @@ def find_script_state(run: ResumableRun, registered: Sequence[object]) -> Iterat
         registered: Objects that are part of each state.
     """
     stateful = filter(supports_state_dict, run.callback_handler.callbacks)
-    without = [*stateful, *registered, run.run_history, *_data_roots(run).values()]
+    of_loader = [*loader_parts(innermost(run.train_dataloader)).values(), *_saved_with_loader(run)]
+    without = [*stateful, *registered, run.run_history, *of_loader, *_data_roots(run).values()]
     modules = _modules(run).values()
     tensors = {id(one) for module in modules for one in (*parameters_of_module(module), *buffers_of_module(module))}
     for found in find_state(_roots(run), without=without, installed=False):
