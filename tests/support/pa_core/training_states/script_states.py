@@ -141,7 +141,7 @@ class LowersRate(TrainerCallback):
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        self.total += float(batch_output["loss"].detach())
+        self.total += float(trainer.gather(batch_output["loss"].detach().reshape(1)).mean())
         for group in trainer.optimizer.param_groups:
             group["lr"] = 0.05 / (1.0 + self.total)
 

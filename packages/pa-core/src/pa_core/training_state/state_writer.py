@@ -1,4 +1,4 @@
-"""Writes training states at once or in the background, and says what of a trainer they do not hold."""
+"""Writes training states at once or in the background."""
 
 from __future__ import annotations
 
