@@ -312,9 +312,10 @@ def _parts_of_module(place: str, module: nn.Module) -> Iterator[Found]:
         yield Found(f"{place}.{name}", module, name, one)
     for name in _of_bare_module():
         hooks: object = vars(module).get(name)
-        for key, hook in [*cast("dict[object, object]", hooks).items()] if isinstance(hooks, dict) else ():
+        items = [*cast("dict[object, object]", hooks).items()] if isinstance(hooks, dict) else []
+        for index, (key, hook) in enumerate(items):  # their keys are others in another process
             if callable(hook) and not isinstance(hook, nn.Module):
-                yield Found(f"{place}.{name}[{key!r}]", hooks, key, hook)
+                yield Found(f"{place}.{name}[{index}]", hooks, key, hook)
 
 
 def _parts_of_class(kind: type[Any]) -> Iterator[Found]:
