@@ -171,9 +171,11 @@ def counting(start: int) -> type[TrainerCallback]:
         def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
             self.count += 1
 
+        @override
         def state_dict(self) -> dict[str, int]:
             return {"count": self.count}
 
+        @override
         def load_state_dict(self, state_dict: dict[str, int]) -> None:
             self.count = state_dict["count"]
 
