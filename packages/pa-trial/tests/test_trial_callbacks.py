@@ -222,3 +222,48 @@ def test_what_is_not_a_dictionary_of_callbacks(returned: Any, tmp_path: Path) ->
     """It is refused."""
     wrong = variant(TinyTrial, build_callbacks=returning(returned))
     fit_and_fail(wrong, tmp_path, TypeError, "build_callbacks", max_length=Batch(1))
+
+
+class Older(PyTorchCallback):
+    """Was written when the start of an epoch had no number."""
+
+    def __init__(self) -> None:
+        self.starts = 0
+
+    @override
+    def on_training_epoch_start(self) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # as then
+        self.starts += 1
+
+
+class OlderWithOptions(Older):
+    """Has parameters that are not the number."""
+
+    @override
+    def on_training_epoch_start(self, *, quiet: bool = True) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # as then
+        self.starts += quiet
+
+
+class OfAnyVersion(Older):
+    """Takes what it is given."""
+
+    @override
+    def on_training_epoch_start(self, *args: Any, **kwargs: Any) -> None:  # a subclass of an older one
+        self.starts += (args or tuple(kwargs.values())) in ((0,), (1,))
+
+
+@pytest.mark.parametrize("kind", [Older, OlderWithOptions, OfAnyVersion])
+def test_a_callback_without_the_number_of_the_epoch_is_called_with_a_warning(tmp_path: Path, kind: type[Older]) -> None:
+    """Callbacks for older versions of Determined work, and their authors learn what to add."""
+    callback = kind()
+
+    class Trial(TinyTrial):
+        @override
+        def build_callbacks(self) -> dict[str, PyTorchCallback]:
+            return {"older": callback}
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fit(Trial, tmp_path, max_length=Epoch(2))
+    assert callback.starts == 2
+    told = [str(one.message) for one in seen if "on_training_epoch_start" in str(one.message)]
+    assert [one.split(" ")[0] for one in told] == [f"{kind.__name__}.on_training_epoch_start"] * (kind != OfAnyVersion)

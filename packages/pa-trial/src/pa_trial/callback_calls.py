@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from typing import Any, Concatenate, ParamSpec, cast
 
 from pa_trial.callback import PyTorchCallback
@@ -37,6 +38,13 @@ class CallbackCalls:
                 "called at the same time.",
                 DeprecationWarning,
             )
+        self._older = [one for one in callbacks.values() if _is_without_index(one)]
+        if self._older:
+            warn_user(
+                f"{type(self._older[0]).__name__}.on_training_epoch_start without the index is deprecated. "
+                "Give it the parameter epoch_idx.",
+                DeprecationWarning,
+            )
 
     def call(self, method: Callable[Concatenate[Any, _P], None], *args: _P.args, **kwargs: _P.kwargs) -> None:
         """Call a method of all callbacks.
@@ -47,7 +55,11 @@ class CallbackCalls:
             **kwargs: Its arguments by name.
         """
         for callback in self._callbacks.values():
-            getattr(callback, method.__name__)(*args, **kwargs)
+            call: Any = getattr(callback, method.__name__)
+            if method is _ON_TRAINING_EPOCH_START and callback in self._older:
+                call()
+            else:
+                call(*args, **kwargs)
 
     def describe(self) -> dict[str, str]:
         """Return the classes of the callbacks, by name, for a comparison of the processes."""
@@ -68,6 +80,19 @@ class CallbackCalls:
                 callback.on_trial_startup(first_batch_idx, checkpoint_uuid)
                 shutdown.callback(callback.on_trial_shutdown)
             yield shutdown
+
+
+_ON_TRAINING_EPOCH_START = PyTorchCallback.on_training_epoch_start
+
+
+def _is_without_index(callback: PyTorchCallback) -> bool:
+    """Whether it was written when the start of an epoch had no number."""
+    method = signature(callback.on_training_epoch_start)
+    try:
+        method.bind(0)
+    except TypeError:
+        return not any(one.default is one.empty for one in method.parameters.values())
+    return False
 
 
 def check_callbacks(returned: object) -> dict[str, PyTorchCallback]:
