@@ -239,7 +239,7 @@ class OlderWithOptions(Older):
     """Has parameters that are not the number."""
 
     @override
-    def on_training_epoch_start(self, *, quiet: bool = True) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # as then
+    def on_training_epoch_start(self, *, quiet: bool = True) -> None:  # type: ignore[override]  # as then
         self.starts += quiet
 
 
