@@ -526,3 +526,37 @@ def test_a_factory_that_returns_more_than_the_scheduler_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"returned a tuple\..*\[0\]"):
         classifier_trainer(TrainerWithTimmScheduler).train(DATA, 1, create_scheduler_fn=factory)
+
+
+class _Plateau(Timm):
+    """Steps a scheduler of torch's, of which its state has a part, as that of timm's scheduler for plateaus."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        self.inner = ReduceLROnPlateau(optimizer, patience=2, threshold=10.0)
+
+    @override
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        self.inner.step(0.0 if metric is None else metric)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.inner.best}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.best = state_dict["best"]
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 4])
+def test_what_the_state_of_a_scheduler_of_timm_leaves_out_is_saved(tmp_path: Path, epochs: int) -> None:
+    """The scheduler within it counts on where it was, in a resumed run and from a checkpoint file."""
+    whole, first, second = (make_trainer(trainer_class=TrainerWithTimmScheduler) for _ in range(3))
+    train(whole, 7, create_scheduler_fn=_Plateau)
+    train(first, epochs, create_scheduler_fn=_Plateau)
+    first.save_training_state(tmp_path / "state")
+    train(second, 7, create_scheduler_fn=_Plateau, resume_from=tmp_path / "state")
+    assert isinstance(whole.scheduler, _Plateau)
+    assert isinstance(second.scheduler, _Plateau)
+    assert second.scheduler.inner.state_dict() == whole.scheduler.inner.state_dict()
+    assert second.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"]

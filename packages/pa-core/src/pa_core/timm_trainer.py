@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Protocol
+from typing import Any, Protocol
 
+from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
+from pa_core.model_tensors import missing_methods
 from pa_core.trainer import Trainer
 from pa_core.types import BatchT, ModelT_co, OutputT_co, StatefulScheduler
 
@@ -64,6 +66,8 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
                 "TrainerWithTimmScheduler steps schedulers with step_update(num_updates) and step(epoch, metric), as "
                 f"timm's have, and {name} has not. Use Trainer, which steps other schedulers."
             )
+        if scheduler is not None:
+            _complete_state(scheduler)
         return scheduler
 
     @override
@@ -83,3 +87,37 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
 def _follows_timm(scheduler: TimmSchedulerLike) -> bool:
     """Whether it is what its type says: nothing has checked what a factory returned."""
     return hasattr(scheduler, "step_update") and len(inspect.signature(scheduler.step).parameters) > 1
+
+
+_LEFT_OUT = "left_out"
+_PLAIN = (bool, int, float, str, list, tuple, type(None))
+
+
+def _complete_state(scheduler: TimmSchedulerLike) -> None:
+    """Have the state of a scheduler that steps one of torch's hold all that timm's other schedulers save.
+
+    Of its ``PlateauLRScheduler``, timm saves the best value alone, and not the number of epochs since then.
+    """
+    attributes: dict[str, Any] = getattr(scheduler, "__dict__", {})
+    inner = {name: value for name, value in attributes.items() if isinstance(value, LRScheduler)}
+    if not inner or missing_methods(scheduler):
+        return
+    own_state, load_own_state = scheduler.state_dict, scheduler.load_state_dict
+    left_out = attributes.keys() - own_state().keys()
+    inner = {name: one for name, one in inner.items() if name in left_out}
+    plain = [name for name in left_out if isinstance(attributes[name], _PLAIN)]
+
+    def state_dict() -> dict[str, Any]:
+        states = {name: one.state_dict() for name, one in inner.items()}
+        return {**own_state(), _LEFT_OUT: {**states, **{name: attributes[name] for name in plain}}}
+
+    def load_state_dict(state_dict: dict[str, Any]) -> None:
+        load_own_state({name: value for name, value in state_dict.items() if name != _LEFT_OUT})
+        for name, value in state_dict.get(_LEFT_OUT, {}).items():
+            if name in inner:
+                inner[name].load_state_dict(value)
+            else:
+                attributes[name] = value
+
+    if inner:
+        attributes.update(state_dict=state_dict, load_state_dict=load_state_dict)
