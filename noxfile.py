@@ -495,6 +495,13 @@ def several_machines(session: nox.Session) -> None:
 
 
 @nox.session
+def slurm(session: nox.Session) -> None:
+    """Run the Slurm job of the examples on this machine, as root, if it has slurm-wlm and munge: ten minutes."""
+    pytest = ["pytest", "tests/slurm", "--whole-proof", *session.posargs]
+    everything(session).run("python", "-m", *pytest)
+
+
+@nox.session
 def elastic(session: nox.Session) -> None:
     """Kill a sharded run five times; each time it goes on on another number of processes, and it ends the same."""
     pytest = ["pytest", "packages/pa-core/tests/training_states/test_elastic_sharded_states.py", "--whole-proof"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.crashes.configurations import Configuration
 from tests.crashes.harness import ROOT, CrashLab
 from tests.crashes.phases import Phase, Watch
 from tests.crashes.script import states_path, watch_path
+from tests.docs.pages import printed_commands
 from tests.launching import free_port
 
 pytestmark = [pytest.mark.whole_proof, pytest.mark.timeout(300)]
@@ -24,18 +26,20 @@ pytestmark = [pytest.mark.whole_proof, pytest.mark.timeout(300)]
 CONFIGURATION = Configuration(ranks=2, workers=1)
 ADVERSARIES = Configuration(ranks=2, workers=1, loop="adversaries")
 
-OWN_STORE_FOR_EACH_START = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Otherwise ranks that are started again find the addresses of those that were killed, and may connect to nobody."""
 
-
-def _launch(folder: Path, *options: str, configuration: Configuration = CONFIGURATION) -> subprocess.Popen[bytes]:
-    """Start the script on two ranks."""
-    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--local-addr=127.0.0.1"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *rendezvous, *options]
+def _launch(
+    folder: Path, *, restarts: int = 0, configuration: Configuration = CONFIGURATION
+) -> subprocess.Popen[bytes]:
+    """Start the script on two ranks, with the printed line for nodes that may fail."""
+    (line,) = printed_commands("docs/several-machines.md", "--max-restarts")
+    here = {"1:2": "1", "8": "2", "10": str(restarts), "node1:29400": f"localhost:{free_port()}"}
+    words = [here.get(word, word) for word in shlex.split(line)]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    script = ["--local-addr=127.0.0.1", "-m", "tests.crashes.script", str(folder), *configuration.arguments()]
     return subprocess.Popen(
-        [*torchrun, "-m", "tests.crashes.script", str(folder), *configuration.arguments()],
+        ["env", *words[:-1], *script],
         cwd=ROOT,
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **OWN_STORE_FOR_EACH_START},
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PATH": path},
     )
 
 
@@ -51,7 +55,7 @@ def test_a_rank_that_is_killed_is_started_again(lab: CrashLab, tmp_path: Path, c
     """With --max-restarts, SIGKILL for one of two ranks makes both start again, resume, and end as if nothing was."""
     watches = [Watch(watch_path(tmp_path, rank)) for rank in range(2)]
     watches[1].aim(Phase.FORWARD, 14)
-    launcher = _launch(tmp_path, "--max-restarts=3", configuration=configuration)
+    launcher = _launch(tmp_path, restarts=3, configuration=configuration)
     _wait_until_held(watches[1])
     os.kill(watches[1].pid, signal.SIGKILL)
     watches[1].release()

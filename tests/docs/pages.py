@@ -190,6 +190,18 @@ def is_run(block: Block) -> bool:
     return block.language in RUN and not block.says("file") and not is_excused(block)
 
 
+def printed_commands(page: str, part: str) -> list[str]:
+    """The commands of the console blocks of a page that contain some text, each as one line.
+
+    Args:
+        page: its path in the repository.
+        part: the text.
+    """
+    blocks = [block for block in Page(ROOT / page, (ROOT / page).read_text()).blocks() if block.language == "console"]
+    lines = [line for block in blocks for line in block.code.replace("\\\n", " ").splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ") and part in line]
+
+
 def all_pages() -> list[Page]:
     """Those of the documentation, and those that a repository or an index of packages shows."""
     paths = [

@@ -20,12 +20,15 @@ FOLDER = ROOT / "examples" / "slurm"
 SRUN = """#!/bin/bash
 echo "$@" >> srun.txt
 arguments=("${@/8/2}")  # processes instead of eight GPUs
-arguments=("${arguments[@]/#localhost:29400/localhost:PORT}")
+arguments=("${arguments[@]/#localhost:10017/localhost:PORT}")
 echo $$ > pid.txt
 exec "${arguments[@]}"
 """
 SCONTROL = """#!/bin/bash
 if [ "$1" = show ]; then echo localhost; else echo "$@" >> requeued.txt; fi
+"""
+SQUEUE = """#!/bin/bash
+[ "$*" = "-h -j 17 -o %T" ] && cat state.txt
 """
 
 
@@ -41,15 +44,18 @@ def test_page_and_folder_have_the_same_files(name: str, before: str) -> None:
 
 @pytest.mark.whole_proof
 @pytest.mark.timeout(300)
-def test_a_preempted_job_is_requeued_and_resumes(tmp_path: Path) -> None:
-    """SIGTERM saves a state, the status is not 0, and the job is requeued once; started again, it runs to the end."""
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+def test_a_preempted_job_is_requeued_and_resumes(tmp_path: Path, state: str) -> None:
+    """SIGTERM saves a state; unless the job is cancelled, it is requeued once; started again, it runs to the end."""
     _prepare(tmp_path)
+    (tmp_path / "state.txt").write_text(f"{state}\n")
+    requeued = "requeue 17\n" if state == "RUNNING" else ""
     job = _start(tmp_path)
     _wait_for(tmp_path / "states", job)
     os.kill(int((tmp_path / "pid.txt").read_text()), signal.SIGTERM)
     assert job.wait(timeout=60) != 0
 
-    assert (tmp_path / "requeued.txt").read_text() == "requeue 17\n"
+    assert _requeued(tmp_path) == requeued
     assert "Resuming from" not in (tmp_path / "log.txt").read_text()
 
     assert _start(tmp_path).wait(timeout=100) == 0, (tmp_path / "log.txt").read_text()
@@ -57,9 +63,14 @@ def test_a_preempted_job_is_requeued_and_resumes(tmp_path: Path) -> None:
     output = (tmp_path / "log.txt").read_text()
     assert "Resuming from states" in output
     assert re.search(r"\n +20 ", output)
-    assert (tmp_path / "requeued.txt").read_text() == "requeue 17\n"
-    command = "torchrun --nnodes 1 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint localhost:29400 --rdzv-id 17"
+    assert _requeued(tmp_path) == requeued
+    command = "torchrun --nnodes 1 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint localhost:10017 --rdzv-id 17"
     assert (tmp_path / "srun.txt").read_text() == f"{command} train.py\n" * 2
+
+
+def _requeued(folder: Path) -> str:
+    """What Slurm was told."""
+    return (folder / "requeued.txt").read_text() if (folder / "requeued.txt").exists() else ""
 
 
 def _prepare(folder: Path) -> None:
@@ -69,7 +80,11 @@ def _prepare(folder: Path) -> None:
     script.write_text(script.read_text().replace("num_epochs=10,", "num_epochs=20,"))
     tools = folder / "tools"
     tools.mkdir()
-    for name, content in {"srun": SRUN.replace("PORT", str(free_port())), "scontrol": SCONTROL}.items():
+    for name, content in {
+        "srun": SRUN.replace("PORT", str(free_port())),
+        "scontrol": SCONTROL,
+        "squeue": SQUEUE,
+    }.items():
         (tools / name).write_text(content)
         (tools / name).chmod(0o755)
 

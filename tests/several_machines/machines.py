@@ -8,13 +8,13 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.launching import as_a_reader
 
-_WITHOUT_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -32,22 +32,17 @@ class Machine:
     interface: str
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
 
-    def start(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start a command on this machine; all that it prints goes to a file."""
+    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        """Start a command on this machine, as a reader does; all that it prints goes to a file."""
         prefix = [] if self.namespace is None else ["ip", "netns", "exec", self.namespace]
-        own = {
-            "CUDA_VISIBLE_DEVICES": "",
-            "GLOO_SOCKET_IFNAME": self.interface,
-            "OMP_NUM_THREADS": "1",
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            **_WITHOUT_SHARED_STORE,
-        }
-        inherited = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
+        reader = {**os.environ, **as_a_reader(log.parent)}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        own = {**reader, "GLOO_SOCKET_IFNAME": self.interface, "PATH": path}
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [*prefix, *command],
                 cwd=ROOT,
-                env={**inherited, **own, **(env or {})},
+                env={name: value for name, value in own.items() if value is not None},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 import sys
@@ -13,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.docs.pages import printed_commands
 from tests.launching import free_port
 from tests.several_machines import train
 from tests.several_machines.machines import ROOT, Machine, has_namespaces, two_machines
 
 pytestmark = [pytest.mark.whole_proof, pytest.mark.timeout(300)]
 
-PAGE = (ROOT / "docs" / "several-machines.md").read_text()
+PAGE = "docs/several-machines.md"
 TRAIN = str(Path(train.__file__).relative_to(ROOT))
 SOON = "last_call_timeout=5,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"
 
@@ -41,14 +41,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
     return weights_of(folder)
 
 
-def lines_of_page(begin: str) -> list[str]:
-    """The command lines of the page that begin so, each as one line."""
-    blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    commands = [line.removeprefix("$ ") for line in lines]
-    return [command for command in commands if command.startswith(begin)]
-
-
 def on_two_machines(
     line: str, machines: tuple[Machine, Machine], folder: Path, port: int, *run: str
 ) -> list[list[str]]:
@@ -59,7 +51,7 @@ def on_two_machines(
         words[words.index("--nproc-per-node") + 1] = "1"
         # Namespaces have no host names by which a launcher would know that it is the first one.
         own = ["--local-addr", machine.address, "--rdzv-conf", f"is_host={int(number == 0)},{SOON}"]
-        commands.append([*words[:-1], *own, TRAIN, str(folder), *run])
+        commands.append(["env", *words[:-1], *own, TRAIN, str(folder), *run])  # before which a line may set variables
     return commands
 
 
@@ -96,7 +88,7 @@ def require_weights_of(folder: Path, expected: dict[str, torch.Tensor]) -> None:
 
 def test_torchrun(machines: tuple[Machine, Machine], tmp_path: Path, undisturbed: dict[str, torch.Tensor]) -> None:
     """Started by torchrun on both machines, a run ends with the weights of one process."""
-    line = lines_of_page("torchrun --nnodes 2")[0]
+    line = printed_commands(PAGE, "torchrun --nnodes 2")[0]
     commands = on_two_machines(line, machines, tmp_path, free_port(), "0", "600")
     launchers = [one.start(command, tmp_path / "log") for one, command in zip(machines, commands, strict=True)]
     assert [launcher.wait(timeout=120) for launcher in launchers] == [0, 0], (tmp_path / "log").read_text()
@@ -108,7 +100,7 @@ def test_accelerate(machines: tuple[Machine, Machine], tmp_path: Path, undisturb
     """Started by accelerate on both machines, a run ends with the weights of one process."""
     port = str(free_port())
     launchers: list[subprocess.Popen[bytes]] = []
-    for machine, line in zip(machines, lines_of_page("accelerate launch"), strict=True):
+    for machine, line in zip(machines, printed_commands(PAGE, "accelerate launch"), strict=True):
         here = {"16": "2", "29500": port, "node1": machines[0].address}
         words = [here.get(word, word) for word in shlex.split(line)]
         launchers.append(machine.start([*words[:-1], TRAIN, str(tmp_path), "0", "600"], tmp_path / "log"))
@@ -121,7 +113,7 @@ def test_a_machine_that_is_killed_and_comes_back(
     machines: tuple[Machine, Machine], tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
     """A run whose second machine is killed goes on with the first, and with both when it is back; nothing is lost."""
-    line = lines_of_page("torchrun --nnodes 1:2")[0]
+    line = printed_commands(PAGE, "torchrun --nnodes 1:2")[0]
     first, second = on_two_machines(line, machines, tmp_path, free_port(), "0.25", "600")
     launcher = machines[0].start(first, tmp_path / "first.log")
     machines[1].start(second, tmp_path / "second.log")
@@ -142,7 +134,7 @@ def test_a_machine_that_is_cut_off(
     machines: tuple[Machine, Machine], tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
     """A machine that vanishes without closing a connection is given up after max_wait_seconds; the run goes on."""
-    line = lines_of_page("torchrun --nnodes 1:2")[0]
+    line = printed_commands(PAGE, "torchrun --nnodes 1:2")[0]
     commands = on_two_machines(line, machines, tmp_path, free_port(), "0.25", "15")
     launcher, _ = (
         one.start(command, tmp_path / f"{one.interface}.log") for one, command in zip(machines, commands, strict=True)
