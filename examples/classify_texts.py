@@ -62,7 +62,9 @@ class TextTrainer(Trainer):
 def load_model(pretrained: str, texts: list[str]) -> tuple[Any, Any]:
     """Return a tokenizer and a model: from the hub if they have a name there, else new ones for these texts."""
     if pretrained:
-        model = AutoModelForSequenceClassification.from_pretrained(pretrained, num_labels=len(CHAPTERS))
+        model = AutoModelForSequenceClassification.from_pretrained(
+            pretrained, num_labels=len(CHAPTERS), dtype=torch.float32
+        )
         return AutoTokenizer.from_pretrained(pretrained), model
     words = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

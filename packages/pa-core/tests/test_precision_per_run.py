@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
@@ -506,3 +508,57 @@ def test_gradients_that_overflow_for_ever_end_the_run(shared_tmp_path: Path) -> 
     assert trainer.num_updates_completed == 0
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
     assert not [path for path in shared_tmp_path.iterdir() if not path.name.startswith(".")]
+
+
+def prepared(model: nn.Module, precision: str, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """A model that a script has given to an accelerator of its own before, in another precision."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    Accelerator(cpu=True).prepare_model(model, evaluation_mode=True)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
+    return model
+
+
+@pytest.mark.parametrize("part", ["model", "a part of it", "a copy of it"])
+@pytest.mark.parametrize("precisions", [("no", "bf16"), ("bf16", "no")], ids=["bf16 after fp32", "fp32 after bf16"])
+def test_a_model_that_was_prepared_before_computes_in_the_precision_of_the_run(
+    precisions: tuple[str, Any], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accelerate returns such a model as it is; after the run it is again what the script had made of it."""
+    before, now = precisions
+    model, during = TinyClassifier(), list[torch.dtype]()
+    prepared(model if part != "a part of it" else model.layers, before, monkeypatch)
+    if part == "a copy of it":
+        model = copy.deepcopy(model)
+    first = computes_in(model)
+    note = Calls(lambda: during.append(computes_in(model)))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, [note], mixed_precision=now)
+    trainer.train(make_classification(8), 1)
+    assert during == [torch.bfloat16 if now == "bf16" else torch.float32]
+    assert computes_in(model) == first == (torch.bfloat16 if before == "bf16" else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "described"),
+    [
+        ([torch.float32, torch.float32], "precision fp32"),
+        ([torch.bfloat16, torch.bfloat16], "precision bf16 weights"),
+        ([torch.float64, torch.float64], "precision fp64 weights"),
+        ([torch.float32, torch.bfloat16], "precision fp32 and bf16 weights"),
+    ],
+)
+def test_the_precision_of_the_weights_is_said(dtypes: list[torch.dtype], described: str) -> None:
+    """A model that was loaded in bfloat16 loses small updates, which "fp32" would hide."""
+    model = nn.Sequential(*(nn.Linear(2, 2, dtype=dtype) for dtype in dtypes))
+    assert Trainer(model, nn.MSELoss(), None, callbacks=[]).describe_run().endswith(described)
+    run = Run(model, SGD(model.parameters(), lr=0.1), make_regression(8), num_epochs=1)
+    assert run.describe_run().endswith(described)
+
+
+@pytest.mark.parametrize(("dtype", "described"), [(torch.float32, "bf16"), (torch.bfloat16, "bf16, bf16 weights")])
+def test_so_is_it_in_mixed_precision(dtype: torch.dtype, described: str) -> None:
+    """After the precision that is computed in."""
+    model = nn.Linear(2, 2, dtype=dtype)
+    assert InBf16(model, nn.MSELoss(), None, callbacks=[]).describe_run().endswith(f"precision {described}")

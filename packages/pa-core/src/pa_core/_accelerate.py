@@ -7,7 +7,7 @@ import functools
 import operator
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -303,7 +303,8 @@ def finds_unused_parameters(accelerator: AcceleratorLike) -> bool:
     return handler is not None and bool(handler.find_unused_parameters)
 
 
-_FORWARD = ("forward", "_original_forward", "_is_accelerate_prepared")
+_PREPARED, _UNPREPARED_FORWARD = "_is_accelerate_prepared", "_original_forward"
+_FORWARD = ("forward", _UNPREPARED_FORWARD, _PREPARED)
 
 
 class Compilation(NamedTuple):
@@ -332,6 +333,17 @@ def _without_compilation(accelerator: AcceleratorLike) -> AbstractContextManager
     return temporarily(cast("Any", accelerator).state.dynamo_plugin, backend=DynamoBackend.NO)
 
 
+def _forget_preparation(module: nn.Module) -> None:
+    """Let a module compute in its own precision again: accelerate returns one that it has prepared before as it is."""
+    attributes = vars(module)
+    del attributes[_PREPARED]
+    original = attributes.pop(_UNPREPARED_FORWARD, None)
+    if original is not None:
+        del attributes["forward"]
+        if getattr(original, "__func__", original) is not type(module).forward:
+            attributes["forward"] = original
+
+
 def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> tuple[nn.Module, Callable[[], None]]:
     """Place the module on the device and set its precision.
 
@@ -344,8 +356,9 @@ def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> 
         The module to call, and a function that makes the user's module what it was: accelerate replaces its ``forward``
         for mixed precision, and would leave that behind for later runs.
     """
+    prepared = [module for module in model.modules() if _PREPARED in vars(module)]
     inside = compiled_from(model)
-    patched = [vars(module) for module in (model, inside) if module is not None]
+    patched = [vars(module) for module in dict.fromkeys((model, inside, *prepared)) if module is not None]
     before = [{key: attributes[key] for key in _FORWARD if key in attributes} for attributes in patched]
 
     def undo() -> None:
@@ -354,6 +367,8 @@ def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> 
                 attributes.pop(key, None)
             attributes.update(original)
 
+    for module in prepared:
+        _forget_preparation(module)
     try:
         with nullcontext() if compiles else _without_compilation(accelerator):
             called = accelerator.prepare_model(model, evaluation_mode=True)
@@ -363,13 +378,29 @@ def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> 
     return called, undo
 
 
-def describe_processes(accelerator: AcceleratorLike) -> str:
-    """Return one line about processes, backend, device and precision."""
+_SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def _describe_precision(computed: str, models: Iterable[nn.Module]) -> str:
+    """What is computed in, and what the weights are in where that is not float32 alone."""
+    dtypes = dict.fromkeys(one.dtype for model in models for one in model.parameters() if one.is_floating_point())
+    of_weights = " and ".join(_SHORT.get(one, str(one).removeprefix("torch.")) for one in dtypes)
+    if of_weights in ("", "fp32"):
+        return "fp32" if computed == "no" else computed
+    return f"{of_weights} weights" if computed == "no" else f"{computed}, {of_weights} weights"
+
+
+def describe_processes(accelerator: AcceleratorLike, models: Iterable[nn.Module] = ()) -> str:
+    """Return one line about processes, backend, device and precision.
+
+    Args:
+        accelerator: The accelerator of the trainer.
+        models: Its models, whose weights have a precision, too.
+    """
     count = accelerator.num_processes
     backend = torch.distributed.get_backend() if count > 1 else None
     processes = "1 process" if backend is None else f"{count} processes ({backend})"
-    computed = computed_precision(accelerator)
-    precision = "fp32" if computed == "no" else computed
+    precision = _describe_precision(computed_precision(accelerator), models)
     return f"{processes}, device {device_of(accelerator)}, precision {precision}"
 
 

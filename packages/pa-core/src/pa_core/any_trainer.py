@@ -635,8 +635,12 @@ class AnyTrainer(ABC):
         return distributed.gather(tensor, padding_value, with_gradient=with_gradient)
 
     def describe_run(self) -> str:
-        """Return one line that says what runs: processes, backend, device and precision."""
-        return _accelerate.describe_processes(self._engine.accelerator)
+        """Return one line that says what runs: processes, backend, device and precision.
+
+        The precision of the weights is named where it is not float32 alone: a model that is trained in pure bfloat16
+        loses small updates.
+        """
+        return _accelerate.describe_processes(self._engine.accelerator, self.named_models().values())
 
     def describe_model(self, depth: int = 2) -> str:
         """Return a table of the modules that the run trains or calls: parameters, trainable ones, memory, dtype.
