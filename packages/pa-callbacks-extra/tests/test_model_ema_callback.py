@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,14 +13,16 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_callbacks_extra import ModelEmaCallback
+from pa_callbacks_extra import ModelEma, ModelEmaCallback
 from pa_core import (
     AnyTrainer,
     CheckpointError,
+    ConfigurationError,
     LogMetricsCallback,
     SaveBestModelCallback,
     StopTrainingError,
@@ -481,3 +484,66 @@ def test_the_average_begins_with_the_weights_of_the_first_rank(shared_tmp_path: 
     train(trainer, num_epochs=1)
 
     require_equal(averages[0], {name: trainer.gather(value[None])[0] for name, value in start.items()})
+
+
+def pruned() -> nn.Module:
+    """A network of which half of the weights of a layer are pruned."""
+    model = TinyClassifier()
+    prune.l1_unstructured(model.layers[0], "weight", 0.5)
+    return model
+
+
+def weight_normed() -> nn.Module:
+    """A network with the older ``weight_norm``, which keeps the weight as an attribute."""
+    model = TinyClassifier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.nn.utils.weight_norm(model.layers[0])
+    model(torch.ones(2, 4))  # from here on the attribute has a graph
+    return model
+
+
+def parametrized() -> nn.Module:
+    """A network with a spectral norm, whose weights have a parametrization."""
+    model = TinyClassifier()
+    torch.nn.utils.parametrizations.spectral_norm(model.layers[0])
+    return model
+
+
+def lazy() -> nn.Module:
+    """A network whose first forward pass tells its shapes."""
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+
+
+@pytest.mark.filterwarnings("ignore:.*(Lazy modules are a new feature|weight_norm):UserWarning")
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("make_model", [pruned, weight_normed, parametrized, lazy])
+def test_models_whose_tensors_torch_does_not_copy(make_model: Any, tmp_path: Path) -> None:
+    """Pruned, normed and lazy layers are averaged, evaluated and saved; what is pruned stays so in the average."""
+    torch.manual_seed(0)
+    model: Any = make_model()
+    callback = ModelEmaCallback(0.5, save_path=tmp_path / "ema.pt")
+    trainer: Trainer[Any] = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[callback])
+    data = make_classification(32)
+    trainer.train(data, 2, data)
+
+    recorded = trainer.run_history.get_latest_metric("ema_model_eval_loss_epoch")
+    inputs, targets = data.tensors
+    of_copy = nn.functional.cross_entropy(callback.ema(inputs), targets).item()
+    assert recorded == pytest.approx(of_copy, rel=1e-4)
+    assert recorded != trainer.run_history.get_latest_metric("eval_loss_epoch")
+    if make_model is pruned:
+        mask = model.layers[0].weight_mask
+        assert torch.equal(callback.ema.module.layers[0].weight_mask, mask)
+        callback.ema(inputs)
+        assert int((callback.ema.module.layers[0].weight == 0).sum()) == int((mask == 0).sum()) == 16
+
+
+@pytest.mark.filterwarnings("ignore:.*Lazy modules are a new feature:UserWarning")
+def test_a_lazy_model_is_called_before_its_average_is_made() -> None:
+    """The error says so; after a batch there is an average."""
+    model = lazy()
+    with pytest.raises(ConfigurationError, match="Call the model with a batch before"):
+        ModelEma(model)
+    model(torch.ones(2, 4))
+    ModelEma(model).update(model)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, Optimizer
@@ -99,6 +99,56 @@ def test_the_optimizer_of_the_trainer_may_train_a_module_too() -> None:
     assert_alike([model, captions], copies)
     assert list(trainer.named_models()) == ["model", "captions"]
     assert list(trainer.named_optimizers()) == ["optimizer"]
+
+
+class Weighted(nn.Module):
+    """A loss with weights: a scale for each output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: nn.Parameter = nn.Parameter(torch.full((2,), 0.5, dtype=torch.float64))
+
+    @override
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        errors: Tensor = (outputs - targets).square() * (-self.scale).exp() + self.scale
+        return errors.mean()
+
+
+@everywhere
+@pytest.mark.parametrize("reproducible", [None, "any_processes"])
+def test_a_loss_function_with_weights_is_trained_by_the_optimizer_of_the_trainer(reproducible: Any) -> None:
+    """Its gradients are exchanged, clipped and accumulated with those of the model, on any number of processes."""
+    torch.manual_seed(rank())
+    model, loss_func = nn.Linear(2, 2, dtype=torch.float64), Weighted()
+    optimizer = SGD([*model.parameters(), *loss_func.parameters()], lr=0.1)
+    trainer = Trainer(model, loss_func, optimizer, callbacks=[], reproducible=reproducible)
+    inputs = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(12, 2)
+    data, per_update = TensorDataset(inputs, inputs.flip(1)), {"samples_per_update": 4, "per_device_batch_size": 1}
+    copies: list[tuple[nn.Module, nn.Module]] = []
+    note = CallAt("on_training_run_start", lambda _trainer: copies.append(copy.deepcopy((model, loss_func))))
+    trainer.callback_handler.add_callback(note)
+    trainer.train(data, 2, gradient_clip_norm=0.5, **per_update)
+    by_hand, loss_by_hand = copies[0]
+    optimizer = SGD([*by_hand.parameters(), *loss_by_hand.parameters()], lr=0.1)
+    for first, second in updates_of(data, trainer.run_config.seed, epochs=2, samples=4):
+        torch.autograd.backward(loss_by_hand(by_hand(first), second))
+        nn.utils.clip_grad_norm_([*by_hand.parameters(), *loss_by_hand.parameters()], 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_alike([model, loss_func], [by_hand, loss_by_hand])
+
+
+@on_two_ranks
+def test_a_loss_function_with_weights_that_nobody_trains() -> None:
+    """What the error advises works: its weights go to the optimizer, or are frozen."""
+    model, loss_func = nn.Linear(2, 2, dtype=torch.float64), Weighted()
+    inputs = torch.ones(8, 2, dtype=torch.float64)
+    trainer = Trainer(model, loss_func, SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(UnsupportedConfigurationError, match="Give its parameters to the optimizer of the trainer; or"):
+        trainer.train(TensorDataset(inputs, inputs), 1)
+    loss_func.requires_grad_(False)
+    trainer.train(TensorDataset(inputs, inputs), 1)
+    assert trainer.num_epochs_completed == 1
 
 
 @on_two_ranks

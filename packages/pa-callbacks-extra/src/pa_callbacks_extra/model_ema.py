@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from typing import Any, Generic, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from typing_extensions import TypeVar, override
 
 from pa_callbacks_extra.sharded_average import ShardedAverage, averaged_dtype
-from pa_callbacks_extra.tensor_pairs import TensorPairs, named_tensors
+from pa_callbacks_extra.tensor_pairs import TensorPairs, computed_tensors, named_tensors
 from pa_core import ConfigurationError, gather_objects, unwrap_model
 from pa_core.sharding import is_sharded_module, local_piece, reshard
 
@@ -82,6 +83,11 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         self.warm_up = warm_up
         self.num_updates: int = 0
         inner = unwrap_model(model, keep_torch_compile=False)
+        if is_lazy(inner):
+            raise ConfigurationError(
+                "The model has parameters without a shape, of which there is no average. Call the model with a batch "
+                "before ModelEma(model)."
+            )
         reshard(inner)
         self.module: ModelT_co = cast("ModelT_co", _independent_copy(inner))
         self._copied = _names_without_average(inner)
@@ -197,7 +203,8 @@ def _independent_copy(model: nn.Module) -> nn.Module:
     """Copy a model so that no two of its tensors share memory, in at least the precision of float32."""
     if is_sharded_module(model):
         return ShardedAverage(model)
-    duplicate = copy.deepcopy(model).eval().requires_grad_(False)
+    values: dict[int, Any] = {id(one): one.detach().clone() for one in computed_tensors(model)}
+    duplicate = copy.deepcopy(model, values).eval().requires_grad_(False)
     for tensor in named_tensors(duplicate).values():
         if tensor.dtype != averaged_dtype(tensor):
             tensor.data = tensor.data.to(averaged_dtype(tensor))
@@ -208,8 +215,23 @@ def _independent_copy(model: nn.Module) -> nn.Module:
 
 def _names_without_average(model: nn.Module) -> frozenset[str]:
     """Of a sharded model, what one process finds in its pieces holds for all."""
-    own = frozenset(name for name, tensor in named_tensors(model).items() if not _has_an_average(tensor))
+    tensors = named_tensors(model)
+    own = frozenset(name for name, one in tensors.items() if not _has_an_average(one) or _is_mask(name, tensors))
     return frozenset[str]().union(*gather_objects(own)) if is_sharded_module(model) else own
+
+
+def _is_mask(name: str, tensors: Collection[str]) -> bool:
+    """Whether a tensor says which weights are pruned: all or nothing of each."""
+    return name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in tensors
+
+
+def is_lazy(model: nn.Module) -> bool:
+    """Whether the shapes of some tensors are not known before the first forward pass.
+
+    Args:
+        model: The model.
+    """
+    return any(isinstance(one, UninitializedParameter | UninitializedBuffer) for one in named_tensors(model).values())
 
 
 def _has_an_average(tensor: Tensor) -> bool:

@@ -11,9 +11,9 @@ from typing import Any, Protocol, cast
 from torch import nn
 from typing_extensions import override
 
-from pa_callbacks_extra.model_ema import ModelEma, check_decay
+from pa_callbacks_extra.model_ema import ModelEma, check_decay, is_lazy
 from pa_callbacks_extra.sync_batch_norm_layers import restore_layers
-from pa_callbacks_extra.tensor_pairs import named_tensors
+from pa_callbacks_extra.tensor_pairs import computed_tensors, named_tensors
 from pa_core import (
     AnyTrainer,
     CallbackHandler,
@@ -49,7 +49,8 @@ class ModelEmaFactory(Protocol):
 class ModelEmaCallback(SaveBestModelCallback):
     """Maintains the exponential moving average of the weights of a run, evaluates it and saves it.
 
-    The average begins with the weights at the start of each training run and moves after each optimizer update. The
+    The average begins with the weights at the start of each training run and moves after each optimizer update. Of lazy
+    modules, whose shapes the first forward pass tells, it begins after the first update. The
     model itself is trained as without this callback, and has its own weights at the end of the run; the average is in
     the file, and in ``ema``.
 
@@ -179,7 +180,9 @@ class ModelEmaCallback(SaveBestModelCallback):
         if trainer.is_sharded:  # its average has no methods
             return
         model = trainer.get_model(keep_torch_compile=False)
-        self._users_model = copy.deepcopy(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
+        shared: dict[int, Any] = {id(tensor): tensor for tensor in named_tensors(model).values()}
+        shared |= {id(tensor): tensor.detach() for tensor in computed_tensors(model)}
+        self._users_model = copy.deepcopy(model, shared)
         restore_layers(self._users_model)
 
     @override
@@ -205,6 +208,12 @@ class ModelEmaCallback(SaveBestModelCallback):
             )
         if self.evaluate_during_training:
             self._warn_of_loggers_before(trainer)
+        self._ema = None
+        if not is_lazy(trainer.get_model(keep_torch_compile=False)):
+            self._begin(trainer)
+
+    def _begin(self, trainer: AnyTrainer) -> None:
+        """Make the average of the present weights."""
         decay = self.decay**self.update_every_n_steps
         if trainer.is_sharded:
             self._ema = self.model_ema(trainer.get_model(keep_torch_compile=False), decay=decay)
@@ -216,7 +225,9 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Move the average."""
+        """Move the average; that of a model whose shapes were not known at the start begins now."""
+        if self._ema is None:
+            self._begin(trainer)
         if update % self.update_every_n_steps == 0:
             self.ema.update(trainer.model)
 

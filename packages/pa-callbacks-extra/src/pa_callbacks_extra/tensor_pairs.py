@@ -142,6 +142,18 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {min(names): tensor for tensor, names in _tensors_with_names(module)}
 
 
+def computed_tensors(module: nn.Module) -> list[Tensor]:
+    """Return attributes that are computed of parameters, as pruning and the older ``weight_norm`` have them.
+
+    A forward pass computes them again. Torch copies no tensor that has a graph.
+
+    Args:
+        module: The module.
+    """
+    attributes = (one for part in module.modules() for one in vars(part).values())
+    return [one for one in attributes if isinstance(one, Tensor) and not one.is_leaf]
+
+
 def _tensors_with_names(module: nn.Module) -> list[tuple[Tensor, list[str]]]:
     """The order of registration does not matter, since it changes where a tensor is taken out and put in again."""
     found: dict[int, tuple[Tensor, list[str]]] = {}

@@ -466,7 +466,7 @@ def write_checkpoint(
             _write_index(folder, encoded, files, summary)
             publish(folder, target, run)
     except OSError as error:
-        raise _cannot_write(target, error) from error
+        raise _cannot_write(target, error, encoded) from error
 
 
 def write_pieces(
@@ -487,7 +487,7 @@ def write_pieces(
     try:
         return _write_tensor_files(folder, parts, rank, _Constant(frozenset(constant), linkable, folder.parent))
     except OSError as error:
-        raise _cannot_write(folder, error) from error
+        raise _cannot_write(folder, error, parts) from error
 
 
 def load(path: str | Path, *, verify: bool = True, lazy: bool = False, share: tuple[int, int] = (0, 1)) -> Checkpoint:
@@ -796,10 +796,11 @@ def _check_place(target: Path) -> None:
         )
 
 
-def _cannot_write(target: Path, error: OSError) -> CheckpointError:
+def _cannot_write(target: Path, error: OSError, parts: Mapping[str, Encoded]) -> CheckpointError:
+    needed = sum(one.nbytes for part in parts.values() for one in part.all_tensors().values())
     return CheckpointError(
         "The checkpoint could not be written; nothing that was there before is lost.",
-        given=f"{target}{_free_space(target)}: {error}",
+        given=f"{target}, whose tensors take {needed:,} bytes{_free_space(target)}: {error}",
         do="Free some space, keep fewer checkpoints, or choose another folder.",
     )
 

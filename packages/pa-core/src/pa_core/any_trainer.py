@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -839,6 +839,7 @@ class AnyTrainer(ABC):
         sequence: int = 0,
         on_saved: Callable[[Path], object] | None = None,
         keep_other_runs: bool = False,
+        on_error: Literal["raise", "warn"] = "raise",
     ) -> None:
         """Save everything that a run consists of, so that ``train(resume_from=...)`` resumes it.
 
@@ -856,6 +857,7 @@ class AnyTrainer(ABC):
                 asynchronous.
             keep_other_runs: Whether a state of another run at ``output_dir`` stays there. This one is then called
                 ``final_2``, for example.
+            on_error: ``"warn"`` warns about a state that cannot be written, and continues without it.
 
         Raises:
             ConfigurationError: There has not been any training yet.
@@ -865,7 +867,13 @@ class AnyTrainer(ABC):
                 when the run ends.
         """
         request = StateRequest(
-            Path(output_dir).absolute(), checkpoint_kwargs or {}, asynchronous, sequence, on_saved, keep_other_runs
+            Path(output_dir).absolute(),
+            checkpoint_kwargs or {},
+            asynchronous,
+            sequence,
+            on_saved,
+            keep_other_runs,
+            on_error == "warn",
         )
         if self._engine.running == "train" and self._engine.checkpointer.ended_by is None:
             self._engine.checkpointer.request(request)

@@ -262,6 +262,20 @@ def _refuse_untrained(name: str, module: nn.Module) -> None:
         )
 
 
+def trained_loss(loss_func: object, optimizer: Optimizer | None, model: nn.Module) -> dict[str, nn.Module]:
+    """Return a loss function that has weights which the trainer's optimizer updates, by its name; empty otherwise.
+
+    Args:
+        loss_func: The loss function.
+        optimizer: The optimizer of the trainer.
+        model: The model, whose parameters a loss function may hold too.
+    """
+    if not isinstance(loss_func, nn.Module):
+        return {}
+    own = set(map(id, parameters_of_module(loss_func))) - set(map(id, parameters_of_module(model)))
+    return {"loss_func": loss_func} if own & _ids_of_parameters(optimizer) else {}
+
+
 def require_one_trained_module(
     attributes: Mapping[str, object], model: nn.Module, added: Collection[nn.Module] = ()
 ) -> None:
@@ -348,7 +362,12 @@ def _trainable_parameters(item: object) -> list[Tensor]:
 
 def _not_synchronised(name: str, item: object, own: list[Tensor], model: nn.Module) -> UnsupportedConfigurationError:
     number = f"{len(own)} trainable parameter{'' if len(own) == 1 else 's'}"
-    if isinstance(item, nn.Module):
+    if name == "loss_func":
+        do = (
+            "Give its parameters to the optimizer of the trainer; or, to leave it untrained, call "
+            "loss_func.requires_grad_(False)."
+        )
+    elif isinstance(item, nn.Module):
         do = (
             f"Pass it and its optimizer to trainer.add_module({_short(name)!r}, ...) before train(); or, to leave it "
             f"untrained, call self.{name}.requires_grad_(False)."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.optim import Optimizer
@@ -74,14 +74,14 @@ class FirstUpdates:
         looks_at_gradients: Whether the backward pass is the trainer's own.
     """
 
-    def __init__(self, trained: Trained, optimizers: Mapping[str, Optimizer], *, looks_at_gradients: bool) -> None:
+    def __init__(self, trained: Trained, optimizers: Iterable[Optimizer], *, looks_at_gradients: bool) -> None:
         self._trained = trained
         self._looks_at_gradients = looks_at_gradients
         self._updates_left = _NUM_UPDATES
         self._has_gradients = self._finds_gradients()
         self._is_in_update = False
         self._hooks: list[RemovableHandle] = [
-            one.register_step_pre_hook(self._require_own_step) for one in optimizers.values() if calls_step_hooks(one)
+            one.register_step_pre_hook(self._require_own_step) for one in optimizers if calls_step_hooks(one)
         ]
 
     def before_backward(self) -> None:

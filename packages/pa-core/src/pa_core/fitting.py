@@ -24,6 +24,10 @@ from pa_core.run_config import check_count
 from pa_data import KeyedDataLoader
 
 _NO_MEMORY = "out of memory", "can't allocate memory"
+_FOR_LESS_MEMORY = (
+    'Make the sample or the model smaller, compute in mixed_precision="bf16", compute activations again in the '
+    "backward pass (activation checkpointing), or split the model over several devices (sharding)."
+)
 _LARGEST_PART = 4
 """One part of the free memory of a machine may be saved for the backward pass of the largest batch that is tried."""
 
@@ -99,7 +103,7 @@ class BatchSizeFitting:
         if not _is_out_of_memory(error) or size == 0:
             return
         if size == 1:
-            error.add_note("Not even one sample at a time fits.")
+            error.add_note(f"Not even one sample at a time fits. {_FOR_LESS_MEMORY}")
             return
         problem = f"{size} samples at a time do not fit into the memory of {self._device}; {size // 2} may."
         if not self._notes:
@@ -123,6 +127,7 @@ class _Trial:
     def __init__(self, loader: KeyedDataLoader[Any], try_update: Callable[[Any], None], device: torch.device) -> None:
         self._loader, self._try_update, self._device = loader, try_update, device
         self._saved_bytes = 0
+        self._last_error: Exception | None = None
 
     def largest(self, known: int, most: int) -> int:
         """Return the largest batch that fits, between one that is known to fit and the largest of interest."""
@@ -130,8 +135,13 @@ class _Trial:
             if not self._fits(size):
                 break
             known = size
-        if known == 0:
-            self._update(1)
+        self._saved_bytes = 0  # one sample is tried in any case
+        if known == 0 and not self._fits(1):
+            raise ConfigurationError(
+                f"Not even one sample fits into the memory of {self._device}.",
+                given="an update of one sample",
+                do=_FOR_LESS_MEMORY,
+            ) from self._last_error
         return known or 1
 
     def _fits(self, size: int) -> bool:
@@ -142,6 +152,7 @@ class _Trial:
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
+            self._last_error = error.with_traceback(None)  # whose frames hold tensors
         else:
             return True
         gc.collect()  # of the frames of the error, which hold tensors

@@ -458,8 +458,8 @@ class Loop:
         """Look at what a script does in the first updates that the run does too."""
         self._stop_watching()
         if self._update_weights != self._update_by_optimizers:
-            trained, optimizers = next(iter(self.engine.trained.values())), self.trainer.named_optimizers()
-            optimizers = optimizers if self._steps_optimizers else {}
+            trained = next(iter(self.engine.trained.values()))
+            optimizers = [self.trainer.optimizer] if self._steps_optimizers else []
             self.first_updates = FirstUpdates(trained, optimizers, looks_at_gradients=not self._has_own_backward)
         if self._positions is None:
             self._note_positions()

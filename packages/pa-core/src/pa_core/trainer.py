@@ -24,7 +24,7 @@ from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.default_step import check_step_output, count_items, name_backward_pass, name_step
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
-from pa_core.extra_models import require_one_trained_module
+from pa_core.extra_models import require_one_trained_module, trained_loss
 from pa_core.loop import Loop
 from pa_core.modes import warn_of_pretrained_parts
 from pa_core.progress import Phase
@@ -472,7 +472,8 @@ class Trainer(
         loop = self._loop
         loop.start_training(train_dl, self.train_epoch_start)
         if self.num_processes > 1:
-            require_one_trained_module(vars(self), self.get_model(), self.modules.values())
+            loss = trained_loss(self.loss_func, self.optimizer, self.get_model())
+            require_one_trained_module(vars(self), self.get_model(), [*self.modules.values(), *loss.values()])
         with loop.steps(train_dl) as steps:
             while not loop.is_at_last_update and steps.has_next():
                 for part, batch in loop.group(steps):
@@ -619,7 +620,10 @@ class Trainer(
         self.model = self.get_model()  # a script that prepares the model itself may have wrapped it
         self._trained.optimizers = self.named_optimizers()
         warn_of_pretrained_parts(self.named_models())
-        trained: dict[str, nn.Module] = {"model": self.model, **self._engine.added.trained(self.optimizer)}
+        loss = trained_loss(self.loss_func, self.optimizer, self.model)
+        for one in loss.values():
+            distributed.broadcast_weights(one.to(self.device))
+        trained: dict[str, nn.Module] = {"model": self.model, **self._engine.added.trained(self.optimizer), **loss}
         self._trained.start(trained, {**self.modules, **trained})
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
             if self.reproducible:

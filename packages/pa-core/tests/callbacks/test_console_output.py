@@ -133,7 +133,7 @@ def test_a_terminal_shows_bars_and_leaves_rows(monkeypatch: pytest.MonkeyPatch) 
             HEADER,
             ROW,
             ROW,
-            r"Training ended: 2 epochs, 10 updates in [\d.]+ s, [\d,.]+ samples/s in training",
+            r"Training ended: 2 epochs, 10 updates in [\d.]+ s, [\d,.]+ samples/s, at \d\d:\d\d:\d\d",
             *TABLE,
         ],
     )
@@ -178,7 +178,7 @@ def rates_shown(output: str) -> list[float]:
     """The samples per second of the first epoch, in its row, in the summary and on the bar."""
     lines = lines_on_screen(output)
     rates = [next(line for line in lines if line.startswith("    1 ")).split()[-3]]
-    rates += re.findall(r"([\d.]+) samples/s in training", "\n".join(lines))
+    rates += re.findall(r"([\d.]+) samples/s, at", "\n".join(lines))
     rates.append(re.findall(r"Epoch 1 \|.*?([\d.]+) samples/s\]", output)[-1])
     assert len(rates) == 3
     return [float(rate.replace(",", "")) for rate in rates]
@@ -264,11 +264,11 @@ def test_files_get_whole_lines_in_their_order(launch: launching.Launch) -> None:
     assert_lines(
         output.splitlines(),
         [
-            "Training starts: 1 epoch of 5 updates, .*",
+            r"Training starts: 1 epoch of 5 updates, .*, at \d\d:\d\d:\d\d",
             TRAINS,
             HEADER,
             ROW,
-            "Training ended: 1 epoch, 5 updates in .* s, .* samples/s in training",
+            r"Training ended: 1 epoch, 5 updates in .* s, .* samples/s, at \d\d:\d\d:\d\d",
             *TABLE,
             "Evaluation starts: 2 batches; .*",
             "Evaluation ended in .* s",
@@ -354,7 +354,7 @@ def test_an_early_stop_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     trainer.train(DATA, 2)
     printed = capsys.readouterr().out
     assert "Stopping early: good enough\n" in printed
-    assert re.search(r"^Training ended: 0 epochs, 2 updates in .* samples/s in training$", printed, re.M)
+    assert re.search(r"^Training ended: 0 epochs, 2 updates in .* samples/s, at \d\d:\d\d:\d\d$", printed, re.M)
 
 
 def test_a_prediction_shows_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:

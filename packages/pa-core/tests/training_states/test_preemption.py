@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -108,20 +109,86 @@ def test_signals_are_the_scripts_own_unless_they_were_named(tmp_path: Path) -> N
     assert handled == [signal.SIGTERM]
 
 
-def test_signals_can_be_watched_in_the_main_thread_only(tmp_path: Path) -> None:
-    """Elsewhere Python brings none, and the run would be killed in the end: an error says so at once."""
-    errors: list[BaseException] = []
+def test_in_a_thread_a_run_is_told_of_preemption_otherwise(tmp_path: Path) -> None:
+    """Python brings no signals there, so that one script serves a cluster, Ray and a notebook: a warning says how."""
+    ends: list[BaseException] = []
+    request = CallAt("on_optimizer_step_end", AnyTrainer.request_preemption, 3)
 
     def run() -> None:
         try:
-            train(make_trainer(preemptible(tmp_path)))
-        except ConfigurationError as error:
-            errors.append(error)
+            train(make_trainer(preemptible(tmp_path), request))
+        except TrainingPreempted as error:
+            ends.append(error)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert "main thread" in str(errors[0])
+    def run_elsewhere() -> None:
+        thread = threading.Thread(target=run, name="worker")
+        thread.start()
+        thread.join()
+
+    with pytest.warns(UserWarning, match=r"no effect in the thread 'worker'.*trainer\.request_preemption\(\)"):
+        run_elsewhere()
+    assert [type(one) for one in ends] == [TrainingPreempted]
+    assert [record.update for record in StateFolder(tmp_path).records()] == [3]
+
+
+def test_a_preempted_run_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """When, after which signal, which state there is, and that the command is to be started again."""
+    with pytest.raises(TrainingPreempted):
+        train(make_trainer(preemptible(tmp_path), SignalAt("on_train_step_end", 3)))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Preempted")]
+    assert re.fullmatch(
+        r"Preempted by SIGTERM after update (\d+)\. The newest training state is step_\1: no update is lost\. "
+        rf"Exit status 75: start the same command again, with resume_from='{tmp_path}'\. \(\d\d:\d\d:\d\d\)",
+        line,
+    )
+    with pytest.raises(TrainingPreempted):
+        train(make_trainer(preemptible(tmp_path), SignalAt("on_train_step_end", 3)), resume_from=tmp_path)
+    assert "Exit status 75: start the same command again. (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("every", "said"),
+    [
+        (None, r"No training state is saved: 3 updates are lost\."),
+        (2, r"The newest training state is step_2: 1 update is lost\."),
+        (3, r"The newest training state is step_3: no update is lost\."),
+    ],
+)
+def test_a_run_that_is_left_by_ctrl_c_says_what_is_lost(
+    every: int | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And how to lose nothing the next time."""
+    interrupt = CallAt("on_train_step_start", lambda _trainer: os.kill(os.getpid(), signal.SIGINT), 3)
+    with pytest.raises(KeyboardInterrupt):
+        train(make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=every), interrupt))
+    printed = capsys.readouterr().out
+    assert re.search(
+        rf"^Interrupted by Ctrl-C after update 3\. {said} With stop_on_signals=\(\"SIGINT\",\)", printed, re.M
+    )
+
+
+ENDED_BY_SIGTERM = """
+import os, signal, sys, torch
+from torch import nn
+from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.testing import make_regression
+
+class Kill(TrainerCallback):
+    def on_optimizer_step_end(self, trainer, update, **kwargs):
+        if update == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+model = nn.Linear(4, 1)
+save = SaveTrainingStateCallback("states", save_every_n_steps=2)
+Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), [save, Kill()]).train(make_regression(80), 1)
+"""
+
+
+def test_a_run_that_sigterm_ends_leaves_a_line(launch: Launch) -> None:
+    """It ends as it would have without the line: by the signal itself."""
+    launched = launch(ENDED_BY_SIGTERM, fresh=True)
+    assert launched.status == -signal.SIGTERM
+    assert "Ended by SIGTERM after update 5. The newest training state is step_4: 1 update is lost." in launched.output
 
 
 def test_unknown_signals_and_intervals_are_refused(tmp_path: Path) -> None:
@@ -196,7 +263,9 @@ print("the script went on")
 def test_a_process_that_was_asked_to_leave_ends_by_its_own_status(launch: Launch, way: str) -> None:
     """However many more signals come, up to the last moment of the interpreter: 75, and a state to resume from."""
     ended = launch(SCRIPT, "update", way)
-    assert (ended.status, ended.output) == (75, "")
+    assert ended.status == 75
+    (line,) = ended.output.splitlines()
+    assert line.startswith("Preempted by SIGTERM after update 3. The newest training state is step_3: no update is lost.")
     assert [record.update for record in StateFolder(launch.folder / "states").records()] == [3]
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ from pa_core import (
 from pa_core.storage import StateFolder, newest_valid
 from tests.launching import Launch
 from tests.support.callbacks import CallAt
+from tests.support.disks import full_disk
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
@@ -155,6 +157,35 @@ def test_a_state_that_cannot_be_written_ends_the_run_with_the_reason(tmp_path: P
     with pytest.raises((CheckpointError, OSError), match="states"):
         train(make_trainer(states, CallAt("on_optimizer_step_end", take_folder_away, 5)))
     assert updates_in(tmp_path / "kept") == [2, 4]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_run_may_go_on_without_a_state_for_which_the_disk_has_no_room(tmp_path: Path, asynchronous: bool) -> None:
+    """A warning says how much was needed and how much is free; the next state is tried again."""
+    disk = contextlib.ExitStack()
+
+    def fill(_trainer: AnyTrainer) -> None:
+        while updates_in(tmp_path) != [2]:
+            time.sleep(0.01)
+        disk.enter_context(full_disk(100))
+
+    class Free(CallAt):
+        """Another class, as two of one are refused."""
+
+    def free(_trainer: AnyTrainer) -> None:
+        for thread in threading.enumerate():
+            if "background writer" in thread.name:
+                thread.join()
+        disk.close()
+
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2, asynchronous=asynchronous, on_save_error="warn")
+    callbacks = [states, CallAt("on_optimizer_step_end", fill, 3), Free("on_optimizer_step_end", free, 5)]
+    match = (
+        r"could not be written.*tensors take [\d,]+ bytes, on a disk with [\d,]+ free bytes.*tries again at the next"
+    )
+    with disk, pytest.warns(UserWarning, match=match):
+        train(make_trainer(*callbacks))
+    assert updates_in(tmp_path)[:2] == [2, 6]
 
 
 def test_a_run_that_fails_says_what_became_of_its_last_state(tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ class SignalWatch:
         on_signal: Called without arguments.
         ends_by: The exception by which a run ends that has acted on a signal, of a class that is written in Python.
 
+    Attributes:
+        received: The signal that came last; None before the first.
+
     Raises:
         ValueError: There is no such signal on this system.
 
@@ -53,6 +56,7 @@ class SignalWatch:
         self._listeners = [on_signal]
         self._ends_by = ends_by
         self._before: dict[signal.Signals, Any] = {}
+        self.received: signal.Signals | None = None
         self._has_come = False
         self._has_ended = False
         self._preemption: weakref.ref[BaseException] | None = None
@@ -107,7 +111,8 @@ class SignalWatch:
             return
         signal.signal(one, self._handle)
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self.received = signal.Signals(number)
         self._has_come = True
         self._tell()
 

@@ -13,6 +13,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, JudgesMetric, direction_in_name
 from pa_core.callbacks.epoch_rows import EpochRows, format_pairs, format_rate, format_time, is_loss
+from pa_core.callbacks.interruptions import time_of_day
 from pa_core.callbacks.run_summary import describe_trained, format_table, trains_some_of
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
@@ -117,7 +118,7 @@ class PrintProgressCallback(TrainerCallback):
         if isinstance(trainer.loss_func, nn.Module) and trains_some_of(trainer.loss_func, optimizers):
             modules["loss_func"] = trainer.loss_func
         trained = describe_trained(modules, optimizers)
-        lines = [f"Training starts: {length}, {samples}; {trainer.describe_run()}"]
+        lines = [f"Training starts: {length}, {samples}; {trainer.describe_run()}, at {time_of_day()}"]
         lines += [f"Trains {trained}{_evaluates(trainer)}{_writes_to(trainer)}{_lacks(trainer)}"] if trained else []
         say(trainer, "\n".join(lines))
 
@@ -197,9 +198,9 @@ class PrintProgressCallback(TrainerCallback):
         if not trainer.was_complete:
             ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
             rate = self._training.rate_of_run()
-            speed = f", {rate} samples/s in training" if rate else ""
+            speed = f", {rate} samples/s" if rate else ""
             seconds = trainer.run_history.clock.seconds - self._run_since
-            say(trainer, f"Training ended: {ran} in {_duration(seconds)}{speed}")
+            say(trainer, f"Training ended: {ran} in {_duration(seconds)}{speed}, at {time_of_day()}")
         table = format_table(trainer.run_history, self._known_directions(trainer))
         if table:
             say(trainer, table)

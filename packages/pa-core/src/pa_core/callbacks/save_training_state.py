@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -13,6 +15,7 @@ from typing_extensions import override
 
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.callbacks.interruptions import LastWords, SavedState, describe_interruption
 from pa_core.callbacks.uploads import Uploads, check_upload_arguments, warn_that_it_continues
 from pa_core.errors import (
     CheckpointError,
@@ -23,7 +26,7 @@ from pa_core.errors import (
 )
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
-from pa_core.user_warnings import say
+from pa_core.user_warnings import say, warn_user
 from pa_distributed import SignalWatch
 
 
@@ -52,7 +55,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         stop_on_signals: Signals that announce preemption, such as ``("SIGTERM", "SIGUSR1")``. The run saves a state
             after the current update, or within an evaluation, and ``train()`` raises ``TrainingPreempted``, which ends
             a script with exit status 75. Further signals have no effect until the process has ended. The default leaves
-            all signals to the script.
+            all signals to the script. In a thread, to which Python brings no signals, a warning says so.
         upload_to: The URL of a folder in an object store, such as ``"s3://bucket/states"``. Each state is sent there
             while the training continues, and ``train(resume_from=...)`` takes the same URL. It needs ``fsspec`` and its
             package for the kind of store. The same number of states is kept in the store. The run ends only when the
@@ -60,6 +63,9 @@ class SaveTrainingStateCallback(TrainerCallback):
             step.
         upload_errors: What happens if a state could not be sent after several attempts. ``"warn"``, the default, prints
             a warning with the next state, which is sent instead, or when the run ends. ``"raise"`` ends the run then.
+        on_save_error: What happens if a state cannot be written, such as to a disk that is full. ``"raise"``, the
+            default, ends the run. ``"warn"`` prints a warning, and the run continues without this state and tries again
+            when the next one is due.
 
     Raises:
         ConfigurationError: An interval is not positive, a signal is unknown, or ``save_dir`` is a URL.
@@ -99,12 +105,15 @@ class SaveTrainingStateCallback(TrainerCallback):
         stop_on_signals: Iterable[str | int] = (),
         upload_to: str | None = None,
         upload_errors: Literal["warn", "raise"] = "warn",
+        on_save_error: Literal["raise", "warn"] = "raise",
     ) -> None:
         if save_every_n_seconds is not None and not save_every_n_seconds > 0:
             raise ConfigurationError(
                 f"save_every_n_seconds must be a positive number, or None, got {save_every_n_seconds!r}."
             )
         check_upload_arguments(save_dir, upload_to, upload_errors)
+        if on_save_error not in ("raise", "warn"):
+            raise ConfigurationError(f'on_save_error must be "raise" or "warn", got {on_save_error!r}.')
         self.save_dir: Path = Path(save_dir)
         self.save_every_n_epochs = save_every_n_epochs
         self.save_every_n_steps = save_every_n_steps
@@ -117,6 +126,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.asynchronous = asynchronous
         self.upload_to: str | None = upload_to
         self.upload_errors: Literal["warn", "raise"] = upload_errors
+        self.on_save_error: Literal["raise", "warn"] = on_save_error
         self._signals = tuple(stop_on_signals)
         with as_configuration_error():
             SignalWatch(self._signals, lambda: None)  # refuses what is no signal
@@ -125,12 +135,14 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._last_save = 0.0
         self._has_asked = self._is_lost = False
         self._uploads: Uploads | None = None
+        self._watch: SignalWatch | None = None
+        self._newest: SavedState | None = None
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Find out, before any time is spent, whether states can be saved, and begin to watch for signals."""
         self._has_asked = self._is_lost = False
-        self._uploads = None
+        self._uploads = self._watch = self._newest = None
         self._folder = Path(os.path.realpath(self.save_dir))
         continued = trainer.reserve_state_folder(self._folder, upload_to=self.upload_to)
         trainer.check_training_state()
@@ -140,8 +152,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             if continued is not None:
                 self._tidy_up(continued)
         self._last_save = time.monotonic()
-        with as_configuration_error("Train in the main thread, or leave stop_on_signals out."):
-            trainer.enter_run_context(SignalWatch(self._signals, trainer.request_preemption, ends_by=TrainingPreempted))
+        self._watch_signals(trainer)
         if self.upload_to is not None:
             # Left before the signals are: none ends the process while it waits for the last state to be sent.
             uploads = Uploads(self.upload_to, self.max_checkpoints, self.upload_errors, trainer.print)
@@ -187,10 +198,41 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._is_lost = isinstance(kwargs["error"], NonFiniteLossError)
 
     @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        """Say what a preemption or Ctrl-C leaves behind."""
+        if isinstance(exception, TrainingPreempted):
+            number = None if self._watch is None else self._watch.received
+            by = "" if number is None else f" by {number.name}"
+            also = "" if trainer.resume_from is not None else f", with resume_from={str(self.save_dir)!r}"
+            do = f"Exit status {exception.STATUS}: start the same command again{also}."
+            say(trainer, self._describe(trainer, f"Preempted{by}", do))
+        elif isinstance(exception, KeyboardInterrupt) and not trainer.was_complete:
+            say(trainer, self._describe(trainer, "Interrupted by Ctrl-C", _save_on("SIGINT")))
+
+    @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Save the state of the complete run; one that ended by a loss that is not finite is not complete."""
         if self.save_at_end and not (trainer.was_complete or self._is_lost):
             self._save(trainer, "final")
+
+    def _watch_signals(self, trainer: AnyTrainer) -> None:
+        """Watch for the signals that announce preemption, and have others leave a line."""
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if self._signals and not is_main_thread:
+            warn_user(
+                f"stop_on_signals={self._signals!r} has no effect in the thread {threading.current_thread().name!r}: "
+                "Python brings signals to the main thread alone. Call trainer.request_preemption() where this thread "
+                "learns that the run has to end."
+            )
+        if is_main_thread:
+            watch = SignalWatch(self._signals, trainer.request_preemption, ends_by=TrainingPreempted)
+            self._watch = trainer.enter_run_context(watch)
+        if trainer.num_processes == 1:
+            words = partial(self._describe, trainer, "Ended by SIGTERM", _save_on("SIGTERM"))
+            trainer.enter_run_context(LastWords(signal.SIGTERM, words))
+
+    def _describe(self, trainer: AnyTrainer, what: str, do: str) -> str:
+        return describe_interruption(what, trainer.num_updates_completed, self._newest, do)
 
     def _say_what_a_kill_would_lose(self, trainer: AnyTrainer) -> None:
         if (self.save_every_n_epochs, self.save_every_n_steps, self.save_every_n_seconds) == (None, None, None):
@@ -216,23 +258,29 @@ class SaveTrainingStateCallback(TrainerCallback):
             sequence=self._last_sequence,
             on_saved=self._tidy_up,
             keep_other_runs=True,
+            on_error=self.on_save_error,
         )
 
     def _tidy_up(self, newest: Path) -> None:
         """Remove what is too old, and what an earlier process of this run has left half written."""
         folder = StateFolder(self._folder)
-        run = next((record.run for record in folder.records() if record.path == newest), None)
-        if run is None:
+        record = next((record for record in folder.records() if record.path == newest), None)
+        if record is None:
             raise CheckpointError(
                 f"The training state {newest}, which was just saved, is not there any more. Keep other programs from "
                 "moving the folder, or set max_checkpoints instead of removing states."
             )
+        run, self._newest = record.run, SavedState(newest.name, record.update)
         if self._uploads is not None:
             self._uploads.add(newest, run)
         _remove(partial(folder.remove_leftovers, run))
         if self.max_checkpoints is not None:
             unsent = () if self._uploads is None else self._uploads.unsent
             _remove(partial(folder.keep, self.max_checkpoints, run, unless=unsent))
+
+
+def _save_on(name: str) -> str:
+    return f'With stop_on_signals=("{name}",), a state is saved first.'
 
 
 def _remove(what: Callable[[], object]) -> None:

@@ -45,6 +45,7 @@ class StateRequest(NamedTuple):
         sequence: Its place among the states of a folder.
         on_saved: Called with the directory, by the process that writes, once it is there.
         keeps_other_runs: Whether a state of another run that has the name stays, and this one gets a similar name.
+        may_fail: Whether the run continues if it cannot be written.
     """
 
     directory: Path
@@ -53,6 +54,7 @@ class StateRequest(NamedTuple):
     sequence: int = 0
     on_saved: Callable[[Path], object] | None = None
     keeps_other_runs: bool = False
+    may_fail: bool = False
 
 
 class StateWriter:
@@ -68,6 +70,7 @@ class StateWriter:
         self.stores: list[RemoteFolder] = []
         self._locks: dict[Path, FolderLock] = {}
         self._writer = Writer(connect=RankMessages)
+        self._last_may_fail = False
 
     def reserve(self, folder: Path, say: Callable[[str], None], upload_to: str | None = None) -> None:
         """Make a folder, see that it can be written to, and acquire it for this run.
@@ -151,13 +154,30 @@ class StateWriter:
             CheckpointError: It could not be written, or the one before it, in the background, could not.
             OSError: As above.
         """
-        self._writer.save(
-            request.directory,
-            {**parts, "extras": extras},
-            summary=_summary(request, position, run),
-            blocking=not request.asynchronous,
-            around=partial(self._around, request, run),
-        )
+        with self._warning_of_last_one():
+            self._writer.wait()
+        self._last_may_fail = request.may_fail
+        with self._warning_of_last_one():
+            self._writer.save(
+                request.directory,
+                {**parts, "extras": extras},
+                summary=_summary(request, position, run),
+                blocking=not request.asynchronous,
+                around=partial(self._around, request, run),
+            )
+
+    @contextmanager
+    def _warning_of_last_one(self) -> Generator[None]:
+        """Let a state that may fail cause a warning, on the process that has written it, instead of an error."""
+        try:
+            yield
+        except (CheckpointError, OtherProcessError, OSError) as error:
+            if not self._last_may_fail:
+                raise
+            if not isinstance(error, OtherProcessError):
+                given = f" ({error.given})" if isinstance(error, CheckpointError) else ""
+                problem = error.problem.rstrip(".") if isinstance(error, CheckpointError) else str(error)
+                warn_user(f"{problem}{given}. The run continues without this state, and tries again at the next one.")
 
     def settle(self) -> None:
         """Wait for what is being written in the background, and see that the folders are still this run's.
@@ -166,7 +186,8 @@ class StateWriter:
             CheckpointError: It could not be written, or a folder was moved, replaced or removed.
             OSError: It could not be written.
         """
-        self._writer.wait()
+        with self._warning_of_last_one():
+            self._writer.wait()
         if self.folders:
             with raising_on_all():
                 self.check_folders(self.folders)
