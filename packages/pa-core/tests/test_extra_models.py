@@ -123,11 +123,11 @@ def test_a_loss_function_with_weights_is_trained_by_the_optimizer_of_the_trainer
     optimizer = SGD([*model.parameters(), *loss_func.parameters()], lr=0.1)
     trainer = Trainer(model, loss_func, optimizer, callbacks=[], reproducible=reproducible)
     inputs = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(12, 2)
-    data, per_update = TensorDataset(inputs, inputs.flip(1)), {"samples_per_update": 4, "per_device_batch_size": 1}
+    data = TensorDataset(inputs, inputs.flip(1))
     copies: list[tuple[nn.Module, nn.Module]] = []
     note = CallAt("on_training_run_start", lambda _trainer: copies.append(copy.deepcopy((model, loss_func))))
     trainer.callback_handler.add_callback(note)
-    trainer.train(data, 2, gradient_clip_norm=0.5, **per_update)
+    trainer.train(data, 2, per_device_batch_size=1, samples_per_update=4, gradient_clip_norm=0.5)
     by_hand, loss_by_hand = copies[0]
     optimizer = SGD([*by_hand.parameters(), *loss_by_hand.parameters()], lr=0.1)
     for first, second in updates_of(data, trainer.run_config.seed, epochs=2, samples=4):
