@@ -172,6 +172,26 @@ def counter_in_module(*callbacks: TrainerCallback) -> Trainer[nn.Module]:
     return Scripted(*callbacks, model=Fades())
 
 
+class Centres(Fades):
+    """A layer that keeps a mean in a plain tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(1)
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * outputs.detach().mean()
+        return outputs - self.mean
+
+
+def tensor_in_module(*callbacks: TrainerCallback) -> Trainer[nn.Module]:
+    """A mean decides the outputs of a module."""
+    return Scripted(*callbacks, model=Centres())
+
+
 def counting_loss() -> Callable[[Tensor, Tensor], Tensor]:
     """Return a loss function that counts its calls in a variable around it."""
     calls = 0
@@ -305,6 +325,7 @@ TRAINERS: dict[str, Callable[..., Trainer[nn.Module]]] = {
     "curriculum": Curriculum,
     "callback": total_in_callback,
     "module": counter_in_module,
+    "tensor in module": tensor_in_module,
     "closure": counter_in_closure,
     "plateau": Scripted,
 }

@@ -76,7 +76,7 @@ class ScriptState:
                 continue
             if one.place.startswith(("scheduler", "optimizer")) and one.name in names:
                 continue
-            entry = StoredValue.of(one) if self._has_place(one) else None
+            entry = StoredValue.of(one) if self._has_place(one, before) else None
             if entry is not None:
                 stored[one.place] = entry._asdict()
             elif self._is_lost(one, before):
@@ -91,9 +91,15 @@ class ScriptState:
             before = self._by_identity.get(id(found.value))
         return before is not None and before.mark == mark_of(found.value)
 
-    def _has_place(self, found: Found) -> bool:
-        """Whether another process has what holds it. What all runs of a process share belongs to none of them."""
-        return self._owners.get(place_of_owner(found)) is type(found.owner) and not _is_shared(found)
+    def _has_place(self, found: Found, before: _Before | None) -> bool:
+        """Whether another process has what holds it. What all runs of a process share belongs to none of them.
+
+        Of tensors, those have one that a module keeps from the start, such as the state of a metric.
+        """
+        if isinstance(found.value, Tensor) and not (isinstance(found.owner, torch.nn.Module) and _was_tensor(before)):
+            return False
+        is_new = self._owners.get(place_of_owner(found)) is not type(found.owner)
+        return not (is_new or _is_shared(found) or _is_weight(found))
 
     def _begins_anew(self, found: Found) -> bool:
         """Whether a value means nothing in another process: a reading of a clock, or that something was made."""
@@ -108,12 +114,19 @@ class ScriptState:
         if isinstance(value, Tensor):
             if value.layout is not torch.strided or is_sharded(value) or value.is_meta:
                 return False
-            was_there = before is not None and issubclass(before.value_type, Tensor)
-            is_item = isinstance(found.owner, dict | list) and not found.place.startswith("model")
-            return of_run or was_there or (is_item and place_of_owner(found) in self._owners)
+            is_item = isinstance(found.owner, dict | list) and place_of_owner(found) in self._owners
+            return _was_tensor(before) or ((of_run or is_item) and not self._is_within_module(found))
         if _is_shared(found):
             return before is not None and (type(value) in (int, float) or is_generator(value))
         return of_run or (before is not None and before.value_type is type(value))
+
+    def _is_within_module(self, found: Found) -> bool:
+        """Whether a module leads to a value: what it has made within steps may belong to one pass alone."""
+        place = found.place
+        while place := place[: max(place.rfind("."), place.rfind("["), 0)]:
+            if issubclass(self._owners.get(place, object), torch.nn.Module):
+                return True
+        return False
 
     def _drawn_places(self, run: ResumableRun) -> list[str]:
         """What fetching samples has moved on, in this process or in workers, and no state of a loader has."""
@@ -221,6 +234,15 @@ def _saved_with_loader(run: ResumableRun) -> list[object]:
         return []
     parts = loader_parts(loader).values()
     return [one for part in parts for one in attributes_of(part).values() if is_generator(one)]
+
+
+def _was_tensor(before: _Before | None) -> bool:
+    return before is not None and issubclass(before.value_type, Tensor)
+
+
+def _is_weight(found: Found) -> bool:
+    """Whether it is a parameter or a buffer, which is saved with its module or not at all."""
+    return isinstance(found.owner, torch.nn.Module) and found.name not in attributes_of(found.owner)
 
 
 def _is_shared(found: Found) -> bool:

@@ -11,6 +11,9 @@ from enum import Enum
 from types import CellType
 from typing import Any, NamedTuple, cast
 
+import torch
+from torch import Tensor
+
 from pa_checkpoint import CheckpointError, Writer
 from pa_data.state_search import Found, is_array, is_generator, is_plain, set_state_of, state_of
 
@@ -66,6 +69,8 @@ class StoredValue(NamedTuple):
             return isinstance(present, Enum) and self.value in kind.__members__ and self._set(owner, kind[self.value])
         if self.kind == "defaultdict" and not isinstance(present, defaultdict):
             return False
+        if self.kind == "tensor":
+            return isinstance(present, Tensor) and self._set(owner, self.value.to(present.device))
         value = _unpack(self.kind, self.value)
         if type(present) is type(value) and _fill(present, value):
             return True
@@ -110,9 +115,17 @@ def _pack(value: Any) -> tuple[str, Any] | None:
     elif is_array(value):
         if value.size <= _MOST_NUMBERS and not value.dtype.hasobject:
             packed = "number" if value.shape == () else "array", copy.deepcopy(value[...])
+    elif isinstance(value, Tensor):
+        if _is_small(value):
+            packed = "tensor", value.detach().to("cpu", copy=True)
     elif is_plain(value):
         packed = _pack_plain(value)
     return packed
+
+
+def _is_small(tensor: Tensor) -> bool:
+    is_dense = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
+    return is_dense and not tensor.is_meta and tensor.numel() <= _MOST_NUMBERS
 
 
 def _pack_plain(value: Any) -> tuple[str, Any]:
