@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from pa_core import Run, SaveTrainingStateCallback, Trainer
 from pa_core.testing import make_regression
+from tests.support.held_state import OTHERS, PLACES, WAYS, make
 
 
 def test_a_run_that_is_undone_leaves_no_trace(tmp_path: Path) -> None:
@@ -117,3 +118,25 @@ def test_a_loop_that_is_undone_does_not_resume(tmp_path: Path) -> None:
     with run.undoing_runs(), run.callback_handler.replaced_by([]):
         assert updates(run) == 8
     assert updates(run) == 0
+
+
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [*((way, PLACES[number % len(PLACES)]) for number, way in enumerate(WAYS)), *((other, "") for other in OTHERS)],
+)
+def test_whatever_holds_state_is_put_back(way: str, place: str) -> None:
+    """A run after one that is undone is the run that it would have been, wherever the script keeps what steps move."""
+    plain = make(way, place).weights_after()
+    tried = make(way, place)
+    with tried.trainer.undoing_runs(*tried.arguments.values()):
+        undone = tried.weights_after()
+    assert tried.weights_after() == plain == undone
+    assert make(way, place).weights_after() == plain
+
+
+@pytest.mark.more_cases
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_holds_state_is_put_back_from_anywhere(way: str, place: str) -> None:
+    """Each way in each place."""
+    test_whatever_holds_state_is_put_back(way, place)

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pa_core._torch import before_collectives
 from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, is_slice
 from pa_core.distributed import gather_objects, num_processes
 from pa_core.errors import ConfigurationError, SmallerBatchNeeded, UnsupportedConfigurationError
+from pa_core.free_memory import free_memory
 from pa_core.run_config import check_count
 from pa_data import KeyedDataLoader
 
@@ -145,7 +146,7 @@ class _Trial:
         return known or 1
 
     def _fits(self, size: int) -> bool:
-        if self._device.type == "cpu" and self._saved_bytes * 2 > (_free_memory() or sys.maxsize) / _LARGEST_PART:
+        if self._device.type == "cpu" and self._saved_bytes * 2 > (free_memory() or sys.maxsize) / _LARGEST_PART:
             return False
         try:
             self._update(size)
@@ -210,16 +211,3 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _NO_MEMORY)
-
-
-def _free_memory() -> int | None:
-    """Bytes of the machine's memory, or of what its container may use, for each process; None where nothing tells."""
-    free: list[int] = []
-    with suppress(OSError, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    with suppress(OSError, ValueError):
-        of_container = Path("/sys/fs/cgroup")
-        limit, used = ((of_container / f"memory.{name}").read_text() for name in ("max", "current"))
-        free.append(int(limit) - int(used))
-    return min(free) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if free else None

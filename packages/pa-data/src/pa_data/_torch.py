@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from torch import Tensor
 
-__all__ = ["version_of"]
+__all__ = ["BUFFERS", "hooks_of", "version_of"]
+
+BUFFERS: Final = "_buffers"
+"""Where a module holds its buffers; named_buffers() does not tell who holds them."""
 
 
 def version_of(tensor: Tensor) -> int | None:
@@ -17,3 +22,13 @@ def version_of(tensor: Tensor) -> int | None:
         None for an inference tensor, whose changes are not counted, and where torch does not tell.
     """
     return None if tensor.is_inference() else getattr(tensor, "_version", None)
+
+
+def hooks_of(tensor: Tensor) -> list[dict[Any, Any]]:
+    """Return the hooks that are called with the gradient of a tensor, by handle, in what holds them.
+
+    Args:
+        tensor: The tensor.
+    """
+    of_kinds = [getattr(tensor, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+    return [hooks for hooks in of_kinds if hooks is not None]

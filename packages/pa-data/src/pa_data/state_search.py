@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
-from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import torch
@@ -39,6 +39,7 @@ __all__ = [
     "is_of_script",
     "is_plain",
     "mark_of",
+    "names_in",
     "set_state_of",
     "snapshot",
     "state_of",
@@ -87,7 +88,7 @@ _Follows: TypeAlias = Callable[[str | None], bool]
 
 
 def find_state(
-    roots: Mapping[str, object], *, without: Iterable[object] = (), installed: bool = True
+    roots: Mapping[str, object], *, without: Iterable[object] = (), installed: bool = True, holders: bool = False
 ) -> Iterator[Found]:
     """Iterate over the state that objects hold, each piece once; what is nearest to the roots comes first.
 
@@ -98,6 +99,7 @@ def find_state(
         without: Objects that are not looked into.
         installed: Whether to look into objects of installed packages that are found. Modules, datasets, optimizers and
             schedulers are looked into in any case.
+        holders: Whether to yield what is looked into, too, before what is found in it.
 
     Example:
         >>> from types import SimpleNamespace
@@ -119,8 +121,11 @@ def find_state(
             seen[id(value)] = value
             if _is_leaf(value):
                 yield found
-            else:
-                waiting.extend(_parts(found.place, value, follows, is_root=num_roots >= 0))
+                continue
+            is_root = num_roots >= 0
+            if holders and (is_root or _is_looked_into(value, follows)):
+                yield found
+            waiting.extend(_parts(found.place, value, follows, is_root=is_root))
 
 
 class Note(NamedTuple):
@@ -243,13 +248,19 @@ def _parts(place: str, value: Any, follows: _Follows, *, is_root: bool) -> Itera
     elif isinstance(value, MethodType):
         yield Found(f"{place}.__self__", value, "__self__", value.__self__)
         yield Found(place, value, "__func__", value.__func__)
+    elif isinstance(value, BuiltinMethodType):
+        yield Found(f"{place}.__self__", value, "__self__", value.__self__)
     elif isinstance(value, functools.partial):
         yield Found(place, value, "func", value.func)
         yield from _items(place, value.args)
         yield from (Found(f"{place}.{name}", value.keywords, name, one) for name, one in value.keywords.items())
     elif isinstance(value, dict | list | tuple | set | frozenset | deque):
         yield from _items(place, value)
-    elif not isinstance(value, type | ModuleType):
+    elif isinstance(value, type):
+        yield from _parts_of_class(value) if is_of_script(value.__module__) else ()
+    elif isinstance(value, ModuleType):
+        yield from _parts_of_script(value) if is_of_script(value.__name__) else ()
+    else:
         yield from _parts_of_object(place, value, follows, is_root=is_root)
 
 
@@ -270,7 +281,7 @@ def _parts_of_function(place: str, function: FunctionType, follows: _Follows) ->
     yield from (Found(f"{place}.{name}", function, name, one) for name, one in vars(function).items())
     if is_of_script(function.__module__ or ""):
         held = function.__globals__
-        named = [name for name in _names_in(function.__code__) if name in held]
+        named = [name for name in names_in(function.__code__) if name in held]
         yield from (Found(f"{function.__module__}.{name}", held, name, held[name]) for name in named)
 
 
@@ -282,14 +293,24 @@ def _content(place: str, cell: CellType) -> Iterator[Found]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _names_in(code: CodeType) -> tuple[str, ...]:
-    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names_in(one)]
+def names_in(code: CodeType) -> tuple[str, ...]:
+    """Return the names of globals and attributes in the code of a function, and of functions within it.
+
+    Args:
+        code: The code.
+    """
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in names_in(one)]
     return tuple(dict.fromkeys([*code.co_names, *inner]))
+
+
+def _is_looked_into(value: object, follows: _Follows) -> bool:
+    kinds = (dict, list, tuple, set, frozenset, deque, FunctionType, *_FOLLOWED_OF_THEM)
+    return isinstance(value, kinds) or follows(type(value).__module__)
 
 
 def _parts_of_object(place: str, value: object, follows: _Follows, *, is_root: bool) -> Iterator[Found]:
     kind: type[Any] = type(value)
-    if not (is_root or follows(kind.__module__) or isinstance(value, _FOLLOWED_OF_THEM)):
+    if not (is_root or _is_looked_into(value, follows)):
         return
     if isinstance(value, nn.Module):
         yield from _parts_of_module(place, value)
@@ -328,6 +349,14 @@ def _parts_of_class(kind: type[Any]) -> Iterator[Found]:
             held = one.fget
         if isinstance(held, FunctionType) or not name.startswith("__"):
             yield Found(f"{kind.__qualname__}.{name}", kind, name, held)
+
+
+def _parts_of_script(module: ModuleType) -> Iterator[Found]:
+    """The globals of a module of the script, but not what it imports and defines."""
+    held = vars(module)
+    for name, one in [*held.items()]:
+        if not (name.startswith("__") or isinstance(one, type | ModuleType | FunctionType)):
+            yield Found(f"{module.__name__}.{name}", held, name, one)
 
 
 def attributes_of(value: object) -> dict[str, object]:
