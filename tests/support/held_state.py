@@ -109,7 +109,7 @@ def global_number() -> Move:
     """A global that is bound anew."""
 
     def move() -> float:
-        global calls
+        global calls  # noqa: PLW0603  # that is the point
         calls += 1
         return float(calls)
 
@@ -120,9 +120,8 @@ def new_global() -> Move:
     """A global that the first step makes."""
 
     def move() -> float:
-        global made_late
-        made_late = globals().get("made_late", 0) + 1  # type: ignore[name-defined]  # that is the point
-        return float(made_late)
+        globals()["made_late"] = globals().get("made_late", 0) + 1
+        return float(made_late)  # type: ignore[name-defined]  # noqa: F821  # pyright: ignore[reportUndefinedVariable]  # that is the point
 
     return move
 
@@ -352,8 +351,7 @@ def old_generator_of_numpy() -> Move:
 
 def generator_of_python() -> Move:
     """A generator of Python."""
-    held = Held(random.Random(3))
-    return lambda: held.value.random()
+    return random.Random(3).random
 
 
 def count() -> Move:
@@ -370,7 +368,7 @@ def position_in_list() -> Move:
 
 def position_in_file() -> Move:
     """An open file."""
-    file = tempfile.TemporaryFile()
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # a dataset keeps it open
     file.write(bytes(range(256)) * 1000)
     file.seek(0)
     held = Held(file)
@@ -421,7 +419,7 @@ class _ListOfRecords(_Samples):
 
     def __init__(self) -> None:
         super().__init__()
-        self.records = [{"factor": 1.0, "seen": [0]} for _ in self.inputs]
+        self.records: list[dict[str, Any]] = [{"factor": 1.0, "seen": [0]} for _ in self.inputs]
 
     @override
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
@@ -442,18 +440,25 @@ class _Model(nn.Module):
         return outputs + (0.01 * self.move() if self.move else 0)
 
 
+def _scaled(_module: nn.Module, _args: Any, outputs: Any) -> Any:
+    return outputs * 0.999
+
+
 class _RegistersHooks(_Model):
     """Registers a hook in each forward pass, on a layer and on a parameter."""
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
-        self.layer.register_forward_hook(lambda _module, _args, outputs: outputs * 0.999)
-        self.layer.weight.register_hook(lambda gradient: gradient * 0.999)
+        self.layer.register_forward_hook(_scaled)
+        weight: Any = self.layer.weight  # torch annotates the method only in part
+        weight.register_hook(functools.partial(torch.mul, other=0.999))
         return super().forward(inputs)
 
 
 class _WithBuffers(_Model):
     """Changes a buffer, a frozen parameter and the mode of a part in its forward pass."""
+
+    steps: Tensor
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -465,7 +470,7 @@ class _WithBuffers(_Model):
     def forward(self, inputs: Tensor) -> Tensor:
         self.steps = self.steps + 1
         self.teacher.weight.data.lerp_(self.layer.weight.data, 0.1)
-        outputs = super().forward(self.dropout(inputs)) + 0.01 * self.steps + 0.1 * self.teacher(inputs)
+        outputs: Tensor = super().forward(self.dropout(inputs)) + 0.01 * self.steps + 0.1 * self.teacher(inputs)
         self.dropout.eval()
         return outputs
 
@@ -561,8 +566,9 @@ def make(way: str, place: str = "") -> StateScript:
     notes.clear()
     Settings.history.clear()
     globals().pop("made_late", None)
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
     move = WAYS[way]() if way in WAYS else None
     # In a worker, a copy of the dataset would hold the state.
     arguments: dict[str, Any] = {"num_epochs": 2, "train_dataloader_kwargs": {"num_workers": 0}}
@@ -577,7 +583,7 @@ def make(way: str, place: str = "") -> StateScript:
     elif place == "sampler":
         arguments["train_dataloader_kwargs"]["sampler"] = _Sampler(move)
     elif place == "hook":
-        model.layer.register_forward_hook(lambda _module, _args, outputs: outputs * (1 + 0.01 * move()))
+        model.layer.register_forward_hook(functools.partial(_moving, move))
     arguments["train_dataset"] = data
     trainer_class = _Steps if place == "step" else Trainer
     optimizer = torch.optim.Adam(model.layer.parameters(), lr=0.01)
@@ -585,6 +591,10 @@ def make(way: str, place: str = "") -> StateScript:
     if isinstance(trainer, _Steps) and move is not None:
         trainer.move = move
     return StateScript(trainer, arguments, move)
+
+
+def _moving(move: Move, _module: nn.Module, _args: Any, outputs: Any) -> Any:
+    return outputs * (1 + 0.01 * move())
 
 
 def _collate(move: Move, samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ from pa_core import (
 )
 from pa_core.data import KeyedDataLoader
 from pa_core.testing import make_regression
+from tests.support.held_state import OTHERS, PLACES, WAYS, make
 from tests.support.loops import in_double, network, optimizer_of, train_by_hand, updates_of
 
 DATA = in_double(make_regression(50))
@@ -372,3 +373,24 @@ def test_a_reproducible_run_is_refused() -> None:
     trainer = Trainer(model, nn.MSELoss(), optimizer_of("sgd", model), [], reproducible="any_processes")
     with pytest.raises(UnsupportedConfigurationError, match="the same batches on all processes"):
         trainer.train(DATA, 1, per_device_batch_size="fit", samples_per_update=20)
+
+
+FITTED = [(way, place) for number, way in enumerate(WAYS) if (place := PLACES[number % len(PLACES)]) != "sampler"]
+
+
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [
+        *FITTED[::5],
+        *((other, "") for other in OTHERS),
+        *(pytest.param(*one, marks=pytest.mark.more_cases) for number, one in enumerate(FITTED) if number % 5),
+    ],
+)
+def test_trying_sizes_leaves_whatever_holds_state_as_it_was(way: str, place: str) -> None:
+    """The run is the one that is given the size that was found."""
+    fitted = make(way, place)
+    fitted.arguments |= {"samples_per_update": 8, "per_device_batch_size": "fit"}
+    after_trials = fitted.weights_after()
+    given = make(way, place)
+    given.arguments |= {"samples_per_update": 8, "per_device_batch_size": 8}
+    assert given.weights_after() == after_trials

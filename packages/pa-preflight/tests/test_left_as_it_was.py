@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pa_preflight import check, plan
+from tests.support.held_state import OTHERS, PLACES, WAYS, make
 from tests.support.pa_preflight.configurations import Configuration, changed, state_of
 
 SEEDS = [*range(10), *(pytest.param(seed, marks=pytest.mark.more_cases) for seed in range(10, 50))]
@@ -29,3 +30,23 @@ def test_a_look_before_the_run_changes_nothing(look: Callable[..., object], seed
     unchecked.trainer.train(**unchecked.arguments)
     assert changed(after_look, state_of(unchecked)) == []
     assert "model" in changed(before, after_look)
+
+
+ONE_EACH = [(way, PLACES[number % len(PLACES)]) for number, way in enumerate(WAYS)]
+
+
+@pytest.mark.parametrize("look", [check, plan])
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [
+        *ONE_EACH[::5],
+        *((other, "") for other in OTHERS),
+        *(pytest.param(*one, marks=pytest.mark.more_cases) for number, one in enumerate(ONE_EACH) if number % 5),
+    ],
+)
+def test_whatever_holds_state_is_left_as_it_was(look: Callable[..., object], way: str, place: str) -> None:
+    """The run after a look is the run without, wherever the script keeps what its steps and samples move."""
+    looked = make(way, place)
+    look(looked.trainer, **looked.arguments)
+    after_look = looked.weights_after()
+    assert make(way, place).weights_after() == after_look

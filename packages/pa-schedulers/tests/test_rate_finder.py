@@ -21,6 +21,7 @@ from pa_core import ArgumentTypeError, ConfigurationError, Trainer, UnsupportedC
 from pa_core.testing import RecordingCallback
 from pa_core.tracking import InMemoryRunHistory
 from pa_schedulers import LearningRateCurve, LearningRateLoss, find_learning_rate
+from tests.support.held_state import make
 
 
 def samples() -> TensorDataset:
@@ -48,15 +49,11 @@ def make_trainer(
 
 
 class NotesRates(Trainer[Any, Any, Any, Any]):
-    """Notes the rates of both groups in each step."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.rates: list[list[float]] = []
+    """Prints the rates of both groups in each step; a list of them would be what it was before the search."""
 
     @override
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-        self.rates.append([group["lr"] for group in self.optimizer.param_groups])
+        sys.stdout.write(f"rates {' '.join(str(group['lr']) for group in self.optimizer.param_groups)}\n")
         output: dict[str, Any] = super().calculate_train_batch_loss(batch)
         return output
 
@@ -178,7 +175,7 @@ def test_a_trainer_tells_of_its_run_and_not_of_a_search(tmp_path: Path) -> None:
     assert all(torch.equal(first, second) for first, second in zip(contents(resumed), contents(whole), strict=True))
 
 
-def test_rates_grow_by_the_same_factor_and_groups_keep_their_ratio() -> None:
+def test_rates_grow_by_the_same_factor_and_groups_keep_their_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     """From the lowest to the highest, each for one update, however many batches it has."""
     trainer = make_trainer(NotesRates)
 
@@ -194,7 +191,9 @@ def test_rates_grow_by_the_same_factor_and_groups_keep_their_ratio() -> None:
 
     rates = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2]
     assert [row.rate for row in found.rows] == pytest.approx(rates)
-    assert trainer.rates == [pytest.approx([rate / 10, rate]) for rate in rates for _ in range(2)]
+    printed = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("rates")]
+    expected = [pytest.approx([rate / 10, rate]) for rate in rates for _ in range(2)]
+    assert [[*map(float, line)] for line in printed] == expected
 
 
 @pytest.mark.runs_on("one_process", "two_ranks", "bf16")
@@ -243,10 +242,13 @@ def test_callbacks_of_the_trainer_are_not_called() -> None:
 def test_a_step_that_fails_leaves_everything_as_it_was() -> None:
     """An exception that ends the search leaves no trace of it in weights and optimizer."""
 
-    class Fails(NotesRates):
+    class Fails(Trainer[Any, Any, Any, Any]):
+        num_updates = 0
+
         @override
         def optimizer_step(self) -> None:
-            if len(self.rates) == 3:
+            self.num_updates += 1
+            if self.num_updates == 3:
                 raise RuntimeError("the step failed")
             super().optimizer_step()
 
@@ -356,3 +358,12 @@ def test_only_the_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.M
     curve = LearningRateCurve([LearningRateLoss(0.1, 1.0, 1.0)])
     with pytest.raises(ImportError, match=re.escape('pip install "pa-schedulers[plot]"')):
         curve.plot(tmp_path / "curve.png")
+
+
+@pytest.mark.parametrize(("way", "place"), [("plain_tensor", "model"), ("numpy_array", "dataset"), ("closure", "hook")])
+def test_state_beside_parameters_is_restored(way: str, place: str) -> None:
+    """Plain tensors of a model, what a dataset counts, and variables that a hook changes."""
+    searched = make(way, place)
+    find_learning_rate(searched.trainer, searched.arguments["train_dataset"], num_updates=4)
+    after_search = searched.weights_after()
+    assert make(way, place).weights_after() == after_search

@@ -459,13 +459,16 @@ class AnyTrainer(ABC):
     def undoing_runs(self, *data: object) -> AbstractContextManager[None]:
         """Let runs leave no trace, such as one that searches for a learning rate.
 
-        Afterwards everything is restored: parameters, buffers and gradients of the model and of all modules that the
-        trainer has, optimizers, schedulers, history, random numbers, generators of loaders and of their samplers, and
-        attributes of the trainer, such as ``run_config`` and the number of updates. Other changes by a dataset, a hook
-        or a step, such as to a list that it appends to, are kept.
+        Afterwards everything is restored in place: parameters, buffers and gradients, optimizers, schedulers, history,
+        random numbers, and whatever else a step reaches: attributes and containers, tensors and arrays, generators of
+        a script's own, globals, closures, hooks, and samples that are changed when they are fetched.
+
+        What cannot be set back is warned of before: a Python generator, or an iterator that does not tell where it is.
+        Files that steps write stay, as do objects that do not show what they hold, such as of a module written in C.
+        Of more than 300,000 objects, some are left out, such as of a list of a million samples.
 
         Args:
-            *data: Loaders, and what they are made with, whose generators are restored.
+            *data: Datasets, loaders, and what they are made with.
 
         Example:
             >>> import torch

@@ -285,7 +285,8 @@ class Loop:
                 f'{kind} on all processes, and per_device_batch_size="fit" chooses them by memory.', do="Pass a number."
             )
         engine.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
-        with nullcontext() if try_update is None else engine.undoing_runs(trainer, ()):
+        data = [held for one in asked.data for held in one.held]
+        with nullcontext() if try_update is None else engine.undoing_runs(trainer, data):
             if start is not None:
                 start()
                 for callback in trainer.callback_handler.callbacks:

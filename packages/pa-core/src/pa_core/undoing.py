@@ -57,7 +57,7 @@ def _restore(kept: KeptState) -> None:
 def _roots(run: ResumableRun, data: Sequence[object]) -> dict[str, object]:
     """What a run can reach: what it was given, by what the script calls it, and the trainer."""
     kinds = (nn.Module, Optimizer, Dataset, DataLoader)
-    given = {name: one for name, one in vars(run).items() if isinstance(one, kinds) or callable(one)}
+    given: dict[str, object] = {name: one for name, one in vars(run).items() if isinstance(one, kinds) or callable(one)}
     return {
         **run.named_models(),
         **run.named_optimizers(),

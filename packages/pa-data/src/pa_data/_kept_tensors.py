@@ -105,7 +105,10 @@ class KeptTensors:
             return True
         if not self._takes(place, tensor, storage.nbytes()):
             return False
-        self._storages[key] = _Storage(storage, storage.clone() if storage.device.type == "cpu" else storage.cpu())
+        of_storage: Any = storage  # torch annotates its methods only in part
+        self._storages[key] = _Storage(
+            storage, of_storage.clone() if storage.device.type == "cpu" else of_storage.cpu()
+        )
         return True
 
     def _keep_other(self, tensor: Tensor) -> None:

@@ -181,7 +181,8 @@ class KeptState:
             self._keep_each(kind.__qualname__, held.values())
 
     def _keep_object(self, place: str, value: Any) -> None:
-        for kind in type(value).__mro__:
+        of_value: type[Any] = type(value)
+        for kind in of_value.__mro__:
             if id(kind) not in self._kept:
                 self._keep(place, kind)
         if isinstance(value, nn.Module):
@@ -189,9 +190,9 @@ class KeptState:
         held = _attributes_of(value)
         if held is not None:
             copy = dict(held)
-            self._restores.append(partial(self._restore_attributes, value, type(value), held, copy))
+            self._restores.append(partial(self._restore_attributes, value, of_value, held, copy))
             self._keep_each(place, copy.values())
-        for slot in _slots_of(type(value)):
+        for slot in _slots_of(of_value):
             self._restores.append(partial(_restore_slot, value, slot, _read(slot, value)))
             self._keep_each(place, [_read(slot, value)])
 
@@ -273,10 +274,10 @@ def _again(count: itertools.count[Any]) -> itertools.count[Any]:
 
 def _attributes_of(value: object) -> dict[str, Any] | None:
     try:
-        held = object.__getattribute__(value, "__dict__")
+        held: Any = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-    return held if isinstance(held, dict) else None
+    return held if isinstance(held, dict) else None  # pyright: ignore[reportUnknownVariableType]  # any names
 
 
 def _slots_of(kind: type[Any]) -> list[Any]:

@@ -74,7 +74,9 @@ def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
     """
     if is_run(trainer):
         return _plan_run(trainer, *args, **kwargs)
-    return plan_of(*arguments_of("plan", trainer, args, kwargs))
+    trainer, given = arguments_of("plan", trainer, args, kwargs)
+    with trainer.undoing_runs(*given.values()):
+        return plan_of(trainer, given)
 
 
 def _plan_run(run: Run[Any, Any]) -> Plan:

@@ -125,11 +125,8 @@ def find_learning_rate(
     the loss is four times its lowest. Of several parameter groups, each keeps its ratio to the one with the highest
     rate. Callbacks are not called, except for ``MoveModulesToDeviceCallback``.
 
-    Afterwards everything is restored, so that a search does not change the run that follows: parameters, buffers and
-    gradients of the model, of ``modules`` and of a loss function that is a module; optimizers, scheduler, history,
-    random numbers, generators of a loader and of its samplers, and attributes of the trainer, such as ``run_config``
-    and the number of updates. Other changes by a dataset, a hook or a step, such as to a list that it appends to,
-    are kept.
+    Afterwards everything is restored, so that a search does not change the run that follows, as after
+    ``trainer.undoing_runs(...)``.
 
     Args:
         trainer: The trainer of the run that the rate is for.
@@ -173,7 +170,7 @@ def find_learning_rate(
     peak = max(float(group["lr"]) for group in trainer.optimizer.param_groups)
     growth = (highest / lowest) ** (1 / (num_updates - 1))
     search = _Search(lowest, growth)
-    data = (train_dataset, *(train_dataloader_kwargs or {}).values())
+    data = (train_dataset, collate_fn, *(train_dataloader_kwargs or {}).values())
     with trainer.undoing_runs(*data), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, search]):
         trainer.train(
             train_dataset,
