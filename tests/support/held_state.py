@@ -544,7 +544,7 @@ class StateScript:
 
 
 PLACES = ("dataset", "model", "loss_func", "step", "collate_fn", "sampler", "hook")
-OTHERS = {
+OTHERS: dict[str, Callable[[], tuple[_Model, _Samples]]] = {
     "samples_in_place": lambda: (_Model(None), _ChangedInPlace()),
     "records_in_place": lambda: (_Model(None), _ListOfRecords()),
     "hooks_in_forward": lambda: (_RegistersHooks(None), _Samples()),

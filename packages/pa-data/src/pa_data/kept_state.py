@@ -180,8 +180,8 @@ class KeptState:
             self._restores.append(partial(_restore_class, kind, held))
             self._keep_each(kind.__qualname__, held.values())
 
-    def _keep_object(self, place: str, value: Any) -> None:
-        of_value: type[Any] = type(value)
+    def _keep_object(self, place: str, value: object) -> None:
+        of_value = type(value)
         for kind in of_value.__mro__:
             if id(kind) not in self._kept:
                 self._keep(place, kind)

@@ -265,7 +265,8 @@ def _parts(place: str, value: Any, follows: _Follows, *, is_root: bool) -> Itera
 
 
 def _items(place: str, container: Any) -> Iterator[Found]:
-    items = [*container.items()] if isinstance(container, dict) else [*enumerate([*container])]
+    is_dict = isinstance(container, dict)
+    items: list[tuple[Any, Any]] = [*cast("Any", container).items()] if is_dict else [*enumerate([*container])]
     for index, (key, value) in enumerate(items):
         shown = repr(key) if type(key) in PLAIN else index  # what others write of themselves is code of theirs
         yield Found(f"{place}[{shown}]", container, key, value)
