@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import array
 import functools
+import io
 import itertools
 import random
-import tempfile
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -367,11 +367,8 @@ def position_in_list() -> Move:
 
 
 def position_in_file() -> Move:
-    """An open file."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115  # a dataset keeps it open
-    file.write(bytes(range(256)) * 1000)
-    file.seek(0)
-    held = Held(file)
+    """What is read like a file."""
+    held = Held(io.BytesIO(bytes(range(256)) * 1000))
     return lambda: float(held.value.read(1)[0])
 
 
