@@ -94,7 +94,7 @@ class KeptState:
                     self._keep(found.place, found.value)
 
     def restore(self) -> list[str]:
-        """Restore everything.
+        """Restore everything, once.
 
         Returns:
             The places of what has changed and was too large to be kept.
@@ -102,7 +102,9 @@ class KeptState:
         self._tensors.restore()
         for restore in self._restores:
             restore()
-        return self._tensors.lost()
+        lost = self._tensors.lost()
+        vars(self).clear()  # at once, and not when cycles of references are looked for
+        return lost
 
     def _keep(self, place: str, value: Any) -> None:
         if id(value) in self._kept or len(self._kept) > _MOST_OBJECTS:

@@ -83,9 +83,7 @@ def check(trainer: Any, *args: Any, **kwargs: Any) -> Report:
     """
     if is_run(trainer):
         return _check_run(trainer, *args, **kwargs)
-    trainer, given = arguments_of("check", trainer, args, kwargs)
-    with trainer.undoing_runs(*given.values()):
-        return _check(trainer, given)
+    return _check(*arguments_of("check", trainer, args, kwargs))
 
 
 def _check_run(run: Run[Any, Any], *, eval_dataset: Any = None) -> Report:
@@ -105,20 +103,23 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
     findings: list[Finding] = []
     left_out: list[str] = []
     samples: dict[str, Samples] = {}
-    try:
-        train = Samples(data)
-        findings += check_model(trainer.get_model(), modules_of(trainer), trainer.named_optimizers())
-        is_torch_loss = type(trainer.loss_func).__module__ == nn.CrossEntropyLoss.__module__  # others may mask targets
-        findings += check_samples(train, data, loader_kwargs, is_torch_loss=is_torch_loss)
-        for name, one in evaluated.items():
-            samples[name] = Samples(one)
-            found = check_evaluation_samples(train, samples[name], data, one)
-            # the training samples may be one of several sets
-            findings += (replace(finding, level="note") if len(evaluated) > 1 else finding for finding in found)
-    except Exception as error:
-        do = "Fetch a sample of the dataset on its own, dataset[0], and look at the traceback."
-        findings.append(failure("Fetching a sample", error, do))
-        return Report(findings, left_out, time.monotonic() - started)
+    with trainer.undoing_runs(*given.values()):
+        try:
+            train = Samples(data)
+            findings += check_model(trainer.get_model(), modules_of(trainer), trainer.named_optimizers())
+            is_torch_loss = (
+                type(trainer.loss_func).__module__ == nn.CrossEntropyLoss.__module__
+            )  # others may mask targets
+            findings += check_samples(train, data, loader_kwargs, is_torch_loss=is_torch_loss)
+            for name, one in evaluated.items():
+                samples[name] = Samples(one)
+                found = check_evaluation_samples(train, samples[name], data, one)
+                # the training samples may be one of several sets
+                findings += (replace(finding, level="note") if len(evaluated) > 1 else finding for finding in found)
+        except Exception as error:
+            do = "Fetch a sample of the dataset on its own, dataset[0], and look at the traceback."
+            findings.append(failure("Fetching a sample", error, do))
+            return Report(findings, left_out, time.monotonic() - started)
     batch_size, _ = train.batches(asked, loader_kwargs)
     steps = Steps(trainer, asked, batch_size)
     if steps.observer.is_training:  # a step has begun, so the arguments are valid

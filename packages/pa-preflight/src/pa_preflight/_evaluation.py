@@ -63,7 +63,10 @@ def check_evaluation(
     some = subset(samples.dataset, _BATCHES * size)
     try:
         for seed, watch in enumerate(watches):
-            with trainer.undoing_runs(), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, watch]):
+            with (
+                trainer.undoing_runs(samples.dataset, *asked.values()),
+                trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, watch]),
+            ):
                 seed_rng(seed)
                 results.append(trainer.evaluate(some, size, {"num_workers": 0}, collate_fn))
     except Exception as error:

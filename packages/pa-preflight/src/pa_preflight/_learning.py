@@ -59,7 +59,10 @@ def check_learning(
         "step_scheduler": "update",
         "order": None,
     }
-    with trainer.undoing_runs(), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, noted]):
+    with (
+        trainer.undoing_runs(train.dataset, *asked.values()),
+        trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, noted]),
+    ):
         trainer.scheduler = None
         trainer.train(**{**asked, **changed})
     losses = [float(one) for one in noted.losses]

@@ -74,9 +74,7 @@ def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
     """
     if is_run(trainer):
         return _plan_run(trainer, *args, **kwargs)
-    trainer, given = arguments_of("plan", trainer, args, kwargs)
-    with trainer.undoing_runs(*given.values()):
-        return plan_of(trainer, given)
+    return plan_of(*arguments_of("plan", trainer, args, kwargs))
 
 
 def _plan_run(run: Run[Any, Any]) -> Plan:
@@ -117,7 +115,7 @@ def plan_of(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any], *, i
 def _start(trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any], *callbacks: TrainerCallback) -> None:
     """Begin a run that one of the callbacks ends, and undo it."""
     registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, *callbacks])
-    with trainer.undoing_runs(asked["train_dataset"]), registered:
+    with trainer.undoing_runs(*asked.values()), registered:
         vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
         trainer.train(**asked)
 

@@ -62,7 +62,7 @@ class Steps:
             usual = inspect.signature(Trainer.train).parameters["per_device_batch_size"].default
             asked = {**asked, "per_device_batch_size": usual}
         registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, self.observer])
-        with trainer.undoing_runs(asked["train_dataset"]), registered:
+        with trainer.undoing_runs(*asked.values()), registered:
             try:
                 trainer.train(**asked)
             except Exception as error:

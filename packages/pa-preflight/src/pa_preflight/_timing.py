@@ -51,13 +51,11 @@ class Timing:
         self._is_evaluated = False
         self._clock = _Clock()
         sets = evaluated_sets(asked["eval_dataset"]).values()
-        options: list[dict[str, Any]] = [asked[f"{name}_dataloader_kwargs"] or {} for name in ("train", "eval")]
-        data = [asked["train_dataset"], *sets, *(value for one in options for value in one.values())]
         without: dict[str, Any] = dict.fromkeys(("eval_dataset", "watch_metric", "create_scheduler_fn"))
         updates = {**asked, **without, "sanity_eval_steps": 0, "step_scheduler": "update"}
         evaluations = {**updates, "eval_dataset": asked["eval_dataset"], "sanity_eval_steps": _BATCHES}
         registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, *limits, self._clock])
-        with trainer.undoing_runs(*data), registered:
+        with trainer.undoing_runs(*asked.values()), registered:
             vars(trainer)["calculate_train_batch_loss"] = self._noting_batches(trainer.calculate_train_batch_loss)
             vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
             self.is_possible = self._run("An update", trainer, updates)
