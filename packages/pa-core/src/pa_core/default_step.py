@@ -206,6 +206,15 @@ def why_not_finite(batch: object, loss_func: object) -> tuple[str, int | None, s
     return "", None, ""
 
 
+def _about_dtype(layer: nn.Module, value: Tensor) -> str:
+    """What to do about an input of another dtype than the layer has; empty where it has that one."""
+    weight = next(layer.parameters(recurse=False), None)
+    if weight is None or weight.dtype is value.dtype or isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        return ""
+    advice = f"The weights of the layer have dtype {weight.dtype}: convert the input, inputs.to({weight.dtype})"
+    return f"{advice}, or the model, model.to({value.dtype})." if value.is_floating_point() else f"{advice}."
+
+
 def _notes_on_layer(error: Exception, model: nn.Module) -> Iterator[str]:
     """The innermost layer that was called, and its input, which all layers of torch call so."""
     names = {id(module): name for name, module in cast("Any", model).named_modules()}  # not annotated by torch
@@ -218,7 +227,8 @@ def _notes_on_layer(error: Exception, model: nn.Module) -> Iterator[str]:
     if isinstance(value, Tensor):
         where = f"the layer {names[id(layer)]!r}" if names[id(layer)] else "the model"
         described = f"{type(layer).__name__}({layer.extra_repr()})"
-        yield f"In {where}, which is {described}, with {describe_batch(value)} as input. {_ABOUT_LAYERS}"
+        about = _about_dtype(layer, value) or _ABOUT_LAYERS
+        yield f"In {where}, which is {described}, with {describe_batch(value)} as input. {about}"
     if "same device" in str(error) or "expected device" in str(error):
         yield _ABOUT_DEVICES
     if "got mixed torch.Tensor and DTensor" in str(error):

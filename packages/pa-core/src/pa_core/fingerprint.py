@@ -32,13 +32,15 @@ def fingerprint(run: ResumableRun, *, gives_buffers: bool) -> str:
         for model in run.named_models().values():
             broadcast_buffers(model)
     optimizers = {name: gather_state(one.state_dict(), keep=True) for name, one in run.named_optimizers().items()}
+    metrics = _metrics(run.run_history)
     parts = {
         "weights": digest_of_weights({**run.named_models(), **run.untrained_modules(), **_weighted(run.loss_func)}),
         "optimizers": _digest(optimizers),
         "schedulers": _digest({name: one.state_dict() for name, one in run.named_schedulers().items()}),
-        "metrics": _digest(_metrics(run.run_history)),
+        "metrics": _digest(metrics),
     }
-    require_same(parts)
+    by_name = {f"the metric {name}": f"{_digest(values)[:8]}, last {_last(values)}" for name, values in metrics.items()}
+    require_same({**by_name, **{name: one for name, one in parts.items() if name != "metrics"}})
     return _digest(parts)[:16]
 
 
@@ -54,6 +56,10 @@ def _metrics(history: RunHistory) -> dict[str, list[Any]]:
         name: [value if (number := as_number(value)) is None else number for value in history.get_metric_values(name)]
         for name in sorted(history.get_metric_names())
     }
+
+
+def _last(values: list[Any]) -> str:
+    return f"{values[-1]!r:.40}" if values else "none"
 
 
 def _digest(value: object) -> str:

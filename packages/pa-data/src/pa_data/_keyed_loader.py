@@ -634,9 +634,14 @@ class _EpochProgress:
 
     def count(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of the iterator, counting them."""
-        for batch in batches:
-            self._batches += 1
-            yield batch
+        try:
+            for batch in batches:
+                self._batches += 1
+                yield batch
+        except (RuntimeError, ConnectionError, EOFError) as error:  # by which of them torch notices it
+            if not isinstance(error, RuntimeError) or "exited unexpectedly" in str(error):
+                error.add_note(self._describe_awaited())
+            raise
         if self._batches < self._plan.num_batches:
             raise ConfigurationError(
                 "The epoch ended before its last batch.",
@@ -644,6 +649,17 @@ class _EpochProgress:
                 do="Find what ends iterations in the dataset or its batches, such as an uncaught StopIteration.",
             )
         self._has_ended = True
+
+    def _describe_awaited(self) -> str:
+        """What a worker that died was to fetch, or another one."""
+        plan = self._plan
+        piece = plan.split.piece(plan.step_after(self._batches), plan.rank)
+        indices = [int(index) for index in plan.order.indices(piece.start, piece.stop)]
+        return (
+            f"A worker died while batch {self._batches + 1} of this process was awaited, of the samples {indices}; it "
+            "may have been at one of the next batches. The system ends a process for want of memory, and native code "
+            "may crash: num_workers=0 fetches in the main process."
+        )
 
     def place(self) -> tuple[bool, int]:
         """Return whether the epoch has ended, and, if not, the number of its samples that were taken."""

@@ -18,6 +18,7 @@ from pa_core.callbacks.epoch_rows import is_loss
 from pa_core.errors import ConfigurationError, MetricNotFoundError
 from pa_core.tracking.metric_values import as_number
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX
+from pa_core.user_warnings import warn_user
 
 _SURELY_MEANT = 0.85
 # The words are those of metric names as scripts, torchmetrics and scikit-learn have them.
@@ -124,6 +125,12 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
             "The metric to watch belongs to a single evaluation dataset, and this run has several with names: "
             f"watch_metric={metric_name!r}. Pass watch_metric={named[0]!r}."
         )
+    losses = {"train_loss", "eval_loss", *(f"eval_{name}_loss" for name in trainer.eval_sets)}
+    if metric_name in losses and metric_name not in trainer.run_history.get_metric_names():
+        warn_user(
+            f"watch_metric={metric_name!r} is none of the losses that a run records. If no callback records it, the "
+            f"run ends after the first epoch: pass watch_metric='{metric_name}_epoch'."
+        )
     # A custom loop evaluates itself, and nobody knows of it before.
     is_evaluated = trainer.eval_dataloader is not None or hasattr(trainer, "evaluation_batches")
     if not is_evaluated and metric_name.removeprefix(INTERMEDIATE_PREFIX) == "eval_loss_epoch":
@@ -183,7 +190,9 @@ def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> 
 
 def _never_recorded(trainer: AnyTrainer, metric_name: str, recorded: list[str]) -> MetricNotFoundError:
     do = f"Record it before the end of each epoch: run_history.update_metric({metric_name!r}, ...)."
-    if nearest := difflib.get_close_matches(metric_name, recorded, n=1, cutoff=_SURELY_MEANT):
+    if f"{metric_name}_epoch" in recorded:
+        do = f"Correct the name: watch_metric='{metric_name}_epoch'."
+    elif nearest := difflib.get_close_matches(metric_name, recorded, n=1, cutoff=_SURELY_MEANT):
         do = f"Correct the name: watch_metric={nearest[0]!r}."
     elif "eval" in metric_name and trainer.eval_dataloader is None:
         do = "Evaluate in each epoch: pass eval_dataset to Trainer.train(), or do it in your custom training loop."

@@ -43,7 +43,7 @@ from pa_core.data.split_sampler import (
     warn_of_whole_workers,
 )
 from pa_core.distributed import collectives
-from pa_core.errors import ConfigurationError
+from pa_core.errors import ConfigurationError, EmptyDatasetError
 from pa_core.run_config import LoaderSettings
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
@@ -153,7 +153,11 @@ class Loaders:
             self._order, self.samples_per_update = data.order, samples_per_update
         if data.data is None and data.purpose == "eval":
             return None
-        loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
+        try:
+            loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
+        except EmptyDatasetError as error:
+            given = f"{error.given}, passed as {data.argument}"
+            raise EmptyDatasetError(error.problem, given, error.expected, error.do) from None
         check_loader(loader, data.origin, is_repeated=data.purpose == "eval")
         own = innermost(loader)
         if data.order is not None and not (is_keyed(own) and own.given_order is data.order):

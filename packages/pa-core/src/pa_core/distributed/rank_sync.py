@@ -248,7 +248,8 @@ class RankSync:
         self.save.agree(save)
         self.preempt.agree(preempt)
         if stop > 0:
-            raise _agreed_stop(self.stop, not_finite=not_finite > 0)
+            own = None if self.stop is None else (_is_not_finite(self.stop), _reason(self.stop))
+            raise _agreed_stop(self.stop, gather_objects(own), not_finite=not_finite > 0)
 
 
 def _to_list(values: Tensor) -> list[float]:
@@ -259,8 +260,21 @@ def _is_not_finite(stop: StopTrainingError | None) -> bool:
     return isinstance(stop, NonFiniteLossError)
 
 
-def _agreed_stop(own: StopTrainingError | None, *, not_finite: bool) -> StopTrainingError:
+def _reason(stop: StopTrainingError) -> str:
+    """What an error says, in one line."""
+    if isinstance(stop, NonFiniteLossError):
+        return f"{stop.problem} ({stop.given})"
+    return (str(stop) or type(stop).__name__).splitlines()[0]
+
+
+def _agreed_stop(
+    own: StopTrainingError | None, of_each: Sequence[tuple[bool, str] | None], *, not_finite: bool
+) -> StopTrainingError:
     """What this process ends the run for; that a loss is not finite matters more than another request."""
-    if not_finite and not _is_not_finite(own):
-        return NonFiniteLossError("A loss on another process is not finite. See the message of that process.")
-    return own or StopTrainingError("Another process requested a stop.")
+    if own is not None and (_is_not_finite(own) or not not_finite):
+        return own
+    asking = ((rank, one[1]) for rank, one in enumerate(of_each) if one is not None and one[0] is not_finite)
+    rank, reason = next(asking)
+    if not_finite:
+        return NonFiniteLossError("A loss on another process is not finite.", given=f"on rank {rank}: {reason}")
+    return StopTrainingError(f"Rank {rank} requested a stop: {reason}")
