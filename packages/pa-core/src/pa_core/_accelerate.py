@@ -8,7 +8,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from pa_core.attributes import temporarily
 from pa_core.errors import NonFiniteLossError, UnsupportedConfigurationError
 from pa_core.model_tensors import compiled_from
+from pa_data import map_tensors
 
 _Loader = TypeVar("_Loader")
 
@@ -359,6 +360,7 @@ def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> 
     prepared = [module for module in model.modules() if _PREPARED in vars(module)]
     inside = compiled_from(model)
     patched = [vars(module) for module in dict.fromkeys((model, inside, *prepared)) if module is not None]
+    undo_all = ExitStack()
     before = [{key: attributes[key] for key in _FORWARD if key in attributes} for attributes in patched]
 
     def undo() -> None:
@@ -369,13 +371,25 @@ def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> 
 
     for module in prepared:
         _forget_preparation(module)
+    undo_all.callback(undo)
     try:
         with nullcontext() if compiles else _without_compilation(accelerator):
             called = accelerator.prepare_model(model, evaluation_mode=True)
+        if accelerator.mixed_precision != "no":
+            undo_all.callback(called.register_forward_hook(_convert_output).remove)
     except BaseException:
-        undo()
+        undo_all.close()
         raise
-    return called, undo
+    return called, undo_all.close
+
+
+def _convert_output(_module: nn.Module, _inputs: object, output: object) -> object:
+    """Convert to float32 what accelerate leaves in 16 bits: tensors in dataclasses."""
+    return map_tensors(output, _to_float32)
+
+
+def _to_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 _SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

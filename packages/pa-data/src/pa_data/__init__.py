@@ -6,7 +6,7 @@ Public are the names in ``__all__`` of ``pa_data``, ``pa_data.batches``, ``pa_da
 
 from __future__ import annotations
 
-from pa_data._fetching import BatchRequest, SupportsFetchBatch, is_in_memory, move_to_device
+from pa_data._fetching import BatchRequest, SupportsFetchBatch, is_in_memory, map_tensors, move_to_device
 from pa_data._keyed_loader import KeyedDataLoader, count_samples
 from pa_data._loader_parts import loader_parts, set_epoch
 from pa_data._requested_loader import BatchRequests, LoadingOptions, RequestedDataLoader
@@ -29,6 +29,7 @@ __all__ = [
     "count_samples",
     "is_in_memory",
     "loader_parts",
+    "map_tensors",
     "move_to_device",
     "set_epoch",
     "start_method",

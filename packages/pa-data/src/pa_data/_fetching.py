@@ -319,6 +319,23 @@ def move_to_device(batch: _BatchT, device: torch.device | str | int, non_blockin
     return cast("_BatchT", _map_leaves(batch, move, "to"))
 
 
+def map_tensors(value: _BatchT, function: Callable[[Tensor], Tensor]) -> _BatchT:
+    """Apply a function to the tensors in lists, tuples, named tuples, mappings and dataclasses, at any depth.
+
+    Args:
+        value: A tensor, or any structure of them; other objects stay as they are.
+        function: Called with each tensor.
+
+    Returns:
+        The same structure; the very same object if nothing changes.
+
+    Example:
+        >>> map_tensors({"mean": torch.zeros(1), "name": "cat"}, lambda tensor: tensor + 1)
+        {'mean': tensor([1.]), 'name': 'cat'}
+    """
+    return cast("_BatchT", _map_leaves(value, function, method=""))
+
+
 def can_pin_memory() -> bool:
     """Tell whether there is an accelerator that torch pins memory for."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
