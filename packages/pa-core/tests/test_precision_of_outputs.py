@@ -89,5 +89,5 @@ def test_tensors_in_an_output_of_any_structure_are_float32(
             assert value.dtype == torch.float32
             run.backward(nn.functional.mse_loss(value, targets))
             run.step()
-    assert not plain._forward_hooks
+    assert not plain._forward_hooks  # pyright: ignore[reportPrivateUsage]  # no public way
     assert value_of(model.bfloat16()(torch.ones(1, 4).bfloat16())).dtype == torch.bfloat16
