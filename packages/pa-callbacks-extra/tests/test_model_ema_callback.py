@@ -31,8 +31,10 @@ from pa_core import (
 )
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from tests.support.callbacks import CallAt
+from tests.support.explained import assert_explained
 from tests.support.pa_callbacks_extra.averaged_models import values
 from tests.support.pa_callbacks_extra.averaged_runs import EVERYWHERE, AverageByHand, make_trainer, require_equal, train
+from tests.support.schedule_free import Averaging
 
 
 @pytest.mark.runs_on(*EVERYWHERE)
@@ -547,3 +549,14 @@ def test_a_lazy_model_is_called_before_its_average_is_made() -> None:
         ModelEma(model)
     model(torch.ones(2, 4))
     ModelEma(model).update(model)
+
+
+def test_a_second_average_is_refused(tmp_path: Path) -> None:
+    """An optimizer that averages by itself needs no average besides, which would be evaluated with other weights."""
+    model = nn.Linear(4, 1)
+    average = ModelEmaCallback(save_path=tmp_path / "ema.pt")
+    trainer = Trainer(model, nn.MSELoss(), Averaging(model.parameters()), callbacks=[average])
+    data = TensorDataset(torch.ones(8, 4), torch.ones(8, 1))
+    with pytest.raises(ConfigurationError) as refused:
+        trainer.train(data, 1, data)
+    assert_explained(refused.value, "Leave ModelEmaCallback out")

@@ -753,9 +753,12 @@ class AnyTrainer(ABC):
         if any(one.is_sharded for one in trained.values()):
             processes.require_all_processes("save_checkpoint() of a sharded model")
         writes = self.is_local_main_process if save_per_node else self.is_main_process
-        content = checkpoint.build_checkpoint(trained, checkpoint_kwargs, keep=writes, trainable_only=trainable_only)
-        if writes:
-            checkpoint.write_checkpoint(save_path, content)
+        with self._engine.optimizer_modes.evaluating():
+            content = checkpoint.build_checkpoint(
+                trained, checkpoint_kwargs, keep=writes, trainable_only=trainable_only
+            )
+            if writes:
+                checkpoint.write_checkpoint(save_path, content)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
@@ -793,6 +796,7 @@ class AnyTrainer(ABC):
                 makes_optimizer=self._engine.makes_optimizer and not optimizers,
                 source=checkpoint_path,
             )
+        self._engine.optimizer_modes.train_again()
         return content
 
     def _parts_of_checkpoint(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
@@ -831,7 +835,10 @@ class AnyTrainer(ABC):
         model = self.get_model(keep_torch_compile=False)
         if is_sharded_module(model):
             processes.require_all_processes("save_model() of a sharded model")
-        save_safetensors(self._engine.accelerator, model, save_directory, max_shard_size, trainable_only=trainable_only)
+        with self._engine.optimizer_modes.evaluating():
+            save_safetensors(
+                self._engine.accelerator, model, save_directory, max_shard_size, trainable_only=trainable_only
+            )
 
     def save_training_state(
         self,

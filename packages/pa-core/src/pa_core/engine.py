@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
+from torch.optim import Optimizer
 
 from pa_core import _accelerate
 from pa_core.attributes import temporarily
@@ -16,7 +17,8 @@ from pa_core.distributed.comparison import Describe
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.errors import ConfigurationError
 from pa_core.extra_models import AddedModules
-from pa_core.progress import Progress
+from pa_core.optimizer_modes import OptimizerModes
+from pa_core.progress import Progress, Stage
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import ShardingSettings
 from pa_core.tracking import ExactLossTracker, InMemoryRunHistory, LossTracker, StepMeans
@@ -64,6 +66,7 @@ class Engine:
         running: What kind of run is in progress, None between runs.
         contexts: What ends with the run.
         placed: What makes the models what they were before the run.
+        optimizer_modes: Which optimizers are in training mode and have another one.
         makes_optimizer: Whether the run makes the optimizer, if there is none.
         steps_scheduler_itself: Whether a subclass steps the scheduler in its own way.
         is_at_empty_batch: Whether the current batch is there for the other processes only.
@@ -94,6 +97,7 @@ class Engine:
         self.running: RunKind | None = None
         self.contexts: ExitStack = ExitStack()
         self.placed: ExitStack = ExitStack()
+        self.optimizer_modes: OptimizerModes = OptimizerModes()
         self.makes_optimizer: bool = False
         self.steps_scheduler_itself: bool = False
         self._start_run({}, dict)
@@ -182,6 +186,25 @@ class Engine:
             gradient_clip_norm=self.gradient_clip_norm,
             seed=self.resumption.seed,
         )
+
+    def train_optimizers(self, optimizers: Iterable[Optimizer]) -> None:
+        """Put optimizers that have modes into training mode until the run ends.
+
+        Args:
+            optimizers: All optimizers of the run.
+        """
+        self.placed.callback(self.optimizer_modes.end)
+        self.optimizer_modes.train(optimizers)
+
+    @contextmanager
+    def evaluating(self, stage: Stage) -> Generator[None]:
+        """Within the context, keep the means of the training apart, and have the weights that are evaluated.
+
+        Args:
+            stage: What the run is in meanwhile.
+        """
+        with temporarily(self.progress, stage=stage), self.separate_means(), self.optimizer_modes.evaluating():
+            yield
 
     def separate_means(self) -> AbstractContextManager[None]:
         """Return a context in which losses and logged values belong to something else, such as an evaluation."""

@@ -292,6 +292,7 @@ class Loop:
                 for callback in trainer.callback_handler.callbacks:
                     if isinstance(callback, MoveModulesToDeviceCallback):
                         callback.on_training_run_start(trainer)
+            engine.train_optimizers(trainer.named_optimizers().values())
             sizes = engine.fitting.find(trainer.train_dataloader, try_update, partial(say, trainer))
         engine.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
         loaders = [trainer.eval_dataloader, *trainer.eval_dataloaders.values()]
@@ -337,6 +338,7 @@ class Loop:
         """Restore everything of a saved run but what callbacks set up when the run starts."""
         engine, stepping = self.engine, self.asked.stepping
         resumption = engine.resumption
+        engine.train_optimizers(self.trainer.named_optimizers().values())
         resumption.note_settings(self.trainer, str(stepping), stepping.count)
         resumption.restore(
             self.trainer,
@@ -344,6 +346,7 @@ class Loop:
             objects=engine.checkpointer.registered,
             allowed=self.asked.resume_allow,
         )
+        engine.optimizer_modes.train_again()
         if resumption.saved is not None:
             for name, trained in engine.trained.items():
                 trained.accumulation.nominal = resumption.saved.nominal_items.get(name)
@@ -371,6 +374,7 @@ class Loop:
         engine = self.engine
         if self.reproducible is not None:
             self.reproducible.drop_update()
+        engine.optimizer_modes.end()
         if hook is not None:
             hook()
         self.trainer.callback_handler.call_event(TrainerCallback.on_training_run_end, self.trainer)
@@ -785,7 +789,7 @@ class Loop:
         modes = [(module, module.training) for model in models.values() for module in model.modules()]
         trainer.model = unwrap_model(wrapped)
         try:
-            with temporarily(engine.progress, stage=stage), engine.separate_means():
+            with engine.evaluating(stage):
                 for model in trainer.named_models().values():
                     distributed.broadcast_buffers(model)
                 yield

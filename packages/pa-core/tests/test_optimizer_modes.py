@@ -1,0 +1,164 @@
+"""Optimizers with `train()` and `eval()` of their own: which weights are trained, evaluated, saved and exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    Run,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    StepBasedEvaluationCallback,
+    Trainer,
+    TrainerCallback,
+)
+from tests.support.schedule_free import Averaging
+
+GENERATOR = torch.Generator().manual_seed(0)
+INPUTS = torch.randn(24, 3, generator=GENERATOR)
+DATA = TensorDataset(INPUTS, INPUTS.sum(1, keepdim=True) + 0.1 * torch.randn(24, 1, generator=GENERATOR))
+LOSS = nn.MSELoss()
+BATCH = 4
+
+
+def network() -> nn.Linear:
+    """The same model each time."""
+    torch.default_generator.manual_seed(0)
+    return nn.Linear(3, 1)
+
+
+def by_hand(epochs: int) -> list[dict[str, Tensor]]:
+    """The averages after each epoch of a plain loop."""
+    model = network()
+    optimizer = Averaging(model.parameters())
+    averages = list[dict[str, Tensor]]()
+    for _ in range(epochs):
+        optimizer.train()
+        for inputs, targets in zip(*(tensor.split(BATCH) for tensor in DATA.tensors), strict=True):
+            LOSS(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.eval()
+        averages.append({name: value.clone() for name, value in model.state_dict().items()})
+    return averages
+
+
+def loss_of(weights: dict[str, Tensor]) -> float:
+    """What an evaluation of some weights gives."""
+    model = network()
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        return float(LOSS(model(DATA.tensors[0]), DATA.tensors[1]))
+
+
+def assert_close(weights: Any, expected: dict[str, Tensor]) -> None:
+    """Compare weights by name."""
+    torch.testing.assert_close({name: value.detach().cpu() for name, value in weights.items()}, expected)
+
+
+class SavesEachEpoch(TrainerCallback):
+    """Saves a checkpoint and an export in the middle of the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"{trainer.run_history.current_epoch}.pt", save_per_node=False)
+        trainer.save_model(self.folder / f"{trainer.run_history.current_epoch}")
+
+
+def train(*callbacks: TrainerCallback, epochs: int = 3, evaluates: bool = True, **arguments: Any) -> Trainer[nn.Linear]:
+    """Train in the order of the samples."""
+    model = network()
+    trainer = Trainer(model, LOSS, Averaging(model.parameters()), callbacks=callbacks)
+    data = DATA if evaluates else None
+    in_order = {"shuffle": False}
+    trainer.train(DATA, epochs, data, per_device_batch_size=BATCH, train_dataloader_kwargs=in_order, **arguments)
+    return trainer
+
+
+def test_what_is_evaluated_saved_and_exported_is_the_average(tmp_path: Path) -> None:
+    """In a run and after it: evaluations, checkpoints, exports, the best model, predictions and the model itself."""
+    averages = by_hand(3)
+    best = SaveBestModelCallback(tmp_path / "best.pt")
+    trainer = train(SavesEachEpoch(tmp_path), best)
+    losses = [loss_of(average) for average in averages]
+    assert list(trainer.run_history.get_metric_values("eval_loss_epoch")) == pytest.approx(losses)
+    for epoch, average in enumerate(averages, start=1):
+        file = torch.load(tmp_path / f"{epoch}.pt", weights_only=True)
+        assert_close(file["model_state_dict"], average)
+        assert_close(load_file(tmp_path / f"{epoch}" / "model.safetensors"), average)
+    assert_close(trainer.model.state_dict(), averages[(best.best.epoch or 0) - 1])
+    assert trainer.evaluate(DATA)["evaluation_loss"] == pytest.approx(min(losses))
+    with torch.no_grad():
+        expected = trainer.model(DATA.tensors[0])
+    torch.testing.assert_close(torch.cat(list(trainer.predict(DATA, 8))), expected)
+
+
+def test_evaluations_and_checkpoints_leave_the_training_as_it_is(tmp_path: Path) -> None:
+    """To the last bit: the weights of the training are kept, and not computed back."""
+    often = train(SavesEachEpoch(tmp_path), StepBasedEvaluationCallback(1), sanity_eval_steps=1)
+    alone = train(evaluates=False)
+    assert torch.equal(often.model.weight, alone.model.weight)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """States hold the weights of the training."""
+    expected = train(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2, max_checkpoints=None)).model
+    states = sorted(tmp_path.glob("[!.]*"))
+    assert len(states) > 5
+    for state in states[::2]:
+        resumed = train(resume_from=state).model
+        assert torch.equal(resumed.weight, expected.weight), state
+
+
+def test_a_second_run_and_a_loaded_checkpoint_are_trained_on(tmp_path: Path) -> None:
+    """Training mode comes back with the next run, and after a checkpoint was loaded in the middle of one."""
+    trainer = train(SavesEachEpoch(tmp_path))
+    trainer.train(DATA, 1, DATA, per_device_batch_size=BATCH)
+
+    class Load(TrainerCallback):
+        @override
+        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            trainer.load_checkpoint(tmp_path / "2.pt")
+
+    resumed = train(Load(), epochs=1)
+    assert_close(resumed.model.state_dict(), by_hand(3)[2])
+
+
+def test_a_custom_loop_evaluates_the_average(tmp_path: Path) -> None:
+    """Its evaluations and its checkpoints have it, and so has the model after the block."""
+    averages = by_hand(2)
+    model = network()
+    losses = list[float]()
+    with Run(
+        model,
+        Averaging(model.parameters()),
+        DATA,
+        num_epochs=2,
+        per_device_batch_size=BATCH,
+        train_dataloader_kwargs={"shuffle": False},
+    ) as run:
+        for epoch in run.epochs():
+            for inputs, targets in run.batches():
+                run.backward(LOSS(run.model(inputs), targets))
+                run.step()
+            for inputs, targets in run.evaluation_batches(DATA):
+                run.log("loss", LOSS(run.model(inputs), targets))
+            losses.append(float(run.run_history.get_latest_metric("eval_loss_epoch")))
+            run.save_checkpoint(tmp_path / f"{epoch}.pt")
+    assert losses == pytest.approx([loss_of(average) for average in averages])
+    assert_close(model.state_dict(), averages[1])
+    saved = [torch.load(path, weights_only=True)["model_state_dict"] for path in sorted(tmp_path.iterdir())]
+    for file, average in zip(saved, averages, strict=True):
+        assert_close(file, average)
