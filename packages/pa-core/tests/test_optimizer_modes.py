@@ -43,7 +43,7 @@ def by_hand(epochs: int) -> list[dict[str, Tensor]]:
     averages = list[dict[str, Tensor]]()
     for _ in range(epochs):
         optimizer.train()
-        for inputs, targets in zip(*(tensor.split(BATCH) for tensor in DATA.tensors), strict=True):
+        for inputs, targets in zip(*(torch.split(tensor, BATCH) for tensor in DATA.tensors), strict=True):
             LOSS(model(inputs), targets).backward()
             optimizer.step()
             optimizer.zero_grad()
