@@ -25,7 +25,7 @@ from tests.support.pa_core.training_states.small_runs import InterruptAt, Interr
 
 IN_EACH_MATRIX = {"teacher", "annealing", "nested", "callback"}
 KINDS = [
-    pytest.param(kind, marks=() if kind in IN_EACH_MATRIX else pytest.mark.whole_proof) for kind in scripts.TRAINERS
+    pytest.param(kind, marks=() if kind in IN_EACH_MATRIX else pytest.mark.more_cases) for kind in scripts.TRAINERS
 ]
 
 

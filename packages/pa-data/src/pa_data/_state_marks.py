@@ -78,7 +78,7 @@ def mark_of(value: object) -> object:
     if is_generator(value):
         return repr(_with_lists(state_of(value)))
     if isinstance(value, itertools.count):
-        return repr(value)
+        return repr(cast("object", value))
     if is_array(value):
         return _mark_of_array(value)
     frozen = _frozen(value)
@@ -106,7 +106,7 @@ class _TensorMark:
             return self.whole == other.whole
         return self.tensor() is other.tensor() and self.part == other.part
 
-    __hash__ = None  # type: ignore[assignment]  # nothing is looked up by it
+    __hash__ = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # nothing is looked up by it
 
 
 def _some_elements(tensor: Tensor) -> object:
@@ -196,7 +196,7 @@ def _mark_of_many(container: Any) -> object:
 
 def _frozen(value: Any, depth: int = 0) -> object:
     """Return what equals the same of an equal value, as it is now; ``_NOT_PLAIN`` for what is not plain."""
-    kind = type(value)
+    kind = cast("type[object]", type(value))
     if kind in PLAIN:
         return value if value == value else "nan"  # noqa: PLR0124  # NaN equals nothing, not even itself
     if isinstance(value, Enum):

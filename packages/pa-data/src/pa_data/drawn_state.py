@@ -85,10 +85,10 @@ def _stream_of(generator: Any) -> object:
 
 
 def _constants_of(state: Any) -> object:
-    inner: Any = state.get("state") if isinstance(state, dict) else None
-    if not isinstance(inner, dict):
+    values: Any = cast("dict[str, Any]", state).get("state") if isinstance(state, dict) else None
+    if not isinstance(values, dict):
         return None
-    values = cast("dict[str, Any]", inner)
+    values = cast("dict[str, Any]", values)
     return repr(values.get("inc", values.get("key")))  # of PCG64 and Philox
 
 

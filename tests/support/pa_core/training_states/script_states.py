@@ -169,6 +169,7 @@ class Fades(nn.Module):
 
 def counter_in_module(*callbacks: TrainerCallback) -> Trainer[nn.Module]:
     """What a module counts decides its outputs."""
+    torch.manual_seed(0)
     return Scripted(*callbacks, model=Fades())
 
 
@@ -189,6 +190,7 @@ class Centres(Fades):
 
 def tensor_in_module(*callbacks: TrainerCallback) -> Trainer[nn.Module]:
     """A mean decides the outputs of a module."""
+    torch.manual_seed(0)
     return Scripted(*callbacks, model=Centres())
 
 

@@ -247,8 +247,9 @@ def _is_weight(found: Found) -> bool:
 
 def _is_shared(found: Found) -> bool:
     """Whether all runs in a process share it: what a class or the globals of a module hold."""
-    is_global = isinstance(found.owner, dict) and "__builtins__" in cast("dict[object, object]", found.owner)
-    return is_global or isinstance(found.owner, type)
+    owner: Any = found.owner
+    kind = cast("type[object]", type(owner))
+    return issubclass(kind, type) or (kind is dict and "__builtins__" in owner)
 
 
 def _with_value(owner: object) -> set[str]:

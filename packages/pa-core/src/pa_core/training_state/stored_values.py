@@ -72,15 +72,16 @@ class StoredValue(NamedTuple):
         if self.kind == "tensor":
             return isinstance(present, Tensor) and self._set(owner, self.value.to(present.device))
         value = _unpack(self.kind, self.value)
-        if type(present) is type(value) and _fill(present, value):
+        if cast("Any", present).__class__ is value.__class__ and _fill(present, value):
             return True
         return self._set(owner, value)
 
     def _set(self, owner: Any, value: object) -> bool:
-        if isinstance(owner, CellType):
+        kind = cast("type[object]", type(owner))
+        if kind is CellType:
             owner.cell_contents = value
-        elif isinstance(owner, dict | list | deque):
-            if not isinstance(owner, dict) and not self.name < len(cast("list[object]", owner)):
+        elif issubclass(kind, dict | list | deque):
+            if not issubclass(kind, dict) and not self.name < len(owner):
                 return False
             owner[self.name] = value
         else:
@@ -111,7 +112,7 @@ def _pack(value: Any) -> tuple[str, Any] | None:
     elif is_generator(value):
         packed = "generator", copy.deepcopy(state_of(value))
     elif isinstance(value, itertools.count):
-        packed = "count", ast.literal_eval(repr(value).removeprefix("count"))
+        packed = "count", [*ast.literal_eval(repr(cast("object", value)).removeprefix("count").replace(")", ",)"))]
     elif is_array(value):
         if value.size <= _MOST_NUMBERS and not value.dtype.hasobject:
             packed = "number" if value.shape == () else "array", copy.deepcopy(value[...])
@@ -129,11 +130,12 @@ def _is_small(tensor: Tensor) -> bool:
 
 
 def _pack_plain(value: Any) -> tuple[str, Any]:
-    if isinstance(value, deque):
-        return "deque", [list(value), value.maxlen]
-    if isinstance(value, frozenset):
-        return "frozenset", set(cast("frozenset[object]", value))
-    if isinstance(value, defaultdict):
+    kind = cast("type[object]", type(value))
+    if kind is deque:
+        return "deque", [[*value], value.maxlen]
+    if kind is frozenset:
+        return "frozenset", {*value}
+    if kind is defaultdict:
         return "defaultdict", copy.deepcopy({**value})
     return "plain", copy.deepcopy(value)
 
@@ -142,9 +144,9 @@ def _unpack(kind: str, value: Any) -> Any:
     if kind == "number":
         return value[()]
     if kind == "count":
-        return itertools.count(*(value if isinstance(value, tuple) else (value,)))
+        return itertools.count(*value)
     if kind == "deque":
-        return deque(*value)
+        return deque[Any](*value)
     if kind == "frozenset":
         return frozenset(value)
     if kind == "defaultdict":
@@ -162,14 +164,12 @@ def _set_state(generator: object, state: object) -> bool:
 
 def _fill(container: Any, value: Any) -> bool:
     """Let a container hold what another one of its kind holds: others may refer to it."""
-    if isinstance(container, dict | set):
+    if hasattr(container, "update"):  # a mapping or a set
         container.clear()
         container.update(value)
-    elif isinstance(container, deque):
+    elif hasattr(container, "extend"):  # a list or a deque
         container.clear()
         container.extend(value)
-    elif isinstance(container, list):
-        container[:] = value
     elif is_array(container) and container.shape == value.shape != () and container.dtype == value.dtype:
         container[...] = value
     else:
@@ -187,10 +187,14 @@ def same_on_all(of_processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {place: one for place, one in first.items() if all(_is_same(one, other.get(place)) for other in others)}
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        mine, theirs = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
-        return mine.keys() == theirs.keys() and all(_is_same(value, theirs[name]) for name, value in mine.items())
-    if hasattr(one, "tolist") and hasattr(other, "tolist"):
-        return bool(one.tolist() == other.tolist())
-    return bool(type(one) is type(other) and one == other)
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
+    """Whether two processes have stored the same; of arrays and tensors, the values count."""
+    return other is not None and all(_listed(value) == _listed(other[name]) for name, value in one.items())
+
+
+def _listed(value: Any) -> object:
+    if isinstance(value, dict):
+        return {name: _listed(one) for name, one in cast("dict[object, object]", value).items()}
+    if is_array(value):
+        return cast("object", value.tolist())
+    return cast("object", cast("Any", value).tolist()) if isinstance(value, Tensor) else value
