@@ -225,6 +225,26 @@ def test_a_logger_adds_its_metrics_to_the_rows(capsys: pytest.CaptureFixture[str
     assert all(len(row) == len(header) for row in rows)
 
 
+def test_of_many_metrics_the_watched_ones_come_first_and_the_rest_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row has eight values, the same ones in each epoch; the table at the end has all of them."""
+    record = Record(
+        **{f"train_recall_{index}": [0.5, 0.5] for index in range(30)},
+        **{f"eval_recall_{index}": [0.5, 0.5] for index in range(30)},
+    )
+    best = SaveBestModelCallback(tmp_path / "best.pt", "eval_recall_29", greater_is_better=True)
+    trainer = linear_trainer(record, LogMetricsCallback, PrintProgressCallback, best)
+    trainer.train(DATA, 2, DATA)
+    of_rows, _, of_table = capsys.readouterr().out.partition("Training ended")
+    above, titles = of_rows.splitlines()[2:4]
+    assert "29" in f"{above} {titles}".replace("_", " ").split()
+    assert of_rows.count("       and 54 more\n") == 2
+    assert "train_recall" not in of_rows
+    assert "train recall" not in of_rows
+    assert of_table.count("train_recall_") == 30
+
+
 def test_without_rows_names_and_values_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """After the training and after the evaluation of each epoch."""
     linear_trainer(Record(accuracy=[0.5]), LogMetricsCallback).train(DATA, 1, DATA)

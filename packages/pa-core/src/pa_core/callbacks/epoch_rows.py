@@ -100,6 +100,25 @@ class EpochRows:
         return has_new
 
 
+def most_telling(names: Iterable[str], first: Collection[str] = (), most: int = 8) -> list[str]:
+    """Return the names of a row that is not too long, in their order.
+
+    Those that decide something come first, then losses, then other metrics of evaluations, and of the training last.
+
+    Args:
+        names: The names of all metrics.
+        first: Those that come first.
+        most: How many are returned at most.
+
+    Example:
+        >>> most_telling(["train_f1", "train_loss_epoch", "eval_f1", "eval_recall"], ["eval_recall"], most=3)
+        ['train_loss_epoch', 'eval_f1', 'eval_recall']
+    """
+    all_names = list(names)
+    by_rank = sorted(all_names, key=lambda name: (name not in first, not is_loss(name), "train" in name))
+    return [name for name in all_names if name in by_rank[:most]]
+
+
 def is_loss(metric_name: str) -> bool:
     """Return whether a metric is a loss by its name.
 

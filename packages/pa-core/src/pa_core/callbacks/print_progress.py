@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, JudgesMetric, direction_in_name
-from pa_core.callbacks.epoch_rows import EpochRows, format_pairs, format_rate, format_time, is_loss
+from pa_core.callbacks.epoch_rows import EpochRows, format_pairs, format_rate, format_time, is_loss, most_telling
 from pa_core.callbacks.interruptions import time_of_day
 from pa_core.callbacks.run_summary import describe_trained, format_table, trains_some_of
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
@@ -36,8 +36,10 @@ class PrintProgressCallback(TrainerCallback):
     first optimizer, before a scheduler of epochs is stepped), samples per second of the training, and the time that it
     took with its evaluation. ``LogMetricsCallback`` adds the metrics. A value is marked with ``*`` where it is better
     than in all epochs before, including the epochs before a resume, unless ``train`` is in its name. What has no room
-    in 80 columns follows on indented lines. An evaluation within an epoch has its own row, whose first cell says how
-    many epochs were trained by then: ``1.50``, or ``@200`` after the 200th update of a stream without an end.
+    in 80 columns follows on indented lines; of more than eight metrics, those that callbacks judge by come first, and
+    a line counts the others, which are in the table at the end. An evaluation within an epoch has its own row, whose
+    first cell says how many epochs were trained by then: ``1.50``, or ``@200`` after the 200th update of a stream
+    without an end.
 
     A training run ends with a table: of each metric the last value, the best value and the epoch of the best.
     Of a metric that a callback such as ``SaveBestModelCallback`` judges by, the best value is the one that counts
@@ -76,6 +78,7 @@ class PrintProgressCallback(TrainerCallback):
 
     def _begin_table(self) -> None:
         self._rows = EpochRows()
+        self._shown: set[str] = set()
         self._best: dict[str, BestMetric] = {}
         self._updated: UpdatedMetrics | None = None
         self._metrics: dict[str, float] = {}  # of the next row
@@ -258,6 +261,13 @@ class PrintProgressCallback(TrainerCallback):
         if not metrics:
             return
         directions = self._known_directions(trainer)
+        first = {f"{prefix}{name}" for name in (*directions, *self._shown) for prefix in ("", INTERMEDIATE_PREFIX)}
+        shown = most_telling(metrics, first)
+        self._shown.update(name.removeprefix(INTERMEDIATE_PREFIX) for name in shown)
+        num_more = len(metrics) - len(shown)
+        if num_more:
+            shown.sort(key=lambda name: name.removeprefix(INTERMEDIATE_PREFIX) not in directions)
+        metrics = {name: metrics[name] for name in shown}
         best = {name for name, value in metrics.items() if self._is_best(trainer, name, value, directions)}
         epoch = str(trainer.run_history.current_epoch)
         if is_within_epoch:
@@ -272,7 +282,8 @@ class PrintProgressCallback(TrainerCallback):
             "samples/s": self._training.rate_of_epoch() or "-",
             "time": format_time(trainer.run_history.clock.seconds - self._epoch_since),
         }
-        say(trainer, "\n".join(self._rows.lines(epoch, metrics, best, figures, expected)))
+        lines = self._rows.lines(epoch, metrics, best, figures, expected)
+        say(trainer, "\n".join([*lines, f"       and {num_more} more"] if num_more else lines))
 
     def _is_best(self, trainer: AnyTrainer, name: str, value: float, directions: Mapping[str, bool]) -> bool:
         """Return whether a value is better than in all rows before, including the rows of an interrupted run."""
