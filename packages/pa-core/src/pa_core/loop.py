@@ -88,6 +88,7 @@ class Loop:
         stands_in: Whether a process without a sample is given the batch of another one, even if no model is sharded.
         overlaps: Whether each batch has one backward pass, during which a reproducible run may send gradients.
         steps_optimizers: Whether the run alone steps the optimizers.
+        compute: Computes the gradients of a batch, and returns its loss; None where only the script does.
 
     Attributes:
         trainer: As passed.
@@ -111,6 +112,7 @@ class Loop:
         stands_in: bool = False,
         overlaps: bool = False,
         steps_optimizers: bool = False,
+        compute: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.trainer = trainer
         self.engine = engine
@@ -118,7 +120,7 @@ class Loop:
         self.count: BatchCount | None = None
         self._update_weights = update_weights or self._update_by_optimizers
         self._clear_gradients = clear_gradients or Trained.zero_grad
-        self._stands_in = stands_in
+        self._stands_in, self._compute = stands_in, compute
         self._has_stand_ins = self._keeps_batch = False
         self.reproducible: ReproducibleSteps | None = None
         if engine.reproducible:
@@ -619,6 +621,8 @@ class Loop:
             The batch; None where this process has no sample, and nothing needs to be computed.
         """
         self.engine.progress.step = part.step
+        if self.reproducible is not None and self._compute is not None:
+            self.reproducible.rehearse(part, batch, self.trainer, self._compute)
         self.engine.means.start_step()
         if self.reproducible is not None:
             self.reproducible.start_step(part)

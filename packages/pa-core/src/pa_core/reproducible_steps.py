@@ -6,12 +6,14 @@ from before the update, and their gradients are added up in a fixed tree. So it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from pa_core.any_trainer import AnyTrainer
 from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, is_slice
 from pa_core.data.data_arguments import GivenData, order_makes_batches
 from pa_core.engine import Engine
@@ -20,6 +22,7 @@ from pa_core.model_tensors import is_sharded_module
 from pa_core.run_arguments import RunArguments
 from pa_core.trained import MicroBatch
 from pa_core.types import SizedIterable
+from pa_core.undoing import restored
 from pa_data import KeyedDataLoader
 from pa_data.orders import order_of_dataset
 from pa_data.rng import mix, seed_rng
@@ -45,6 +48,7 @@ class ReproducibleSteps:
         self._overlaps = overlaps
         self._part: MicroBatch | None = None
         self._samples = 0  # of the steps of the update so far
+        self._is_rehearsed = False
 
     @staticmethod
     def check_arguments(data: Iterable[GivenData], asked: RunArguments) -> None:
@@ -90,6 +94,7 @@ class ReproducibleSteps:
             ConfigurationError: A loader is limited or has its own order.
             UnsupportedConfigurationError: A model is sharded, or has layers that follow the number of processes.
         """
+        self._is_rehearsed = False
         for loader in loaders:
             if loader is not None:
                 self._require_own_batches(loader)
@@ -119,6 +124,43 @@ class ReproducibleSteps:
                 do="Pass max_num_train_steps, or a torch.utils.data.Subset to evaluate.",
             )
         return own
+
+    def rehearse(self, part: MicroBatch, batch: Any, trainer: AnyTrainer, compute: Callable[[Any], Tensor]) -> None:
+        """Compute the first micro-batch of a run several times beforehand, which is undone.
+
+        Args:
+            part: The part of the batch in its update.
+            batch: The batch.
+            trainer: The trainer.
+            compute: Computes the gradients of a batch, and returns its loss.
+
+        Raises:
+            UnsupportedConfigurationError: It depends on what was computed before it.
+        """
+        if self._is_rehearsed or part.micro_batch is None:
+            return
+        self._is_rehearsed = True
+        from pa_core.rehearsal import Rehearsal  # nothing else needs it
+
+        engine, micro_batch = self._engine, part.micro_batch
+        trees = [trained.tree for trained in engine.trained.values()]
+        roots: dict[str, object] = {**trainer.named_models(), **trainer.modules, "trainer": trainer}
+        if trainer.loss_func is not None:
+            roots["loss_func"] = trainer.loss_func
+        handled = [one for one in roots.values() if isinstance(one, nn.Module)]
+
+        @contextmanager
+        def in_turn() -> Generator[None]:
+            self._seed(micro_batch)
+            with engine.means.step():
+                yield
+            for tree in trees:
+                tree.restore_buffers()
+
+        with restored(roots, engine.device), engine.kept(trainer):
+            for tree in trees:
+                tree.save_buffers()
+            Rehearsal(roots, handled, in_turn, compute).require_independent(batch)
 
     # Updates
 

@@ -167,6 +167,7 @@ class Trainer(
             clear_gradients=self._clear_gradients,
             overlaps=type(self).backward_step is Trainer.backward_step,
             steps_optimizers=type(self).optimizer_step is Trainer.optimizer_step,
+            compute=self._compute_gradients,
         )
         self._loop.finish_init()
 
@@ -503,11 +504,16 @@ class Trainer(
                     watch.after_backward()
         self._engine.progress.samples_in_group += accumulation.samples_of(part)
 
+    def _compute_gradients(self, batch: BatchT) -> Tensor:
+        loss: Tensor = self.calculate_train_batch_loss(batch)["loss"]
+        self.backward_step(loss)
+        return loss.detach()
+
     def _try_update(self, batch: BatchT) -> None:
         """Do with a batch all that takes memory in an update."""
         self.train_epoch_start()
         with self._engine.means.step():
-            self.backward_step(self.calculate_train_batch_loss(batch)["loss"])
+            self._compute_gradients(batch)
         for optimizer in self.named_optimizers().values():
             optimizer.step()
 
@@ -624,7 +630,10 @@ class Trainer(
         for one in loss.values():
             distributed.broadcast_weights(one.to(self.device))
         trained: dict[str, nn.Module] = {"model": self.model, **self._engine.added.trained(self.optimizer), **loss}
-        self._trained.start(trained, {**self.modules, **trained})
+        called: dict[str, nn.Module] = {**self.modules, **trained}
+        if isinstance(self.loss_func, nn.Module):
+            called.setdefault("loss_func", self.loss_func)
+        self._trained.start(trained, called)
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
             if self.reproducible:
                 raise UnsupportedConfigurationError(

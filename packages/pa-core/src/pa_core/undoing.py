@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
@@ -28,7 +29,18 @@ def left_as_it_was(run: ResumableRun, data: Sequence[object]) -> Generator[None]
         run: The trainer.
         data: What it is given: datasets, loaders, and what they are made with.
     """
-    roots = _roots(run, data)
+    with restored(_roots(run, data), run.device):
+        yield
+
+
+@contextmanager
+def restored(roots: Mapping[str, object], device: torch.device) -> Generator[None]:
+    """Restore everything that is reached from objects, and random numbers.
+
+    Args:
+        roots: The objects by name.
+        device: The device of the run.
+    """
     kept = KeptState(roots, most_bytes=(free_memory() or sys.maxsize) // 2)
     if kept.running:
         warn_user(
@@ -36,7 +48,7 @@ def left_as_it_was(run: ResumableRun, data: Sequence[object]) -> Generator[None]
             "begins later in it. Make the iterator where it is used, such as in __iter__ of a dataset."
         )
     with ExitStack() as stack:
-        stack.enter_context(restored_rng_states(run.device))
+        stack.enter_context(restored_rng_states(device))
         stack.callback(_restore, kept)
         modules = {id(part): part for one in roots.values() if isinstance(one, nn.Module) for part in one.modules()}
         for module in modules.values():
