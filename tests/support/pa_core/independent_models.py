@@ -178,7 +178,8 @@ class _Experts(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         weights, chosen = self.gate(inputs).softmax(-1).topk(2)
         outputs = torch.stack([expert(inputs) for expert in self.experts], dim=1)[:, :, 0]
-        return (weights * outputs.gather(1, chosen)).sum(1, keepdim=True)
+        mixed: Tensor = (weights * outputs.gather(1, chosen)).sum(1, keepdim=True)
+        return mixed
 
 
 class _Centre(nn.Module):
