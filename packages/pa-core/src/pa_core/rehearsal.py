@@ -111,7 +111,8 @@ def _in_other_order(batch: Any) -> Any:
         return batch.flip(0) if batch.dim() and batch.layout is torch.strided else batch
     if is_mapping(batch):
         return rebuilt_mapping(batch, _in_other_order)
-    is_sequence = isinstance(batch, list | tuple) and type(batch).__module__.partition(".")[0] != "torch"
+    kind: type[Any] = type(batch)
+    is_sequence = issubclass(kind, list | tuple) and kind.__module__.partition(".")[0] != "torch"
     return rebuilt_sequence(batch, _in_other_order) if is_sequence else batch
 
 
