@@ -3,7 +3,8 @@
     python -m tests.unseen.measure second_mistakes
     python -m tests.unseen.measure second_healthy
 
-Each program is made and checked in a fresh process and an empty folder, and has 120 seconds. A mistake is found if a
+Each program is made and checked in a new process, forked of one that has only imported the packages, and in an empty
+folder. It has 120 seconds of processor time, so that a busy machine changes no result. A mistake is found if a
 finding of level "mistake" or "warning" has one of its keywords in ``saw`` or ``do``. In healthy programs, findings of
 level "mistake" are false alarms.
 """
@@ -14,17 +15,22 @@ import argparse
 import importlib
 import json
 import os
-import subprocess
+import resource
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import NamedTuple
 
+import pa_preflight
 from tests.unseen.corpus import Case
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 120
+WALL_SECONDS = 900
 LOUD = ("mistake", "warning")
 
 
@@ -50,35 +56,54 @@ def cases_of(corpus: str) -> dict[str, Case]:
     return programs
 
 
-def check_here(corpus: str, name: str, output: Path) -> None:
-    """Make one program, check it, and write its findings as JSON."""
-    import pa_preflight
-
+def check_here(corpus: str, name: str, folder: Path) -> None:
+    """Make one program, check it, and write its findings as JSON; the process is a new one and ends with this."""
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    working = folder / "working"
+    working.mkdir()
+    os.chdir(working)
+    with (folder / "printed.txt").open("w") as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
     program = cases_of(corpus)[name].make()
     report = pa_preflight.check(program.trainer, **program.arguments)
     findings = [(one.name, str(one.level), f"{one.saw}\n{one.do}") for one in report.findings]
-    output.write_text(json.dumps(findings))
+    (folder / "findings.json").write_text(json.dumps(findings))
 
 
-def check_in_a_process(corpus: str, name: str) -> Checked:
-    """Check one program in a fresh process."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder, "findings.json")
-        working = Path(folder, "working")
-        working.mkdir()
-        command = [sys.executable, "-m", "tests.unseen.measure", corpus, "--only", name, "--output", str(output)]
-        start = time.monotonic()
-        try:
-            ended = subprocess.run(
-                command, cwd=working, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return Checked([], f"no report after {SECONDS} s", SECONDS)
-        seconds = time.monotonic() - start
-        if output.exists():
-            return Checked([Found(*one) for one in json.loads(output.read_text())], "", seconds)
-        return Checked([], ended.stderr.strip().splitlines()[-1] if ended.stderr.strip() else "no report", seconds)
+def result_of(process: ForkProcess, folder: Path, seconds: float) -> Checked:
+    """Read what a process that has ended, or is ended here because it hangs, has left in its folder."""
+    if process.is_alive():
+        process.kill()
+        return Checked([], f"hangs: no report after {WALL_SECONDS} s", seconds)
+    output, printed = folder / "findings.json", folder / "printed.txt"
+    if output.exists():
+        return Checked([Found(*one) for one in json.loads(output.read_text())], "", seconds)
+    if process.exitcode in {-signal.SIGKILL, -signal.SIGXCPU}:
+        return Checked([], f"no report after {SECONDS} s", seconds)
+    lines = printed.read_text().strip().splitlines() if printed.exists() else []
+    return Checked([], lines[-1] if lines else "no report", seconds)
+
+
+def check_all(corpus: str, names: Iterable[str], jobs: int) -> dict[str, Checked]:
+    """Check programs, each in its own process, and several processes at a time."""
+    waiting, running, checked = list(names), dict[str, tuple[ForkProcess, float]](), dict[str, Checked]()
+    with tempfile.TemporaryDirectory() as root:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name = waiting.pop(0)
+                folder = Path(root, name)
+                folder.mkdir()
+                process = get_context("fork").Process(target=check_here, args=(corpus, name, folder))
+                process.start()
+                running[name] = process, time.monotonic()
+            for name, (process, start) in list(running.items()):
+                seconds = time.monotonic() - start
+                if not process.is_alive() or seconds > WALL_SECONDS:
+                    checked[name] = result_of(process, Path(root, name), seconds)
+                    del running[name]
+            time.sleep(0.1)
+    return checked
 
 
 def names_of(findings: list[Found]) -> str:
@@ -92,13 +117,14 @@ def is_found(case: Case, findings: list[Found]) -> bool:
     return any(keyword in text for keyword in case.keywords for text in texts)
 
 
-def measure(corpus: str) -> None:
+def measure(corpus: str, jobs: int) -> None:
     """Check all programs of a corpus, and print a table and its sums."""
     cases = cases_of(corpus)
     width = max(map(len, cases))
     counts: dict[str, int] = {}
+    all_checked = check_all(corpus, cases, jobs)
     for name, case in cases.items():
-        checked = check_in_a_process(corpus, name)
+        checked = all_checked[name]
         if checked.error:
             verdict = "error"
         elif case.keywords:
@@ -112,7 +138,6 @@ def measure(corpus: str) -> None:
         for one in checked.findings:
             if one.level in LOUD:
                 sys.stdout.write(f"{'':{width}}    {one.name}: {' '.join(one.text.split())}\n")
-        sys.stdout.flush()
     sums = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     sys.stdout.write(f"{corpus}: {sums}, of {len(cases)}\n")
 
@@ -121,13 +146,9 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Check all programs of a corpus.")
     parser.add_argument("corpus", help="the name of its module, such as second_mistakes")
-    parser.add_argument("--only", help="check this program in this process, and write its findings to --output")
-    parser.add_argument("--output", type=Path, default=Path("findings.json"), help="where --only writes")
+    parser.add_argument("--jobs", type=int, default=1, help="how many programs to check at a time")
     arguments = parser.parse_args()
-    if arguments.only:
-        check_here(arguments.corpus, arguments.only, arguments.output)
-    else:
-        measure(arguments.corpus)
+    measure(arguments.corpus, arguments.jobs)
 
 
 if __name__ == "__main__":
