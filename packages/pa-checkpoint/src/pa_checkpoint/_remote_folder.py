@@ -16,7 +16,14 @@ from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import quote, unquote
 
 from pa_checkpoint._checkpoint import check_files
-from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, damage
+from pa_checkpoint._errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    damage,
+    message_of,
+    safe_cause,
+    without_secrets,
+)
 from pa_checkpoint._files import Found, find, key_of, located, publish, sha256_of, staged, sync_file
 from pa_checkpoint._folder import CheckpointInfo, Folder, Skipped, check_name, reason_of, states_to_remove
 from pa_checkpoint._manifest import MANIFEST, MOST_BYTES, FileEntry, Manifest, parse_manifest, read_manifest
@@ -174,7 +181,7 @@ class ObjectStore:
         try:
             self._persistently(name, fetch)
         except FileNotFoundError as error:
-            raise damage(Path(file.name), f"nothing at {self.url}/{name}") from error
+            raise damage(Path(file.name), f"nothing at {self.url}/{name}") from safe_cause(error, self.url)
 
     def remove(self, name: str) -> None:
         """Remove an object, or nothing if there is none of this name.
@@ -228,7 +235,7 @@ class ObjectStore:
                 if pause is None or isinstance(error, _HOPELESS):
                     if isinstance(error, CheckpointError):
                         raise
-                    raise self._explained(name, error) from error
+                    raise self._explained(name, error) from safe_cause(error, self.url)
                 if not isinstance(error, CheckpointError):  # what came damaged may come whole at once
                     time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
@@ -240,14 +247,14 @@ class ObjectStore:
 
                 files, root = cast("tuple[_FileSystem, str]", url_to_fs(self.url))
             except Exception as error:  # as below
-                raise self._explained("", error) from error
+                raise self._explained("", error) from safe_cause(error, self.url)
             self._opened = files, root.rstrip("/")
         return self._opened
 
     def _explained(self, name: str, error: Exception) -> ObjectStoreError:
         return ObjectStoreError(
             "An operation on the object store failed.",
-            given=f"{self.url}/{name}: {type(error).__name__}: {error}",
+            given=f"{self.url}/{name}: {message_of(error, self.url)}",
             expected="the URL of a bucket in which this process may list, read, write and remove objects",
             do="Check the URL, the credentials and the connection. Install pa-checkpoint[fsspec], and s3fs for s3://.",
         )
@@ -634,7 +641,7 @@ class RemoteFolder:
             if record.digest == digest and _is_whole(record.path):
                 return record.path
         if say is not None:
-            say(f"Fetching {state.name} from {self.url} into {folder.path}.")
+            say(f"Fetching {state.name} from {without_secrets(self.url)} into {folder.path}.")
         return self.download(state, folder.path)
 
     def download(self, state: RemoteCheckpoint, folder: str | Path) -> Path:
@@ -698,7 +705,7 @@ class RemoteFolder:
                 "The checkpoint is not in the object store any more.",
                 given=f"{self.url}/{_STATES}/{state.object_name}",
                 do="Use a newer one.",
-            ) from error
+            ) from safe_cause(error, self.url)
 
 
 def _is_whole(directory: Path) -> bool:

@@ -139,9 +139,9 @@ class StateNotFoundError(ExplainedError, FileNotFoundError):
     def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(problem, given, expected, do)
         # OSError takes several arguments for a number, a text and the name of a file.
-        self.args: tuple[Any, ...] = (problem, given, expected, do)
+        self.args: tuple[Any, ...] = (self.problem, self.given, self.expected, self.do)
         self.errno: int | None = errno.ENOENT
-        self.strerror: str | None = problem
+        self.strerror: str | None = self.problem
         self.filename: str | None = None
 
 

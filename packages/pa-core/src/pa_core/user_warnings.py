@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+from pa_data.errors import without_secrets
+
 __all__ = ["warn_user"]
 
 
@@ -22,7 +24,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     ours = {"pa_core", _package(frame)}
     while frame.f_back is not None and _package(frame) in ours:
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level)
+    warnings.warn(without_secrets(message), category, stacklevel=level)
 
 
 class _Prints(Protocol):
@@ -41,7 +43,7 @@ def say(run: _Prints, text: str) -> None:
     """
     if run.is_main_process:
         # Without flush, lines of the progress, which are written at once, would overtake these in a log file.
-        run.print(text, flush=True)
+        run.print(without_secrets(text), flush=True)
 
 
 def write_or_warn(write: Callable[[], object]) -> None:

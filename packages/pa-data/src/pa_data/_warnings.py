@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 
+from pa_data.errors import without_secrets
+
 __all__ = ["warn_user"]
 
 
@@ -17,4 +19,4 @@ def warn_user(message: str) -> None:
     level, frame = 1, sys._getframe()  # pyright: ignore[reportPrivateUsage]  # documented, and far cheaper than inspect
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("pa_data."):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(without_secrets(message), stacklevel=level)

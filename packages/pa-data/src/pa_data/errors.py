@@ -9,6 +9,9 @@ Each error also derives from the built-in exception a Python user would catch fo
 
 from __future__ import annotations
 
+import re
+from urllib.parse import unquote
+
 from typing_extensions import override
 
 __all__ = [
@@ -18,7 +21,58 @@ __all__ = [
     "ExplainedError",
     "ShardError",
     "UnsupportedConfigurationError",
+    "message_of",
+    "safe_cause",
+    "without_secrets",
 ]
+
+
+_USER = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/?#:@]*:(?!:|\d{1,5}(?:[/?#\s]|$))[^\s?#]*)@")
+_QUERY = re.compile(r"(://[^\s?#]*[?#])\S*?=\S*?(?=['\")\]}>,;:.]*(?:\s|$))")
+_SHORTEST_SECRET = 3
+"""Characters of a part of a URL that is replaced wherever it is: shorter ones are found in any text."""
+
+
+def without_secrets(text: str) -> str:
+    """Return a text whose URLs have neither users and passwords nor queries, which may hold signatures and tokens.
+
+    Args:
+        text: A message.
+
+    Example:
+        >>> without_secrets("https://me:secret@host/a.tar?signature=1f3a: not found")
+        'https://***@host/a.tar?***: not found'
+    """
+    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
+
+
+def message_of(error: BaseException, url: str) -> str:
+    """Return the kind and the text of an error of a library, without what of a URL is secret.
+
+    Args:
+        error: The error, whose text may have parts of the URL.
+        url: The URL that it is about.
+    """
+    text = without_secrets(f"{type(error).__name__}: {error}")
+    for secret in sorted(_secrets_in(url), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def safe_cause(error: BaseException, url: str) -> BaseException | None:
+    """Return an error as the cause of another one; None if its traceback could show what of a URL is secret.
+
+    Args:
+        error: The error of a library.
+        url: The URL that it is about.
+    """
+    return error if without_secrets(url) == url else None
+
+
+def _secrets_in(url: str) -> set[str]:
+    users = {part for user in _USER.findall(url) for part in (user, *user.rstrip("@").split(":")[1:])}
+    queries = {part for match in _QUERY.finditer(url) for part in re.split("[?#&=]", match[0].removeprefix(match[1]))}
+    return {part for secret in users | queries for part in (secret, unquote(secret)) if len(part) >= _SHORTEST_SECRET}
 
 
 class ExplainedError(Exception):
@@ -42,6 +96,7 @@ class ExplainedError(Exception):
     """
 
     def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
+        problem, given, expected, do = map(without_secrets, (problem, given, expected, do))
         super().__init__(problem, given, expected, do)
         self.problem = problem
         self.given = given

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from typing import Protocol, runtime_checkable
 
 from typing_extensions import override
 
-__all__ = ["ExplainedError", "InvalidArgumentError", "NotConnectedError", "OtherProcessError", "RanksDifferError"]
+__all__ = [
+    "ExplainedError",
+    "InvalidArgumentError",
+    "NotConnectedError",
+    "OtherProcessError",
+    "RanksDifferError",
+    "without_secrets",
+]
+
+
+_USER = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/?#:@]*:(?!:|\d{1,5}(?:[/?#\s]|$))[^\s?#]*)@")
+_QUERY = re.compile(r"(://[^\s?#]*[?#])\S*?=\S*?(?=['\")\]}>,;:.]*(?:\s|$))")
+
+
+def without_secrets(text: str) -> str:
+    """Return a text whose URLs have neither users and passwords nor queries, which may hold signatures and tokens.
+
+    Args:
+        text: A message.
+
+    Example:
+        >>> without_secrets("https://me:secret@host/a.tar?signature=1f3a: not found")
+        'https://***@host/a.tar?***: not found'
+    """
+    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
 
 
 class _Explained(Exception):
     def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
+        problem, given, expected, do = map(without_secrets, (problem, given, expected, do))
         super().__init__(problem, given, expected, do)
         self.problem = problem
         self.given = given

@@ -16,6 +16,7 @@ from pa_core.errors import ConfigurationError, TrainingPreempted
 from pa_core.storage import StateFolder
 from pa_core.storage.urls import url_of
 from pa_core.user_warnings import warn_user
+from pa_data.errors import message_of, safe_cause, without_secrets
 from pa_distributed import do_while_others_wait
 
 _SECONDS_WITHOUT_A_WORD = 2.0
@@ -156,7 +157,7 @@ class Uploads:
         """Wait until all states are sent; where the other processes come here too, they wait as well."""
         self._wait(_SECONDS_WITHOUT_A_WORD)
         if unsent := self.unsent:
-            self._say(f"Waiting until {unsent[-1].name} is sent to {self.store.url}.")
+            self._say(f"Waiting until {unsent[-1].name} is sent to {without_secrets(self.store.url)}.")
         self._wait()
         if exception is not None and not isinstance(exception, TrainingPreempted):
             for problem in self._take_problems():
@@ -220,13 +221,14 @@ class Uploads:
         except Exception as error:  # whatever it is, the run is told
             if isinstance(error, CheckpointNotFoundError) and len(self._unsent) > 1:
                 return None  # it was removed, as newer ones wait
-            return _explained(f"A training state was not sent to the object store {self.store.url}.", state, error)
+            problem = f"A training state was not sent to the object store {self.store.url}."
+            return _explained(problem, state, self.store.url, error)
         try:
             if self._max_checkpoints is not None:
                 self.store.keep(self._max_checkpoints, run)
         except Exception as error:  # as above
             problem = "Training states that are no longer needed were not removed from the object store."
-            return _explained(problem, self.store.url, error)
+            return _explained(problem, self.store.url, self.store.url, error)
         return None
 
 
@@ -235,10 +237,10 @@ def warn_that_it_continues(error: CheckpointError) -> None:
     warn_user(f"{error.problem.rstrip('.')} ({error.given}); the run continues. {error.do}")
 
 
-def _explained(problem: str, place: object, error: Exception) -> CheckpointError:
-    reason, do = f"{type(error).__name__}: {error}", "See whether the state is still there."
+def _explained(problem: str, place: object, url: str, error: Exception) -> CheckpointError:
+    reason, do = message_of(error, url), "See whether the state is still there."
     if isinstance(error, CheckpointError):
         reason, do = f"{error.problem} {error.given}", error.do
     explained = CheckpointError(problem, given=f"{place}: {reason}", do=do)
-    explained.__cause__ = error
+    explained.__cause__ = safe_cause(error, url)
     return explained

@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from pa_data.errors import ShardError
+from pa_data.errors import ShardError, message_of, safe_cause
 
 __all__ = ["DAMAGED", "FileSystem", "Stamp", "explained", "find_files", "is_url", "names_of", "remote", "stamp_of"]
 
@@ -68,7 +68,7 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[FileSystem, str]:
 
         return cast("tuple[FileSystem, str]", url_to_fs(url, **options))
     except Exception as error:  # what the libraries of the stores raise has no common base
-        raise explained(url, error) from error
+        raise explained(url, error) from safe_cause(error, url)
 
 
 def find_files(paths: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def stamp_of(path: str, options: Mapping[str, Any]) -> Stamp:
     except ShardError:
         raise
     except Exception as error:  # as in remote
-        raise explained(path, error) from error
+        raise explained(path, error) from safe_cause(error, path)
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
     return Stamp(int(info["size"] or 0), version)
 
@@ -163,7 +163,7 @@ def explained(path: str, error: BaseException) -> ShardError:
     """
     default = "A file of the dataset could not be read.", "Try to read it by itself."
     problem, do = next(((problem, do) for kind, problem, do in _REASONS if isinstance(error, kind)), default)
-    return ShardError(problem, given=f"{path}: {type(error).__name__}: {error}", do=do)
+    return ShardError(problem, given=f"{path}: {message_of(error, path)}", do=do)
 
 
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pa_data.errors import ShardError, UnsupportedConfigurationError
+from pa_data.errors import ShardError, UnsupportedConfigurationError, message_of, safe_cause
 from pa_data.files._file_systems import is_url
 from pa_data.files._shard_file import ShardFile
 
@@ -126,5 +126,7 @@ def _explaining(file: ShardFile) -> Generator[None]:
             raise
         except (ValueError, OSError) as error:  # pyarrow's own errors are one or the other
             raise ShardError(
-                "A Parquet file cannot be read.", given=f"{file.path}: {error}", do="Copy or write the file again."
-            ) from error
+                "A Parquet file cannot be read.",
+                given=f"{file.path}: {message_of(error, file.path)}",
+                do="Copy or write the file again.",
+            ) from safe_cause(error, file.path)

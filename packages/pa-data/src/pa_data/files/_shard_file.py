@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Protocol, TypeVar, cast
 
-from pa_data.errors import ShardError
+from pa_data.errors import ShardError, safe_cause
 from pa_data.files._cache import KeptPieces, Piece
 from pa_data.files._file_index import Arrays, IndexFolder
 from pa_data.files._file_systems import DAMAGED, Stamp, explained, is_url, names_of, remote, stamp_of
@@ -179,7 +179,7 @@ class ShardFile:
         try:
             yield
         except (OSError, *DAMAGED) as error:
-            raise explained(self.path, error) from error
+            raise explained(self.path, error) from safe_cause(error, self.path)
 
     def check_unchanged(self) -> None:
         """Raise an error for a file that has changed since it was first looked at.
@@ -213,7 +213,7 @@ class _LocalBytes:
                 parts.append(self._read_some(position, stop))
                 position += len(parts[-1])
         except OSError as error:
-            raise explained(self._shard.path, error) from error
+            raise explained(self._shard.path, error) from safe_cause(error, self._shard.path)
         return first if len(parts) == 1 else b"".join(parts)
 
     def _read_some(self, start: int, stop: int) -> bytes:
