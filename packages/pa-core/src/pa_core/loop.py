@@ -465,8 +465,8 @@ class Loop:
         """Look at what a script does in the first updates that the run does too."""
         self._stop_watching()
         if self._update_weights != self._update_by_optimizers:
-            trained = next(iter(self.engine.trained.values()))
             optimizers = [self.trainer.optimizer] if self._steps_optimizers else []
+            trained = next(iter(self.engine.trained.values()))
             self.first_updates = FirstUpdates(trained, optimizers, looks_at_gradients=not self._has_own_backward)
         if self._positions is None:
             self._note_positions()
@@ -478,20 +478,15 @@ class Loop:
 
     def _note_positions(self) -> None:
         """Note where schedulers are, and how often the run has stepped them; of several optimizers nobody knows."""
-        schedulers = self.trainer.named_schedulers() if len(self.engine.trained) == 1 else {}
-        own = {
-            name: one
-            for name, one in schedulers.items()
-            if name != "scheduler" or not self.engine.steps_scheduler_itself
-        }
-        self._positions = SchedulerPositions(own, self._scheduler_steps())
+        own = dict(self.trainer.named_schedulers()) if len(self.engine.trained) == 1 else {}
+        own.pop("scheduler" if self.engine.steps_scheduler_itself else "", None)
+        self._positions = SchedulerPositions(own, self.asked.stepping.count(self.engine.progress.updates, 0))
 
     def _require_own_positions(self) -> None:
         if self._positions is not None:
-            self._positions.require(self._scheduler_steps(), when=str(self.asked.stepping))
-
-    def _scheduler_steps(self) -> int:
-        return self.engine.progress.updates if self.asked.stepping.after == "update" else 0
+            self._positions.require(
+                self.asked.stepping.count(self.engine.progress.updates, 0), str(self.asked.stepping)
+            )
 
     def steps(self, train_dl: SizedIterable) -> Steps:
         """Return the batches that are left of the epoch, each with its part in its update.
