@@ -233,7 +233,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Move the average; that of a model whose shapes were not known at the start begins now."""
+        """Move the average, or begin it where the shapes were not known at the start."""
         if self._ema is None:
             self._begin(trainer)
         if update % self.update_every_n_steps == 0:

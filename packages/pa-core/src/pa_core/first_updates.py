@@ -9,7 +9,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pa_core._torch import calls_step_hooks
+from pa_core.any_trainer import AnyTrainer
+from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError
+from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.trained import Trained
 
 _NUM_UPDATES = 2
@@ -20,7 +23,7 @@ class SchedulerPositions:
     """Finds schedulers that were stepped by somebody else than the run.
 
     Args:
-        schedulers: The schedulers that the run steps, by name. Those of torch tell how often they were stepped.
+        schedulers: The schedulers that the run steps, by name. Schedulers of torch tell how often they were stepped.
         count: How often the run has stepped them so far.
 
     Example:
@@ -69,7 +72,7 @@ class FirstUpdates:
 
     Args:
         trained: What is trained.
-        optimizers: The optimizers that are not to be stepped between two updates; empty where the script has its own
+        optimizers: The optimizers that must not be stepped between two updates; empty where the script has its own
             way to step them.
         looks_at_gradients: Whether the backward pass is the trainer's own.
     """
@@ -85,7 +88,7 @@ class FirstUpdates:
         ]
 
     def before_backward(self) -> None:
-        """Raise an error if a step has had a backward pass of its own, or has cleared gradients.
+        """Raise an error if a step has run its own backward pass, or has cleared gradients.
 
         Raises:
             ConfigurationError: It has.
@@ -95,7 +98,7 @@ class FirstUpdates:
         has_gradients = self._finds_gradients()
         if has_gradients and not self._has_gradients:
             raise ConfigurationError(
-                "A step has run a backward pass of its own, to which the trainer would add the same gradients again.",
+                "A step has run its own backward pass, to which the trainer would add the same gradients again.",
                 given="gradients after calculate_train_batch_loss, and before the trainer's backward pass",
                 do="Remove loss.backward() from the step and from callbacks: return the loss, and the trainer goes "
                 "backward through it. For gradients as values, call torch.autograd.grad; for several losses with "
@@ -142,3 +145,69 @@ class FirstUpdates:
                 "agrees, clips, steps and clears after the last batch of an update. To step in another way, override "
                 "optimizer_step()."
             )
+
+
+class OwnSteps:
+    """Finds backward passes, steps and cleared gradients of a script that the run itself makes.
+
+    Args:
+        trainer: The trainer.
+        engine: Its parts.
+        looks_at_gradients: Whether the backward pass is the trainer's own.
+        looks_at_optimizer: Whether the run alone steps the optimizer.
+
+    Attributes:
+        first_updates: What looks at the steps of a trainer in the first updates of an epoch; None later.
+    """
+
+    def __init__(self, trainer: AnyTrainer, engine: Engine, looks_at_gradients: bool, looks_at_optimizer: bool) -> None:
+        self._trainer, self._engine = trainer, engine
+        self._looks_at_gradients, self._looks_at_optimizer = looks_at_gradients, looks_at_optimizer
+        self.first_updates: FirstUpdates | None = None
+        self._positions: SchedulerPositions | None = None
+
+    def start_run(self) -> None:
+        """Forget the run before."""
+        self._positions = None
+
+    def start_epoch(self, stepping: SchedulerStepping) -> None:
+        """Look at the first updates that follow.
+
+        Args:
+            stepping: How the run steps schedulers.
+        """
+        self.stop()
+        if self._looks_at_gradients or self._looks_at_optimizer:
+            trained = next(iter(self._engine.trained.values()))
+            optimizers = [self._trainer.optimizer] if self._looks_at_optimizer else []
+            self.first_updates = FirstUpdates(trained, optimizers, looks_at_gradients=self._looks_at_gradients)
+        if self._positions is None:
+            self.note_positions(stepping)
+
+    def stop(self) -> None:
+        """Look at no further updates."""
+        if self.first_updates is not None:
+            self.first_updates.close()
+        self.first_updates = None
+
+    def note_positions(self, stepping: SchedulerStepping) -> None:
+        """Note where schedulers are, and how often the run has stepped them; of several optimizers nobody knows.
+
+        Args:
+            stepping: How the run steps schedulers.
+        """
+        own = dict(self._trainer.named_schedulers()) if len(self._engine.trained) == 1 else {}
+        own.pop("scheduler" if self._engine.steps_scheduler_itself else "", None)
+        self._positions = SchedulerPositions(own, stepping.count(self._engine.progress.updates, 0))
+
+    def require_positions(self, stepping: SchedulerStepping) -> None:
+        """Raise an error for a scheduler that was stepped more often than by the run.
+
+        Args:
+            stepping: How the run steps schedulers.
+
+        Raises:
+            ConfigurationError: There is one.
+        """
+        if self._positions is not None:
+            self._positions.require(stepping.count(self._engine.progress.updates, 0), str(stepping))

@@ -28,7 +28,7 @@ from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.distributed.comparison import Describe
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
-from pa_core.first_updates import FirstUpdates, SchedulerPositions
+from pa_core.first_updates import OwnSteps
 from pa_core.model_tensors import BufferPlaces, unwrap_model
 from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.progress import Phase, Stage
@@ -98,7 +98,7 @@ class Loop:
         num_sets_to_come: How many sets are evaluated after this one, within the same training epoch.
         updates_of_batch: How many updates were made of the current batch of the training loader.
         reproducible: What makes the steps of a reproducible run; None in others.
-        first_updates: What looks at a trainer's steps in the first updates of an epoch; None later, and in a ``Run``.
+        own_steps: What finds steps of a script that the run makes, too.
         gathered_without_rows: What a process without a sample has gathered of the others, which go backward through it.
     """
 
@@ -125,9 +125,8 @@ class Loop:
         self.reproducible: ReproducibleSteps | None = None
         if engine.reproducible:
             self.reproducible = ReproducibleSteps(engine, overlaps=overlaps)
-        self._has_own_backward, self._steps_optimizers = not overlaps, steps_optimizers
-        self.first_updates: FirstUpdates | None = None
-        self._positions: SchedulerPositions | None = None
+        is_trainer = update_weights is not None
+        self.own_steps: OwnSteps = OwnSteps(trainer, engine, is_trainer and overlaps, is_trainer and steps_optimizers)
         self._buffers: BufferPlaces | None = None
         self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
@@ -259,7 +258,7 @@ class Loop:
 
     def announce(self) -> None:
         """Call the first event of a run, in which callbacks may replace loaders, and limit them as was asked."""
-        self._positions = None
+        self.own_steps.start_run()
         self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
         apply_limit_of_environment(self.trainer)
 
@@ -415,7 +414,7 @@ class Loop:
         # The last update may have cut the epoch short, which a longer run would bring to its end.
         updates_of_whole_epochs = trainer.epoch_lengths.updates_before(trainer.num_epochs_completed)
         is_whole = not self.is_at_last_update or trainer.num_updates_completed >= updates_of_whole_epochs
-        self._require_own_positions()
+        self.own_steps.require_positions(self.asked.stepping)
         if self.asked.stepping.after == "epoch" and is_whole and trainer.named_schedulers():
             with engine.rank_sync.together():
                 if step_schedulers is not None:
@@ -423,7 +422,7 @@ class Loop:
                 else:
                     for trained in engine.trained.values():
                         self.step_schedulers(trained)
-        self._note_positions()
+        self.own_steps.note_positions(self.asked.stepping)
         self.call_together(TrainerCallback.on_training_run_epoch_end, hook)
         trainer.run_history.increment_epoch()
         engine.progress.epoch_under_way = None
@@ -455,38 +454,11 @@ class Loop:
             self.call_hook(hook)
         self.call(TrainerCallback.on_train_epoch_start)
         self._resume_steps(train_dl)
-        self._watch_first_updates()
+        self.own_steps.start_epoch(self.asked.stepping)
         if engine.num_processes > 1 and _accelerate.broadcasts_buffers(engine.accelerator):
             self._buffers = BufferPlaces(self.trainer.named_models().values())
         self.count = engine.loaders.count_batches(train_dl, "training")
         engine.progress.stage = Stage.TRAINING
-
-    def _watch_first_updates(self) -> None:
-        """Look at what a script does in the first updates that the run does too."""
-        self._stop_watching()
-        if self._update_weights != self._update_by_optimizers:
-            optimizers = [self.trainer.optimizer] if self._steps_optimizers else []
-            trained = next(iter(self.engine.trained.values()))
-            self.first_updates = FirstUpdates(trained, optimizers, looks_at_gradients=not self._has_own_backward)
-        if self._positions is None:
-            self._note_positions()
-
-    def _stop_watching(self) -> None:
-        if self.first_updates is not None:
-            self.first_updates.close()
-        self.first_updates = None
-
-    def _note_positions(self) -> None:
-        """Note where schedulers are, and how often the run has stepped them; of several optimizers nobody knows."""
-        own = dict(self.trainer.named_schedulers()) if len(self.engine.trained) == 1 else {}
-        own.pop("scheduler" if self.engine.steps_scheduler_itself else "", None)
-        self._positions = SchedulerPositions(own, self.asked.stepping.count(self.engine.progress.updates, 0))
-
-    def _require_own_positions(self) -> None:
-        if self._positions is not None:
-            self._positions.require(
-                self.asked.stepping.count(self.engine.progress.updates, 0), str(self.asked.stepping)
-            )
 
     def steps(self, train_dl: SizedIterable) -> Steps:
         """Return the batches that are left of the epoch, each with its part in its update.
@@ -540,7 +512,7 @@ class Loop:
         """
         engine = self.engine
         engine.checkpointer.leave()
-        self._stop_watching()
+        self.own_steps.stop()
         self._buffers = None
         if self.reproducible is not None:
             self.reproducible.drop_update()
@@ -671,10 +643,10 @@ class Loop:
         # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
         scaler = engine.accelerator.scaler
         overflowed = scaler is not None and _accelerate.unscale(scaler, *trained.optimizers.values())
-        watch = self.first_updates
+        watch = self.own_steps.first_updates
         if watch is not None:
             watch.begin_update()
-            self._require_own_positions()
+            self.own_steps.require_positions(self.asked.stepping)
         try:
             self._update_weights(trained, overflowed)
         except StopTrainingError as error:
@@ -682,7 +654,7 @@ class Loop:
         self._clear_gradients(trained)
         trained.end_update()
         if watch is not None and not watch.end_update():
-            self._stop_watching()
+            self.own_steps.stop()
 
         # count
         if is_first:

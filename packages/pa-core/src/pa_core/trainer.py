@@ -485,7 +485,7 @@ class Trainer(
 
     def _run_train_step(self, batch: BatchT, part: MicroBatch) -> None:
         """Calculate the loss of one batch, and add its gradients to the gradients of its update."""
-        accumulation, watch = self._trained.accumulation, self._loop.first_updates
+        accumulation, watch = self._trained.accumulation, self._loop.own_steps.first_updates
         with self._trained.in_batch(part):
             loss = self._forward(batch, part)
             if loss is not None:
