@@ -225,6 +225,20 @@ def test_a_logger_adds_its_metrics_to_the_rows(capsys: pytest.CaptureFixture[str
     assert all(len(row) == len(header) for row in rows)
 
 
+def test_each_optimizer_has_its_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one in its column, the others by name below the row."""
+    models = {"generator": nn.Linear(4, 1), "critic": nn.Linear(4, 1)}
+    rates = {"generator": 0.1, "critic": 0.25}
+    optimizers = {name: SGD(model.parameters(), lr=rates[name]) for name, model in models.items()}
+    with Run(models, optimizers, DATA, num_epochs=1, callbacks=[PrintProgressCallback]) as run:
+        for inputs, targets in run.batches():
+            for name, model in models.items():
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                run.backward(loss, model=name)
+                run.step(name)
+    assert re.search(r"^ +1 .* 0\.1 .*\n       lr of critic 0\.25$", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_of_many_metrics_the_watched_ones_come_first_and_the_rest_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

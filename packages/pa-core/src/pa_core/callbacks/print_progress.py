@@ -32,14 +32,14 @@ class PrintProgressCallback(TrainerCallback):
     are not frozen and yet in no optimizer, such as a head that was forgotten. It names where callbacks write, by their
     attributes ``save_dir``, ``save_path`` and ``upload_to``, and says where no callback watches for a loss that is NaN.
 
-    The row has the losses of the epoch, the learning rate at its end (the highest of the parameter groups of the
-    first optimizer, before a scheduler of epochs is stepped), samples per second of the training, and the time that it
-    took with its evaluation. ``LogMetricsCallback`` adds the metrics. A value is marked with ``*`` where it is better
-    than in all epochs before, including the epochs before a resume, unless ``train`` is in its name. What has no room
-    in 80 columns follows on indented lines; of more than eight metrics, those that callbacks judge by come first, and
-    a line counts the others, which are in the table at the end. An evaluation within an epoch has its own row, whose
-    first cell says how many epochs were trained by then: ``1.50``, or ``@200`` after the 200th update of a stream
-    without an end.
+    The row has the losses of the epoch, the learning rate at its end (the highest of the parameter groups, before a
+    scheduler of epochs is stepped; those of further optimizers are on a separate line), samples per second of the
+    training, and the time that it took with its evaluation. ``LogMetricsCallback`` adds the metrics. A value is marked
+    with ``*`` where it is better than in all epochs before, including the epochs before a resume, unless ``train`` is
+    in its name. What has no room in 80 columns follows on indented lines; of more than eight metrics, those that
+    callbacks judge by come first, and a line counts the others, which are in the table at the end. An evaluation within
+    an epoch has its own row, whose first cell says how many epochs were trained by then: ``1.50``, or ``@200`` after
+    the 200th update of a stream without an end.
 
     A training run ends with a table: of each metric the last value, the best value and the epoch of the best.
     Of a metric that a callback such as ``SaveBestModelCallback`` judges by, the best value is the one that counts
@@ -72,7 +72,7 @@ class PrintProgressCallback(TrainerCallback):
         self.greater_is_better = greater_is_better
         self._run_since = self._epoch_since = 0.0
         self._training = _TrainingTime()
-        self._learning_rate: float | None = None
+        self._learning_rates: dict[str, float] = {}
         self._shows_all = False  # LogMetricsCallback sets it; otherwise the rows have the losses
         self._begin_table()
 
@@ -132,7 +132,7 @@ class PrintProgressCallback(TrainerCallback):
         self._print_late(trainer)
         self._epoch_since = trainer.run_history.clock.seconds
         self._training.start_epoch(trainer.run_history.clock)
-        self._learning_rate = None
+        self._learning_rates = {}
 
     @override
     def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
@@ -230,7 +230,7 @@ class PrintProgressCallback(TrainerCallback):
 
     def _stop_training(self, trainer: AnyTrainer) -> None:
         if self._training.stop(trainer.run_history.clock):
-            self._learning_rate = _learning_rate(trainer)
+            self._learning_rates = _learning_rates(trainer)
 
     def _pass_over_earlier_runs(self, trainer: AnyTrainer) -> None:
         """Note what was recorded before this run, which by its first epoch is reset or restored."""
@@ -277,12 +277,15 @@ class PrintProgressCallback(TrainerCallback):
             epoch = _epochs_trained(trainer)
         has_train_loss = is_within_epoch or "train_loss_epoch" in trainer.run_history.get_metric_names()
         expected = ["train_loss_epoch"] if has_train_loss else []
+        rates = (f"{rate:.3g}" for rate in self._learning_rates.values())
         figures = {
-            "lr": "-" if self._learning_rate is None else f"{self._learning_rate:.3g}",
+            "lr": next(rates, "-"),
             "samples/s": self._training.rate_of_epoch() or "-",
             "time": format_time(trainer.run_history.clock.seconds - self._epoch_since),
         }
         lines = self._rows.lines(epoch, metrics, best, figures, expected)
+        others = [f"lr of {name} {rate}" for name, rate in zip([*self._learning_rates][1:], rates, strict=True)]
+        lines += [f"       {', '.join(others)}"] if others else []
         say(trainer, "\n".join([*lines, f"       and {num_more} more"] if num_more else lines))
 
     def _is_best(self, trainer: AnyTrainer, name: str, value: float, directions: Mapping[str, bool]) -> bool:
@@ -383,10 +386,10 @@ def _lacks(trainer: AnyTrainer) -> str:
     return "" if has_guard else "; no TerminateOnNaNCallback"
 
 
-def _learning_rate(trainer: AnyTrainer) -> float | None:
-    """The highest learning rate of the groups of the first optimizer; None without one."""
-    optimizer = next(iter(trainer.named_optimizers().values()), None)
-    return max(map(float, learning_rates_of(optimizer)), default=None) if optimizer is not None else None
+def _learning_rates(trainer: AnyTrainer) -> dict[str, float]:
+    """The highest learning rate of the groups of each optimizer, by its name."""
+    rates = {name: [*map(float, learning_rates_of(one))] for name, one in trainer.named_optimizers().items()}
+    return {name: max(of_groups) for name, of_groups in rates.items() if of_groups}
 
 
 def _duration(seconds: float) -> str:
