@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
@@ -15,6 +16,7 @@ from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallbac
 from pa_core.callbacks import LimitBatchesCallback
 from pa_core.orders import LengthGrouped, TokenBudget
 from pa_core.testing import make_regression
+from pa_distributed import InvalidArgumentError
 from tests.support.sharded_models import sentences, sharded, tiny_transformer
 
 DATA = make_regression(24)
@@ -198,7 +200,24 @@ def _step_between(run: Run[Any, Any]) -> None:
             run.backward(run.models["second"](inputs).mean(), model="second")
 
 
-@pytest.mark.parametrize(("body", "match"), [(_gather, "gather"), (_evaluate, "evaluat"), (_step_between, "backward")])
+def _move_target(run: Run[Any, Any]) -> None:
+    target: Any = run.models["second"].requires_grad_(False)
+    student: Any = run.models["first"]
+    for inputs, _ in run.batches():
+        run.backward((student(inputs) - target(inputs)).square().mean(), model="first")
+        with torch.no_grad():
+            target.weight.lerp_(student.weight, 0.1)
+        run.step("first")
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        (_gather, "gather"),
+        (_evaluate, "evaluat"),
+        (_step_between, "backward"),
+    ],
+)
 def test_loops_in_whose_steps_processes_communicate_are_refused(
     body: Callable[[Run[Any, Any]], None], match: str
 ) -> None:
@@ -226,6 +245,17 @@ def test_what_a_stream_cannot_follow_is_refused(arguments: dict[str, Any], match
     train: Any = trainer_of().train
     with pytest.raises(ConfigurationError, match=match):
         train(_SizedStream(), 1, samples_per_update=12, **arguments)
+
+
+def test_a_target_network_that_a_loop_moves_within_an_update_is_refused() -> None:
+    """Before the first update, as the micro-batches after it would depend on who computes them."""
+    models = {"first": nn.Linear(4, 1), "second": nn.Linear(4, 1)}
+    optimizers = {name: SGD(model.parameters(), lr=0.1) for name, model in models.items()}
+    before = models["first"].weight.detach().clone()
+    run = run_of(models, optimizers)
+    with run, pytest.raises(InvalidArgumentError, match="A parameter was changed between two updates"):
+        _move_target(run)
+    assert models["first"].weight.equal(before)
 
 
 _NO_WORKERS = {"num_workers": 0}

@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.model_tensors import buffers_of_module, parameters_of_module
@@ -111,9 +112,8 @@ def _in_other_order(batch: Any) -> Any:
         return batch.flip(0) if batch.dim() and batch.layout is torch.strided else batch
     if is_mapping(batch):
         return rebuilt_mapping(batch, _in_other_order)
-    kind: type[Any] = type(batch)
-    is_sequence = issubclass(kind, list | tuple) and kind.__module__.partition(".")[0] != "torch"
-    return rebuilt_sequence(batch, _in_other_order) if is_sequence else batch
+    is_sequence = isinstance(batch, list | tuple) and not isinstance(batch, PackedSequence)
+    return rebuilt_sequence(cast("Any", batch), _in_other_order) if is_sequence else cast("Any", batch)
 
 
 def _clocks() -> tuple[float, ...]:

@@ -178,6 +178,8 @@ class GradientTree:
         self._rank = dist.get_rank() if self._world > 1 else 0
         named = {str(number): module for number, module in enumerate(self._modules)} if called is None else called
         self._buffers = Buffers(named)
+        self._called = [*self._modules, *named.values()]
+        self._is_first_update = True
         self._changes: list[Node[Changes]] = []
         self._all: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []
@@ -236,7 +238,7 @@ class GradientTree:
         if not self._is_first:
             self.restore_buffers()
         self._is_first = False
-        self._versions = versions_of(self._parameters)
+        self._versions = versions_of(self._parameters_to_watch())
         if overlaps and len(self._upcoming) == 1 and self._world > 1:
             for bucket in self._buckets:
                 bucket.awaited = set(map(id, bucket.parameters))
@@ -250,7 +252,7 @@ class GradientTree:
         Raises:
             InvalidArgumentError: A parameter was changed within the micro-batch, or a buffer in a way that has no mean.
         """
-        if self._versions != versions_of(self._parameters):
+        if self._versions != versions_of(self._parameters_to_watch()):
             raise InvalidArgumentError(
                 "A parameter was changed between two updates, within the forward or backward pass of a micro-batch, "
                 "so that the next micro-batches depend on who computes them.",
@@ -293,6 +295,7 @@ class GradientTree:
 
     def end_update(self) -> None:
         """End an update whose gradients were used."""
+        self._is_first_update = self._is_first_update and not self._is_open
         self._is_open = False
 
     def drop_update(self) -> None:
@@ -335,6 +338,12 @@ class GradientTree:
                     untyped: Any = parameter  # torch annotates the method only in part
                     hook = untyped.register_post_accumulate_grad_hook(partial(self._note_gradient, bucket))
                     self._hooks.append(hook)
+
+    def _parameters_to_watch(self) -> list[nn.Parameter]:
+        """Those that a micro-batch must leave alone; in the first update also frozen ones, such as of a teacher."""
+        if not self._is_first_update:
+            return self._parameters
+        return list(dict.fromkeys(one for module in self._called for one in module.parameters()))
 
     def _note_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
         """Called when a backward pass has added to the gradient of a parameter."""
