@@ -56,6 +56,15 @@ def test_the_site_that_is_published_is_the_one_that_was_built() -> None:
     assert pages["jobs"]["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
 
 
+def test_hooks_need_nothing_but_the_tools_of_the_environment() -> None:
+    """A commit downloads nothing: each hook is local, and runs a program that `nox -s dev` installs."""
+    repositories = load(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert {one["repo"] for one in repositories} == {"local"}
+    hooks = [hook for one in repositories for hook in one["hooks"]]
+    assert {hook["language"] for hook in hooks} == {"system"}
+    assert {hook["entry"].split()[0] for hook in hooks} == {"ruff", "lint-imports"}
+
+
 def test_forms_ask_for_what_an_answer_needs() -> None:
     """A report of a bug has a script, the line that says what runs, and the versions."""
     form = load(ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml")

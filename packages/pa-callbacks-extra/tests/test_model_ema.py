@@ -468,3 +468,13 @@ def test_applying_the_average_copies_nothing() -> None:
             pass
 
     assert allocated_by(apply) == 0
+
+
+def test_a_model_that_lost_a_layer_is_an_error() -> None:
+    """The parameters that are gone are named, before any average is changed."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    average = ModelEma(model)
+    model[0] = nn.Identity()
+    with pytest.raises(ValueError, match=r"changed since(.|\n)*0\.weight: not there, was shape \(4, 4\)"):
+        average.update(model)
+
