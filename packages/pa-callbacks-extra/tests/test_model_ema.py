@@ -477,4 +477,3 @@ def test_a_model_that_lost_a_layer_is_an_error() -> None:
     model[0] = nn.Identity()
     with pytest.raises(ValueError, match=r"changed since(.|\n)*0\.weight: not there, was shape \(4, 4\)"):
         average.update(model)
-
