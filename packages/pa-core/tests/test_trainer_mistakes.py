@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallback
 from pa_core.testing import make_regression
-from tests.support.callbacks import CallAt
+from tests.support.callbacks import CallAt, FailAt
 from tests.support.trainers import linear_trainer
 
 DATA = make_regression(16)
@@ -252,3 +252,12 @@ def test_a_reproducible_run_looks_too() -> None:
             continue
         with pytest.raises(ConfigurationError, match="its own backward pass"):
             trainer.train(DATA, 1, **options)
+
+
+def test_an_optimizer_is_left_alone_however_the_run_ends() -> None:
+    """After an error in the first update, it is the script's again, and another trainer's."""
+    trainer = make(Trainer, FailAt("on_optimizer_step_end", LookupError("in mid-run"), 1))
+    with pytest.raises(LookupError):
+        trainer.train(DATA, 1)
+    trainer.optimizer.step()
+    Trainer(trainer.model, nn.MSELoss(), trainer.optimizer, callbacks=[]).train(DATA, 1)

@@ -167,8 +167,9 @@ class OwnSteps:
         self._positions: SchedulerPositions | None = None
 
     def start_run(self) -> None:
-        """Forget the run before."""
+        """Forget the run before; however this one ends, optimizers are then left alone."""
         self._positions = None
+        self._engine.contexts.callback(self.stop)
 
     def start_epoch(self, stepping: SchedulerStepping) -> None:
         """Look at the first updates that follow.
