@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -499,9 +500,9 @@ def mixture_density() -> Program:
 def last_layer_of_zeros() -> Program:
     """The last layer starts at zero, so the first prediction is the mean; the warm-up starts at a rate of zero."""
     torch.manual_seed(0)
-    diabetes = load_diabetes()
-    rows = torch.tensor(diabetes.data, dtype=torch.float32)
-    target = torch.tensor(diabetes.target, dtype=torch.float32)[:, None]
+    data, values = load_diabetes(return_X_y=True)
+    rows = torch.tensor(data, dtype=torch.float32)
+    target = torch.tensor(values, dtype=torch.float32)[:, None]
     rows, target = rows / rows[:350].std(dim=0), (target - target[:350].mean()) / target[:350].std()
     train_data, eval_data = parts(rows, target)
     last = nn.Linear(32, 1)
@@ -514,4 +515,4 @@ def last_layer_of_zeros() -> Program:
 
     trainer = Trainer(model, nn.MSELoss(), AdamW(model.parameters(), lr=3e-3))
     arguments = {"train_dataset": train_data, "num_epochs": 15, "eval_dataset": eval_data, "per_device_batch_size": 16}
-    return Program(trainer, {**arguments, "create_scheduler_fn": lambda optimizer: LambdaLR(optimizer, warm_up)})
+    return Program(trainer, {**arguments, "create_scheduler_fn": partial(LambdaLR, lr_lambda=warm_up)})

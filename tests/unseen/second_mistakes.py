@@ -548,9 +548,9 @@ def noise_drawn_twice(right: bool = False) -> Program:
 def sampler_of_class_weights(right: bool = False) -> Program:
     """The sampler gets one weight for each class, not for each sample, so it draws the first two samples alone."""
     torch.manual_seed(0)
-    cancer = load_breast_cancer()
-    rows = torch.tensor(cancer.data, dtype=torch.float32)
-    rows, labels = (rows - rows.mean(0)) / rows.std(0), torch.tensor(cancer.target)
+    data, malignant = load_breast_cancer(return_X_y=True)
+    rows = torch.tensor(data, dtype=torch.float32)
+    rows, labels = (rows - rows.mean(0)) / rows.std(0), torch.tensor(malignant)
     train_data, eval_data = TensorDataset(rows[:450], labels[:450]), TensorDataset(rows[450:], labels[450:])
     class_weights = 1.0 / torch.bincount(labels[:450])
     weights = class_weights[labels[:450]] if right else class_weights
@@ -793,7 +793,7 @@ def frozen_by_an_attribute(right: bool = False) -> Program:
     if right:
         backbone.requires_grad_(False)
     else:
-        backbone.requires_grad = False  # type: ignore[assignment]
+        backbone.requires_grad = False  # type: ignore[assignment]  # pyright: ignore[reportArgumentType]  # the mistake
     trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=0.02))
     arguments = {"train_dataset": Subset(is_odd, few), "num_epochs": 20, "eval_dataset": Subset(is_odd, rest)}
     return Program(trainer, {**arguments, "per_device_batch_size": 10})
@@ -837,7 +837,7 @@ def lambda_returns_the_rate(right: bool = False) -> Program:
 
     trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=rate))
     arguments = {"train_dataset": train_data, "num_epochs": 6, "eval_dataset": eval_data, "per_device_batch_size": 32}
-    return Program(trainer, {**arguments, "create_scheduler_fn": lambda optimizer: LambdaLR(optimizer, schedule)})
+    return Program(trainer, {**arguments, "create_scheduler_fn": partial(LambdaLR, lr_lambda=schedule)})
 
 
 @mistake("warm", "never reach", "not reach", "total_iters", "longer than the run", "end of the run")
@@ -896,9 +896,9 @@ def clipped_to_nothing(right: bool = False) -> Program:
 def argmax_of_one_column(right: bool = False) -> Program:
     """Accuracy takes the argmax of a single logit, which is always 0, so it reports the share of the negatives."""
     torch.manual_seed(0)
-    cancer = load_breast_cancer()
-    rows = torch.tensor(cancer.data, dtype=torch.float32)
-    rows, labels = (rows - rows.mean(0)) / rows.std(0), torch.tensor(cancer.target, dtype=torch.float32)
+    data, malignant = load_breast_cancer(return_X_y=True)
+    rows = torch.tensor(data, dtype=torch.float32)
+    rows, labels = (rows - rows.mean(0)) / rows.std(0), torch.tensor(malignant, dtype=torch.float32)
 
     class CancerTrainer(Trainer):
         @override

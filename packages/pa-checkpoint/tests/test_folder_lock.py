@@ -334,7 +334,7 @@ def test_a_link_that_comes_between_the_look_and_the_note_is_not_followed(
     """The moment after a run has seen that nothing is there, a link to another file is."""
     folder = tmp_path / "states"
     folder.mkdir()
-    victim, acquire = _victim(folder), FolderLock._acquire
+    victim, acquire = _victim(folder), FolderLock._acquire  # pyright: ignore[reportPrivateUsage]  # what comes between two steps of it
 
     def acquire_late(self: FolderLock, say: Callable[[str], None] | None) -> None:
         acquire(self, say)

@@ -366,7 +366,7 @@ def test_names_of_checkpoints_in_a_store_lead_nowhere_else(tmp_path: Path, store
     manifest = read_manifest(newer)
     state = store.upload(newer)
     states = tmp_path / "store" / "states"
-    hostile = state_store._object_name(name, manifest)
+    hostile = state_store._object_name(name, manifest)  # pyright: ignore[reportPrivateUsage]  # names that it would not write
     (states / state.object_name).rename(states / hostile)
     fresh, target = RemoteFolder(store.url), tmp_path / "deep" / "elsewhere"
     before = {path for path in tmp_path.rglob("*") if "store" not in path.parts}

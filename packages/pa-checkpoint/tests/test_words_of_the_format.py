@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import inspect
 import json
 import os
 import sys
@@ -230,9 +231,7 @@ def test_a_whole_checkpoint_is_never_called_damaged_for_the_stack_of_its_reader(
         deep = [{"deeper": deep}]
     for step in (1, 2):
         save(tmp_path / f"step_{step}", {"model": {"weight": torch.ones(2)}, "step": step, "deep": deep})
-    frame, used = sys._getframe(), 0
-    while (frame := frame.f_back) is not None:  # type: ignore[assignment]  # it ends with None
-        used += 1
+    used = len(inspect.stack(0))
     outcomes: list[object] = []
     room = sys.getrecursionlimit() - used
     for depth in range(room - 330, room, 2):

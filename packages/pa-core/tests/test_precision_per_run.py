@@ -513,9 +513,9 @@ def test_gradients_that_overflow_for_ever_end_the_run(shared_tmp_path: Path) -> 
 def prepared(model: nn.Module, precision: str, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     """A model that a script has given to an accelerator of its own before, in another precision."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
-    AcceleratorState._reset_state(reset_partial_state=True)
+    AcceleratorState._reset_state(reset_partial_state=True)  # pyright: ignore[reportPrivateUsage]  # accelerate's tests do
     Accelerator(cpu=True).prepare_model(model, evaluation_mode=True)
-    AcceleratorState._reset_state(reset_partial_state=True)
+    AcceleratorState._reset_state(reset_partial_state=True)  # pyright: ignore[reportPrivateUsage]  # accelerate's tests do
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
     return model
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from pa_data.digests import digest_samples, digests_of_leaves
 from tests.support.drawing import Drawing
@@ -58,4 +58,4 @@ def test_what_a_sample_draws_is_the_same_each_time(num_workers: int) -> None:
     assert first[0] != first[1]
     assert first[0] != {}
     assert torch.equal(before, torch.random.get_rng_state())
-    assert digest_samples(DataLoader([torch.zeros(1)], num_workers=num_workers), [5]) == [{}]  # type: ignore[arg-type]
+    assert digest_samples(DataLoader(TensorDataset(torch.zeros(1)), num_workers=num_workers), [5]) == [{}]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ class Script:
         self.older = np.random.RandomState(0)
         self.of_python = random.Random(0)
         self.layer = nn.Linear(2, 1)
-        self.dataset: Dataset[Any] = Subset([Nested()], [0])  # type: ignore[arg-type]  # any sequence will do
+        self.dataset: Dataset[Any] = Subset(cast("Dataset[Nested]", [Nested()]), [0])  # any sequence will do
         self.counted = self._count()
         self.partial = functools.partial(max, Nested())
 
@@ -120,7 +120,7 @@ CHANGES: dict[str, Callable[[Script], object]] = {
     "script.of_python": lambda one: one.of_python.random(),
     "script.layer.weight": change_data,
     "script.layer.in_features": lambda one: setattr(one.layer, "in_features", 3),
-    "script.dataset.dataset[0].total": lambda one: setattr(one.dataset.dataset[0], "total", 1.0),  # type: ignore[attr-defined]
+    "script.dataset.dataset[0].total": lambda one: setattr(cast("Any", one.dataset).dataset[0], "total", 1.0),
     "script.counted.calls": lambda one: one.counted(),
     "script.partial[0].total": lambda one: setattr(one.partial.args[0], "total", 1.0),
     "script.late": lambda one: setattr(one, "late", 1),
@@ -183,7 +183,7 @@ def test_what_processes_share_is_left_out() -> None:
     """The global generators have their place elsewhere."""
     script = SimpleNamespace(generator=torch.default_generator, of_python=random.random, of_numpy=np.random.rand)
     before = snapshot({"script": script})
-    torch.rand(1), random.random(), np.random.rand()
+    _ = torch.rand(1), random.random(), np.random.rand()
     assert before.changed(snapshot({"script": script})) == []
 
 
@@ -203,7 +203,7 @@ class HalfWay(nn.Module):
         self.inner = nn.Sequential(nn.Linear(1, 1))
         self.calls = 0
         seen = [0]
-        self.register_forward_hook(lambda *_: seen.append(1))
+        self.register_forward_hook(lambda _module, _inputs, _output: seen.append(1))
 
 
 def test_a_module_is_described_as_its_users_know_it() -> None:

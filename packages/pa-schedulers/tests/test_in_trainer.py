@@ -370,7 +370,8 @@ def test_a_run_that_is_resumed_in_the_same_trainer_follows_the_same_rates(
     for interrupt.update in (9, 15, 22):
         with pytest.raises(OSError, match="at"):
             train(trainer, resume_from=tmp_path, resume_missing="start")
-    interrupt.update, keep.rates = -1, []
+    interrupt.update = -1
+    keep.rates.clear()
     train(trainer, resume_from=tmp_path)
 
     assert keep.rates == of_whole.rates[22:]

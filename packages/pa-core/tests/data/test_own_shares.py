@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -35,7 +35,7 @@ class Stream(IterableDataset[Sample]):
     @override
     def __iter__(self) -> Iterator[Sample]:
         first, step = self.own()
-        return (self.data[index] for index in range(first, len(self.data), step))
+        return (cast("Sample", self.data[index]) for index in range(first, len(self.data), step))
 
 
 class AsksTorch(Stream):
@@ -257,9 +257,14 @@ def half(first: int) -> TensorDataset:
     return TensorDataset(*(tensor[first::2] for tensor in samples(96).tensors))
 
 
+def loader_of_half(first: int) -> DataLoader[tuple[Tensor, ...]]:
+    """The same in a loader of the script's own."""
+    return DataLoader(half(first), batch_size=2)
+
+
 @on_two_ranks
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("make", [Half, half, lambda first: DataLoader(half(first), batch_size=2)])
+@pytest.mark.parametrize("make", [Half, half, loader_of_half])
 def test_a_half_of_the_data_on_each_process_is_refused(make: Any, num_workers: int) -> None:
     """Equal lengths do not make equal data: half of each half would never be seen."""
     data = make(rank())

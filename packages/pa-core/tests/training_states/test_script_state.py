@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -201,9 +201,10 @@ class ReplacesHead(TrainerCallback):
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Replace it."""
         if trainer.num_epochs_completed == 1:
-            trainer.model[2] = nn.Linear(3, 1)  # type: ignore[operator]
+            model = cast("nn.Sequential", trainer.model)
+            model[2] = nn.Linear(3, 1)
             if self.adds:
-                trainer.optimizer.add_param_group({"params": [*trainer.model[2].parameters()]})  # type: ignore[index]
+                trainer.optimizer.add_param_group({"params": [*model[2].parameters()]})
 
 
 def test_a_layer_that_no_optimizer_trains_any_more_is_an_error(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -112,7 +112,7 @@ def _called(function: FunctionType) -> Iterator[object]:
     for value in [function.__globals__.get(word) for word in words]:
         if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _NEVER_ASK:
             yield from (one for one in map(vars(value).get, words) if isinstance(one, (FunctionType, type)))
-        elif isinstance(value, (FunctionType, type, partial)) and not _is_of_library(value):
+        elif isinstance(value, (FunctionType, type, partial)) and not _is_of_library(cast("object", value)):
             yield value
     with suppress(ValueError):  # a name that has no value yet
         yield from [cell.cell_contents for cell in function.__closure__ or ()]
@@ -136,9 +136,13 @@ def _held(one: object) -> Iterator[object]:
                 yield from map(inspect.unwrap, filter(inspect.isfunction, vars(kind).values()))
     elif not _is_of_library(type(one)) and not isinstance(one, ModuleType):
         yield type(one)
-        yield from list(getattr(one, "__dict__", {}).values())
+        yield from _attributes(one).values()
     elif isinstance(one, IterableDataset | Sampler) or hasattr(one, "sampler"):
-        yield from list(getattr(one, "__dict__", {}).values())
+        yield from _attributes(cast("Any", one)).values()
+
+
+def _attributes(one: object) -> dict[str, object]:
+    return dict(getattr(one, "__dict__", {}))
 
 
 def _is_of_library(value: object) -> bool:
@@ -158,9 +162,10 @@ def _words(code: CodeType) -> set[str]:
 
 def _plain_values(part: object) -> Iterator[tuple[str, object]]:
     """The attributes of a stream or sampler that may be the numbers, files or samples of its share."""
-    if isinstance(part, list | tuple | range):
+    attributes, is_sequence = _attributes(part), isinstance(part, list | tuple | range)
+    if is_sequence:
         yield "", _compared(part)
-    for name, value in getattr(part, "__dict__", {}).items():
+    for name, value in attributes.items():
         compared = _compared(value)
         if compared is not None:
             yield f".{name}", compared
@@ -169,9 +174,9 @@ def _plain_values(part: object) -> Iterator[tuple[str, object]]:
 def _compared(value: object) -> object:
     """What is compared of a value; None where nothing is."""
     if isinstance(value, (list, tuple, range)):
-        first = [*cast("Iterable[object]", value[:_MOST_COMPARED])]
-        texts = [_compared(one) for one in first]
-        return None if None in texts else f"{len(value)}: {', '.join(map(str, texts))}"
+        items = cast("Sequence[object]", value)
+        texts = [_compared(one) for one in items[:_MOST_COMPARED]]
+        return None if None in texts else f"{len(items)}: {', '.join(map(str, texts))}"
     if isinstance(value, Tensor) or type(value).__module__ == "numpy":
         return next(iter(digests_of_leaves(value).values()), None)
     if isinstance(value, os.PathLike):
