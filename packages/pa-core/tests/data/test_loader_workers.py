@@ -10,25 +10,32 @@ import random
 import re
 import select
 import signal
+import sys
+import time
 import traceback
-from collections.abc import Generator
+import warnings
+from collections.abc import Callable, Generator
 from contextlib import suppress
+from functools import partial
 from itertools import chain
+from types import ModuleType
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 from typing_extensions import override
 
 from pa_core import ConfigurationError, Trainer
 from pa_core.data import KeyedDataLoader
+from pa_core.data.loaders import default_num_workers
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.testing import make_classification
 from pa_data import start_method
 from tests.launching import Launch
+from tests.small_runs import make_trainer
 from tests.support.callbacks import FailAt
 from tests.support.drawing import Drawing, draw_after, preserved_streams, samples_by_index
 from tests.support.explained import assert_explained
@@ -521,3 +528,93 @@ def test_what_cannot_be_sent_back_is_an_error_and_no_wait(kind: str) -> None:
     with pytest.raises((RuntimeError, ConfigurationError), match=r"LocalError: of a sample|cannot be sent") as caught:
         next(iter(loader))
     assert kind != "error" or "Raised for sample 0 of Local" in str(caught.value)
+
+
+class Reads(Dataset[int]):
+    """Reads its samples with a function."""
+
+    def __init__(self, read: Callable[[int], int]) -> None:
+        self.read = read
+
+    def __len__(self) -> int:
+        return 4
+
+    @override
+    def __getitem__(self, index: int) -> int:
+        return self.read(index)
+
+
+def read_by_import(index: int) -> int:
+    """Import the library where it is needed, as many do."""
+    import polars  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]  # a module of that name is there
+
+    return int(polars.add(index))
+
+
+def read_by_helper(index: int) -> int:
+    """Call what does so."""
+    return read_by_import(index) + 1
+
+
+@pytest.fixture
+def polars(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A library of this name, which has started its threads."""
+    module = ModuleType("polars")
+    exec("class Frame: ...\ndef add(index): return index + 1", vars(module))
+    monkeypatch.setitem(sys.modules, "polars", module)
+    return module
+
+
+def test_a_dataset_whose_library_does_not_survive_a_fork_gets_no_workers(polars: ModuleType) -> None:
+    """Where its code or what it holds leads to it, in any way; others are loaded by workers as before."""
+    frame = polars.Frame()
+
+    def read_with_frame(index: int) -> int:
+        return index if frame else 0
+
+    def read_with(_frame: object, index: int) -> int:
+        return index
+
+    datasets: list[Dataset[int]] = [
+        Reads(read_by_import),
+        Reads(read_by_helper),
+        Reads(read_with_frame),
+        Reads(partial(read_with, frame)),
+        Subset(Reads(read_by_import), [0, 1]),
+        ConcatDataset([Reads(int), Reads(read_by_import)]),
+    ]
+    for dataset in datasets:
+        assert default_num_workers(dataset, local_processes=1) == 0
+    assert default_num_workers(Reads(int), local_processes=1) > 0
+    del sys.modules["polars"]
+    assert default_num_workers(Reads(read_by_import), local_processes=1) > 0
+
+
+def test_workers_that_were_requested_for_such_a_dataset_are_warned_about(polars: ModuleType) -> None:
+    """The warning comes before they start, and names both ways out."""
+    trainer = make_trainer()
+    trainer.train_dataset = Reads(read_by_helper)
+    with pytest.warns(UserWarning, match=r"Reads uses polars.*num_workers=0.*forkserver"):
+        trainer.create_train_dataloader(2, {"num_workers": 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.create_train_dataloader(2, {"num_workers": 1, "multiprocessing_context": "forkserver"})
+        trainer.create_train_dataloader(2, {"num_workers": 0})
+
+
+def test_a_worker_that_sends_nothing_for_long_is_explained(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It may wait for a thread that was not forked with it; one that is merely slow sends its batch afterwards."""
+    monkeypatch.setattr("pa_data._workers.SECONDS_BEFORE_HINT", 0.2)
+
+    def read(index: int) -> int:
+        time.sleep(0.5)
+        return index
+
+    loader = KeyedDataLoader(Reads(read), 4, num_workers=1)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3]]
+    assert "forkserver" in capfd.readouterr().err
+    monkeypatch.setattr("pa_data._workers.SECONDS_BEFORE_HINT", 60)
+    assert len([*loader]) == 1
+    assert capfd.readouterr().err == ""

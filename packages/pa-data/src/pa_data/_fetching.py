@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from typing_extensions import TypeVar, override
 
+from pa_data._loader_parts import set_epoch
 from pa_data._sample_notes import describe_collation, describe_samples
-from pa_data._sending import refusing_stop_iteration, require_sendable, sendable
 from pa_data._streams import SizedStream
+from pa_data._workers import refusing_stop_iteration, require_sendable, sendable
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_data.drawn_state import StateInWorkers
 from pa_data.orders._epoch_order import index_list
@@ -37,6 +38,7 @@ __all__ = [
     "move_to_device",
     "pin_memory",
     "prefetched",
+    "tell_epoch",
 ]
 
 BatchRequest: TypeAlias = tuple[int, Tensor | Sequence[Any], Sequence[int] | None]
@@ -129,21 +131,42 @@ class WholeBatchFetcher:
 
 
 class WorkerDataset(Dataset[Any]):
-    """What torch's workers index: each request gives a whole batch, collated already."""
+    """What torch's workers index: each request gives a whole batch, collated already.
+
+    With each comes the epoch, which the copy of the dataset in this worker is told.
+    """
 
     def __init__(self, fetcher: BatchFetcher, dataset: Dataset[Any], state: StateInWorkers) -> None:
         self.fetcher = fetcher
         self.dataset = dataset
         self.state = state
+        self._epoch: int | None = None
 
     @override
-    def __getitem__(self, index: BatchRequest) -> Any:
+    def __getitem__(self, index: tuple[BatchRequest, int | None]) -> Any:
+        request, epoch = index
         try:
-            batch = self.state.fetch(partial(self.fetcher, *index))
+            if epoch is not None and epoch != self._epoch:
+                tell_epoch(self.dataset, self.fetcher, epoch)
+                self._epoch = epoch
+            batch = self.state.fetch(partial(self.fetcher, *request))
         except Exception as error:
             raise sendable(error) from error
         require_sendable(batch)
         return batch
+
+
+def tell_epoch(dataset: Dataset[Any], fetcher: BatchFetcher, epoch: int) -> None:
+    """Tell a dataset and what collates its samples which epoch begins.
+
+    Args:
+        dataset: The dataset.
+        fetcher: Makes its batches.
+        epoch: The number of the epoch.
+    """
+    set_epoch(dataset, epoch)
+    if isinstance(fetcher, SampleFetcher):
+        set_epoch(fetcher.collate_fn, epoch)
 
 
 _BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)

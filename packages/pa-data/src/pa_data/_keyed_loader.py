@@ -13,7 +13,6 @@ from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
 from pa_data._fetching import SampleFetcher, move_to_device, prefetched
-from pa_data._loader_parts import set_epoch
 from pa_data._requested_loader import RequestedDataLoader
 from pa_data._split import (
     BatchSplit,
@@ -551,11 +550,9 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             )
         if (requested := self._batches.sampler.epoch) is not None:
             self.set_epoch(requested)
-        if isinstance(self.dataset, IterableDataset) and not self._evaluates:
-            set_epoch(self.dataset, self._epoch)
         plan = self._batches.plan
         self._worker_key = extend_key(plan.key, _WORKER_STREAMS)
-        batches = super().__iter__()
+        batches = self._iterate(None if self._evaluates else self._epoch)
         if self.device is not None and self.device.type == "cuda" and self._pins:
             batches = prefetched(batches, self.device)
         elif self.device is not None:

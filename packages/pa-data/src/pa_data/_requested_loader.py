@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import starmap
 from multiprocessing.context import BaseContext
-from typing import Any, Protocol, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
@@ -22,11 +22,15 @@ from pa_data._fetching import (
     can_pin_memory,
     listed,
     pin_memory,
+    tell_epoch,
 )
-from pa_data._workers import WorkerStart, explaining_failed_start, sigterm_held_back
+from pa_data._workers import WorkerStart, explaining_failed_start, hinting_at_long_wait, sigterm_held_back
 from pa_data.drawn_state import StateInWorkers
 from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_data.rng import preserve_rng_state
+
+if TYPE_CHECKING:
+    from pa_data.state_search import Snapshot
 
 __all__ = ["BatchRequests", "LoadingOptions", "RequestedDataLoader"]
 
@@ -128,6 +132,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
         self._pins = self.pin_memory and can_pin_memory()
         self._worker_loader: DataLoader[Any] | None = None
         self._state_in_workers: StateInWorkers | None = None
+        self._sent: Snapshot | None = None
         self._iterations = 0
 
     @property
@@ -147,8 +152,16 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
     @override
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # torch promises its private iterator class
         """Iterate over the batches that are requested."""
+        return self._iterate(None)
+
+    def _iterate(self, epoch: int | None) -> Iterator[Any]:
+        """Iterate over the batches of an epoch, of which datasets are told if it has a number."""
+        if self.num_workers > 0 and self.persistent_workers:
+            self._send_changes()
+        if epoch is not None:
+            tell_epoch(self.dataset, self._fetcher, epoch)
         if self.num_workers > 0:
-            return self._load_in_workers()
+            return self._load_in_workers(epoch)
         draws = self.keyed_augmentation and not self.whole_batches
         batches = starmap(self._fetch_preserving_rngs if draws else self._fetcher, self._requested.requests())
         return map(pin_memory, batches) if self._pins else batches
@@ -157,21 +170,41 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
         with preserve_rng_state():
             return self._fetcher(*request)
 
-    def _load_in_workers(self) -> Iterator[Any]:
+    def _send_changes(self) -> None:
+        """End persistent workers whose copies of the dataset and the collate function are not what these are now."""
+        if self._sent is not None and self._sent.changed(self._state()):
+            self.close()
+
+    def _state(self) -> Snapshot:
+        from pa_data.state_search import snapshot  # of no use without workers
+
+        collate_fn = cast("Any", self.collate_fn)  # pyright: ignore[reportUnknownMemberType]  # not typed by torch
+        return snapshot({"dataset": self.dataset, "collate_fn": collate_fn})
+
+    def _load_in_workers(self, epoch: int | None) -> Iterator[Any]:
         if self._worker_loader is None:
             self._worker_loader = self._make_worker_loader()
+        if self.persistent_workers:
+            self._sent = self._state()
+        cast("Any", self._worker_loader).sampler.epoch = epoch
         self._own_generator.manual_seed(self._worker_key)
         self._iterations += 1
         with sigterm_held_back(), self._explaining_failed_start():
             batches = iter(self._worker_loader)
         return self._receive(batches, self._iterations)
 
+    @contextmanager
+    def _starting(self) -> Generator[None]:
+        """Within the context, workers make their first batch."""
+        with self._explaining_failed_start(), hinting_at_long_wait(self._options.get("multiprocessing_context")):
+            yield
+
     def _explaining_failed_start(self) -> AbstractContextManager[None]:
         sent: dict[str, object] = {name: getattr(self, name) for name in ("dataset", "collate_fn", "worker_init_fn")}
         return explaining_failed_start(self._options.get("multiprocessing_context"), sent)
 
     def _receive(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
-        start: AbstractContextManager[None] = self._explaining_failed_start()
+        start: AbstractContextManager[None] = self._starting()
         while True:
             if self.persistent_workers and iteration != self._iterations:
                 raise UnsupportedConfigurationError(
@@ -196,15 +229,17 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
         return DataLoader(dataset, batch_size=None, sampler=_WorkerRequests(self._requested), **options)
 
 
-class _WorkerRequests(Sampler[BatchRequest]):
-    """The requests as they are sent to workers."""
+class _WorkerRequests(Sampler[tuple[BatchRequest, int | None]]):
+    """The requests as they are sent to workers, with the epoch of those that follow."""
 
     def __init__(self, batches: BatchRequests) -> None:
         self._batches = batches
+        self.epoch: int | None = None
 
     @override
-    def __iter__(self) -> Iterator[BatchRequest]:
-        return ((key, listed(indices), draws) for key, indices, draws in self._batches.requests())
+    def __iter__(self) -> Iterator[tuple[BatchRequest, int | None]]:
+        epoch = self.epoch
+        return (((key, listed(indices), draws), epoch) for key, indices, draws in self._batches.requests())
 
 
 def _decide_whole_batches(

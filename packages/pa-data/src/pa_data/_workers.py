@@ -1,14 +1,17 @@
-"""Workers of data loaders: how they are started, why that failed, what they do about SIGTERM, and their seeds."""
+"""Workers of data loaders: how they start, or why they cannot, what they do about SIGTERM, send, and draw."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +20,10 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from pa_data.errors import ConfigurationError
@@ -29,6 +33,10 @@ __all__ = [
     "WorkerStart",
     "end_with_main_process",
     "explaining_failed_start",
+    "hinting_at_long_wait",
+    "refusing_stop_iteration",
+    "require_sendable",
+    "sendable",
     "sigterm_held_back",
     "start_method",
     "worker_init_fn",
@@ -37,6 +45,13 @@ __all__ = [
 SECONDS_AFTER_SECOND_SIGTERM = 30.0
 """As long as launchers wait for a process before they kill it."""
 
+SECONDS_BEFORE_HINT = 60
+"""After this time without a batch from the workers, a line says what may keep them."""
+
+_HINT = (
+    "The workers of a loader have sent no batch in {} seconds. If none comes at all: libraries with threads, such as "
+    'polars, wait forever in a process that was forked. Pass num_workers=0, or multiprocessing_context="forkserver".\n'
+)
 _SECONDS_BETWEEN_LOOKS = 1.0
 _CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")  # not on Windows
 
@@ -181,12 +196,108 @@ def explaining_failed_start(context: str | BaseContext | None, sent: Mapping[str
         raise
 
 
+@contextmanager
+def hinting_at_long_wait(context: str | BaseContext | None) -> Generator[None]:
+    """Within the context, workers make their first batch: if none comes for long, print what may be the cause.
+
+    Args:
+        context: The ``multiprocessing_context`` of the loader.
+    """
+    if start_method(context) != "fork":
+        yield
+        return
+    timer = threading.Timer(SECONDS_BEFORE_HINT, sys.stderr.write, (_HINT.format(SECONDS_BEFORE_HINT),))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _can_be_pickled(value: object) -> bool:
     try:
         ForkingPickler.dumps(value)
     except Exception:
         return False
     return True
+
+
+_SENT: set[type] = {Tensor, str, bytes, bool, int, float, complex, type(None)}
+"""Types of which every object can be sent; those of which one was sent join them."""
+
+
+@contextmanager
+def refusing_stop_iteration() -> Generator[None]:
+    """Within the context, a ``StopIteration`` is an error: a loader would take it for the end of the epoch.
+
+    Raises:
+        ConfigurationError: Something raised one.
+    """
+    try:
+        yield
+    except StopIteration as error:
+        raised = ConfigurationError(
+            "A sample or its collation raised StopIteration, which would have ended the epoch.",
+            given="".join(traceback.format_tb(error.__traceback__)[-1:]).strip(),
+            do="Find the call of next() for which there is nothing left, or give it a default.",
+        )
+        for note in getattr(error, "__notes__", ()):
+            raised.add_note(note)
+        raise raised from error
+
+
+def sendable(error: Exception) -> Exception:
+    """Return an error that can be sent to the main process: itself, or a ``RuntimeError`` that tells all of it.
+
+    Of an error whose class is local to a function, nothing would arrive, and the main process would wait forever.
+
+    Args:
+        error: The error of a dataset.
+    """
+    if _can_be_pickled(type(error)):
+        return error
+    return RuntimeError("".join(traceback.format_exception(error)))
+
+
+def require_sendable(batch: object) -> None:
+    """Raise an error for a batch that cannot be sent to the main process, which would wait for it forever.
+
+    Args:
+        batch: What a worker has made.
+
+    Raises:
+        ConfigurationError: A part of it cannot be pickled.
+    """
+    kind = type(batch)
+    if kind in _SENT:
+        return
+    if isinstance(batch, (list, tuple, set, frozenset)):
+        for part in cast("list[object]", batch):
+            require_sendable(part)
+    elif isinstance(batch, Mapping):
+        for key, part in cast("Mapping[object, object]", batch).items():
+            require_sendable(key)
+            require_sendable(part)
+    elif dataclasses.is_dataclass(batch):
+        for field in dataclasses.fields(batch):
+            require_sendable(getattr(batch, field.name, None))
+    elif _can_be_pickled(batch):
+        _SENT.add(kind)
+        return
+    else:
+        raise _cannot_be_sent(batch)
+    if not _can_be_pickled(kind):  # of a container
+        raise _cannot_be_sent(batch)
+
+
+def _cannot_be_sent(part: Any) -> ConfigurationError:
+    return ConfigurationError(
+        "A batch cannot be sent from a worker to the main process.",
+        given=f"a {type(part).__qualname__} of {type(part).__module__} in the batch, which cannot be pickled",
+        do="Return tensors, numbers, strings, and objects of classes at the top level of a file; or load without "
+        "workers: num_workers=0.",
+    )
 
 
 def worker_init_fn(worker_id: int) -> None:

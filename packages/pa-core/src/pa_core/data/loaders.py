@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -61,6 +62,7 @@ from pa_data.orders import Order, Shuffled, has_plain_order
 Purpose = Literal["train", "eval"]
 """What a loader is for."""
 
+_FORK_BADLY = "daft", "polars"
 _MAX_DEFAULT_WORKERS = 16
 """More worker processes are started only when requested: each costs memory and start-up time."""
 
@@ -72,7 +74,8 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
     processes that train on this machine. Data that is in memory already gets none: sending it from another
     process costs more than indexing it. An iterable dataset gets at most one: unless it was written for several,
     each of them would yield all of its samples. One that has a ``state_dict`` and no length gets none, as a worker
-    would keep its position to itself. Where processes are not forked (on macOS and Windows, and from Python
+    would keep its position to itself. So does one that uses a library whose threads stand still in a forked process,
+    such as polars. Where processes are not forked (on macOS and Windows, and from Python
     3.14 on), there are none: a worker would need a script with a main guard, and a dataset that can be sent to it.
 
     Args:
@@ -89,9 +92,25 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
     """
     if start_method() != "fork" or is_in_memory(dataset) or is_stream_with_state(dataset):
         return 0
+    if library_that_forks_badly(dataset) is not None:
+        return 0
     most = 1 if isinstance(dataset, IterableDataset) else _MAX_DEFAULT_WORKERS
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(most, cores // local_processes)
+
+
+def library_that_forks_badly(dataset: object) -> str | None:
+    """Return the library that a dataset uses and that waits forever in forked processes; None if there is none.
+
+    Args:
+        dataset: The dataset.
+    """
+    loaded = [name for name in _FORK_BADLY if name in sys.modules]
+    if not loaded:
+        return None
+    from pa_core.data.code_search import library_of  # of no use without such a library
+
+    return library_of(dataset, loaded)
 
 
 class Loaders:
@@ -211,6 +230,7 @@ class Loaders:
             defaults = {**defaults, "shuffle": False}
         kwargs: dict[str, Any] = {**defaults, **(asked or {})}
         self._kwargs[purpose] = kwargs
+        _warn_of_forks(dataset, kwargs)
         kwargs = {"collate_fn": collate_fn, **kwargs}
         own_share = kwargs.pop(OWN_SHARE, None)
         if (is_stream and not is_cut) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
@@ -380,6 +400,17 @@ class Loaders:
         speaks = count.is_per_process or self._accelerator.is_main_process
         if speaks and count.phase not in self._warned_in and count.warn_of_difference():
             self._warned_in.add(count.phase)
+
+
+def _warn_of_forks(dataset: object, kwargs: Mapping[str, Any]) -> None:
+    """Warn about workers that were requested and would wait forever."""
+    if kwargs["num_workers"] > 0 and start_method(kwargs.get("multiprocessing_context")) == "fork":
+        library = library_that_forks_badly(dataset)
+        if library is not None:
+            warn_user(
+                f"{type(dataset).__name__} uses {library}, whose threads are not there in a forked worker: the run may "
+                'wait forever. Pass num_workers=0, or multiprocessing_context="forkserver".'
+            )
 
 
 def _require_undivided(loader: DataLoader[Any], *, compares: bool) -> None:

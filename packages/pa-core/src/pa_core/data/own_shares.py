@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterator, Sequence
+from types import FunctionType
 from typing import Any, cast
 
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset
 
+from pa_core.data.code_search import reached_from, words_of
 from pa_core.errors import ConfigurationError, RanksDifferError
 from pa_data import loader_parts
 from pa_data.digests import digests_of_leaves
@@ -28,10 +25,6 @@ _ASK_FOR_RANK = frozenset(
 )
 """Names and texts in the code of what finds out which process it is in."""
 
-_NEVER_ASK = {*sys.stdlib_module_names, "accelerate", "numpy", "pandas", "pyarrow", "torch", "transformers"}
-"""Libraries in whose code nothing is looked for: the script that calls them names what it asks them for."""
-
-_MOST_PARTS = 2_000
 _MOST_COMPARED = 1_000
 
 
@@ -91,80 +84,16 @@ def _deciding_parts(loader: DataLoader[Any]) -> Iterator[object]:
 
 def _questions(part: object) -> Iterator[str]:
     """The functions, by name, in which a part finds out its rank; those that it calls included."""
-    waiting: list[object] = [part]
-    seen: set[int] = set()
-    while waiting and len(seen) < _MOST_PARTS:
-        one = waiting.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, FunctionType):
-            if _words(one.__code__) & _ASK_FOR_RANK:
-                yield one.__qualname__
-            waiting += _called(one)
-        else:
-            waiting += _held(one)
-
-
-def _called(function: FunctionType) -> Iterator[object]:
-    """What a function refers to, in its module, its closure or its defaults."""
-    words = _words(function.__code__)
-    for value in [function.__globals__.get(word) for word in words]:
-        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _NEVER_ASK:
-            yield from (one for one in map(vars(value).get, words) if isinstance(one, (FunctionType, type)))
-        elif isinstance(value, (FunctionType, type, partial)) and not _is_of_library(cast("object", value)):
-            yield value
-    with suppress(ValueError):  # a name that has no value yet
-        yield from [cell.cell_contents for cell in function.__closure__ or ()]
-    yield from function.__defaults__ or ()
-
-
-def _held(one: object) -> Iterator[object]:
-    """The functions of a class, and what an object consists of."""
-    if isinstance(one, MethodType):
-        yield from (one.__func__, one.__self__)
-    elif isinstance(one, partial):
-        made = cast("partial[object]", one)
-        yield from (made.func, *made.args, *made.keywords.values())
-    elif isinstance(one, (list, tuple)):
-        yield from cast("list[object]", one)[:_MOST_COMPARED]
-    elif isinstance(one, Mapping):
-        yield from list(cast("Mapping[object, object]", one).values())[:_MOST_COMPARED]
-    elif isinstance(one, type):
-        for kind in one.__mro__:
-            if not _is_of_library(kind):
-                yield from map(inspect.unwrap, filter(inspect.isfunction, vars(kind).values()))
-    elif not _is_of_library(type(one)) and not isinstance(one, ModuleType):
-        yield type(one)
-        yield from _attributes(one).values()
-    elif isinstance(one, IterableDataset | Sampler) or hasattr(one, "sampler"):
-        yield from _attributes(cast("Any", one)).values()
-
-
-def _attributes(one: object) -> dict[str, object]:
-    return dict(getattr(one, "__dict__", {}))
-
-
-def _is_of_library(value: object) -> bool:
-    return str(getattr(value, "__module__", None)).partition(".")[0] in _NEVER_ASK
-
-
-def _words(code: CodeType) -> set[str]:
-    """The names and short texts in the code of a function, and of functions within it."""
-    found = {*code.co_names, *code.co_freevars}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found |= _words(constant)
-        elif isinstance(constant, str):
-            found.add(constant)
-    return found
+    for one in reached_from(part):
+        if isinstance(one, FunctionType) and words_of(one.__code__) & _ASK_FOR_RANK:
+            yield one.__qualname__
 
 
 def _plain_values(part: object) -> Iterator[tuple[str, object]]:
     """The attributes of a stream or sampler that may be the numbers, files or samples of its share."""
-    attributes, is_sequence = _attributes(part), isinstance(part, list | tuple | range)
-    if is_sequence:
-        yield "", _compared(part)
+    attributes: dict[str, object] = dict(getattr(part, "__dict__", {}))
+    if isinstance(part, list | tuple | range):
+        yield "", _compared(cast("Any", part))
     for name, value in attributes.items():
         compared = _compared(value)
         if compared is not None:
