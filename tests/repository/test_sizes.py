@@ -24,10 +24,10 @@ LIMITS = {
     "lines of trainer.py": 700,
     "words of architecture.md": 2_500,
     "files of an update": 13,
-    "modules of ours that an import loads": 180,
+    "modules of ours that an import loads": 184,
     "other modules that an import loads": 2,  # secrets and hmac
     "time of an import, compared with that of accelerate": 2.5,  # 1.3 on an idle machine
-    "more files of a save": 20,
+    "more files of a save": 28,
 }
 """The most that there may be of each."""
 

@@ -70,7 +70,7 @@ def compute_over_processes(metrics: MetricCollection, earlier: Sequence[MetricSt
 
     Usually torchmetrics does that by itself. It exchanges states one by one, and of some metrics each entry of a list,
     and cannot where a process had fewer batches or entries than another one, or none: that process would wait, or send
-    what the others cannot read. It leaves out entries that are no tensors. Then all states are exchanged as a whole
+    what the others cannot read. It leaves out entries other than tensors. Then all states are exchanged as a whole
     here, and reduced as torchmetrics would.
 
     Args:

@@ -24,7 +24,6 @@ from pa_core import (
 )
 from pa_core.callbacks import FALSE_BY_DEFAULT, CallbackLike, check_count, recording_with_prefix
 from pa_core.distributed import broadcast_buffers
-from pa_core.optimizer_modes import has_modes
 from pa_core.user_warnings import warn_user
 
 _PREFIX = "ema_model_"
@@ -201,7 +200,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Begin a new average with the weights of the model."""
         super().on_training_run_start(trainer, **kwargs)
         self._require_writable(trainer)
-        if averaging := [type(one).__name__ for one in trainer.named_optimizers().values() if has_modes(one)]:
+        if averaging := [type(one).__name__ for one in trainer.named_optimizers().values() if hasattr(one, "eval")]:
             raise ConfigurationError(
                 "The optimizer averages the weights itself, and has weights to evaluate and weights to train.",
                 given=f"{type(self).__name__} and {averaging[0]}, which has train() and eval()",

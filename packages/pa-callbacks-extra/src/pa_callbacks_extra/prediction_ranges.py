@@ -16,7 +16,7 @@ class PredictionRanges:
     """Counts the updates of metrics that have predictions outside of the range from 0 to 1.
 
     Metrics of torchmetrics apply a sigmoid or a softmax to a whole update if it has such predictions, and to no other.
-    Nothing is read from an accelerator before it is asked for.
+    Nothing is read from an accelerator before it is needed.
 
     Example:
         >>> ranges = PredictionRanges()

@@ -284,7 +284,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         if 0 < outside < updates:
             warn_user(
                 f"{', '.join(self._judging_by_value)} took the predictions of {outside} of {updates} updates for "
-                "logits, because some were not from 0 to 1, and those of the others for probabilities: the values "
+                "logits, because some were not from 0 to 1, and other updates for probabilities: the values "
                 "depend on how the samples are divided into batches. Pass probabilities, as in "
                 'predictions=lambda batch, output: output["model_outputs"].sigmoid(), or '
                 ".softmax(1) for classes."

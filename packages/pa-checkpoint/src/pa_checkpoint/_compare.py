@@ -165,7 +165,7 @@ def _shown(value: Any) -> str:
 
 
 def _exact(value: object) -> str:
-    """The ``repr`` of a value, also of an integer that has more digits than Python writes out."""
+    """The ``repr`` of a value, even for an integer that has more digits than Python writes out."""
     try:
         return repr(value)
     except ValueError:

@@ -442,7 +442,7 @@ class BackgroundSave:
 def once_there(folder: Path, job: _Job) -> None:
     """Have something done as soon as the checkpoint is there that is being saved to a folder, if one is.
 
-    What was asked for earlier is not done any more: the last call counts.
+    What was requested earlier is not done any more: the last call counts.
 
     Args:
         folder: The folder.

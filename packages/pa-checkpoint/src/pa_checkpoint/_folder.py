@@ -187,7 +187,7 @@ def _described(folder: Path) -> str:
 
 
 def _owner_of(folder: Path) -> dict[str, str] | None:
-    """What is known of the process that uses a folder; None without a readable file, which is no link or pipe."""
+    """What is known of the process that uses a folder; None without a readable file, which is not a link or a pipe."""
     try:
         descriptor = os.open(folder / OWNER, os.O_RDONLY | _ITSELF)
         with os.fdopen(descriptor, "rb") as file:

@@ -460,10 +460,11 @@ class AnyTrainer(ABC):
         """Let runs leave no trace, such as one that searches for a learning rate.
 
         Afterwards everything is restored in place: parameters, buffers and gradients, optimizers, schedulers, history,
-        random numbers, and whatever else a step reaches: attributes and containers, tensors and arrays, generators of
-        a script's own, globals, closures, hooks, and samples that are changed when they are fetched.
+        random numbers, and everything else that a step reaches: attributes and containers, tensors and arrays,
+        generators of a script's own, globals, closures, hooks, and samples that are changed when they are fetched.
 
-        What cannot be set back is warned of before: a Python generator, or an iterator that does not tell where it is.
+        What cannot be restored is named in a warning before the trial: a Python generator, or an iterator that does not
+        tell where it is.
         Files that steps write stay, as do objects that do not show what they hold, such as of a module written in C.
         Of more than 300,000 objects, some are left out, such as of a list of a million samples.
 

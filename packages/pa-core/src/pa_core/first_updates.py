@@ -1,4 +1,4 @@
-"""What a script does that the run does, too: looked at in the first updates of each epoch, and at the end of epochs."""
+"""What a script does that the run does, too: looked at in the first updates of a run, and at the end of epochs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _counts_steps(scheduler: object) -> bool:
 
 
 class FirstUpdates:
-    """Looks at what the steps of a trainer do to gradients and optimizers in the first updates of an epoch.
+    """Looks at what the steps of a trainer do to gradients and optimizers in the first updates of a run.
 
     Args:
         trained: What is trained.
@@ -157,7 +157,7 @@ class OwnSteps:
         looks_at_optimizer: Whether the run alone steps the optimizer.
 
     Attributes:
-        first_updates: What looks at the steps of a trainer in the first updates of an epoch; None later.
+        first_updates: What looks at the steps of a trainer in the first updates of a run; None later.
     """
 
     def __init__(self, trainer: AnyTrainer, engine: Engine, looks_at_gradients: bool, looks_at_optimizer: bool) -> None:
@@ -167,23 +167,23 @@ class OwnSteps:
         self._positions: SchedulerPositions | None = None
 
     def start_run(self) -> None:
-        """Forget the run before; however this one ends, optimizers are then left alone."""
+        """Forget the run before; in whichever way this run ends, optimizers are then left alone."""
         self._positions = None
         self._engine.contexts.callback(self.stop)
 
     def start_epoch(self, stepping: SchedulerStepping) -> None:
-        """Look at the first updates that follow.
+        """Look at the updates that follow, if they are the first ones of the run.
 
         Args:
             stepping: How the run steps schedulers.
         """
-        self.stop()
+        if self._positions is not None:
+            return
         if self._looks_at_gradients or self._looks_at_optimizer:
             trained = next(iter(self._engine.trained.values()))
             optimizers = [self._trainer.optimizer] if self._looks_at_optimizer else []
             self.first_updates = FirstUpdates(trained, optimizers, looks_at_gradients=self._looks_at_gradients)
-        if self._positions is None:
-            self.note_positions(stepping)
+        self.note_positions(stepping)
 
     def stop(self) -> None:
         """Look at no further updates."""

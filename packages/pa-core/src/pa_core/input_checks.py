@@ -103,7 +103,7 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
     raise ConfigurationError(
         "A trainer has one run at a time.",
         given=f"{name}() within {running}()",
-        do=f"{do} Give each thread a trainer and a model of its own.",
+        do=f"{do} Give each thread its own trainer and model.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Optimizers with ``train()`` and ``eval()`` of their own, whose weights in training are not those to evaluate."""
+"""Optimizers with ``train()`` and ``eval()``, whose weights in training are not those to evaluate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def has_modes(optimizer: Optimizer) -> bool:
     """Return whether an optimizer has two modes, as schedule-free ones do.
 
     Args:
-        optimizer: Any optimizer; those of torch have none.
+        optimizer: Any optimizer; torch's have none.
     """
     return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
 
@@ -39,7 +39,7 @@ class OptimizerModes:
         self.train_again()
 
     def train_again(self) -> None:
-        """Put them into it once more, after a state was loaded that was saved in the other mode."""
+        """Put them into it again, after a state was loaded that was saved in the other mode."""
         for optimizer in self._training:
             optimizer.train()
 

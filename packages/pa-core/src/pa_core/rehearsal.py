@@ -1,6 +1,6 @@
 """Computes the first micro-batch of a reproducible run several times, to see whether it depends on those before it.
 
-On another number of processes others are computed before it. What it leaves in buffers is put back between two
+On a different number of processes others are computed before it. What it leaves in buffers is put back between two
 micro-batches in any case; a forward pass may keep state elsewhere, in places that nobody expects. Everything that the
 rehearsal does is undone.
 """

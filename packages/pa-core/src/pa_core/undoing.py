@@ -7,7 +7,7 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,8 +17,10 @@ from torch.utils.data import DataLoader, Dataset
 from pa_core.free_memory import free_memory
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.user_warnings import warn_user
-from pa_data.kept_state import KeptState
 from pa_data.rng import restored_rng_states
+
+if TYPE_CHECKING:
+    from pa_data.kept_state import KeptState
 
 
 @contextmanager
@@ -41,6 +43,8 @@ def restored(roots: Mapping[str, object], device: torch.device) -> Generator[Non
         roots: The objects by name.
         device: The device of the run.
     """
+    from pa_data.kept_state import KeptState  # few runs are undone
+
     kept = KeptState(roots, most_bytes=(free_memory() or sys.maxsize) // 2)
     if kept.running:
         warn_user(
@@ -61,7 +65,7 @@ def _restore(kept: KeptState) -> None:
     lost = kept.restore()
     if lost:
         warn_user(
-            f"A trial has changed {', '.join(lost)}, which is too large to be copied before. Make it anew, or let "
+            f"A trial has changed {', '.join(lost)}, which is too large to be copied before. Create it again, or let "
             "steps and datasets leave what they are given as it is."
         )
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -80,20 +81,33 @@ def test_a_run_continues_on_another_machine(shared_tmp_path: Path) -> None:
     assert updates_in(url) == updates_on_disk(machine) == [end // 3 * 3, end]
 
 
+class LoseStoreFrom(TrainerCallback):
+    """Has every request refused from an update on, and until another one."""
+
+    def __init__(self, faults: Faults, first: int, last: int = 10**6) -> None:
+        self.faults, self.first, self.last = ref(faults), first, last  # a store is no state of a callback
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        faults = self.faults()
+        assert faults is not None
+        faults.broken = self.first <= update < self.last
+
+
 def test_a_state_that_was_not_sent_before_the_kill_is_not_lost(tmp_path: Path, faults: Faults) -> None:
     """On the machine that has it, the run continues from it, and sends it."""
     url, states = store_url(tmp_path / "store"), tmp_path / "states"
     expected = train(make_trainer())
 
-    class LoseStore(TrainerCallback):
+    class LoseStore(LoseStoreFrom):
         @override
         def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
             while update == 4 and updates_in(url) != [3]:  # a thread sends it
                 time.sleep(0.01)
-            faults.broken = update > 4
+            super().on_optimizer_step_end(trainer, update, **kwargs)
 
     with pytest.raises(Interrupted) as interrupted:
-        train(make_trainer(LoseStore(), saving(states, url), InterruptAt("on_optimizer_step_end", 7)))
+        train(make_trainer(LoseStore(faults, 5), saving(states, url), InterruptAt("on_optimizer_step_end", 7)))
     assert any("was not sent" in note for note in interrupted.value.__notes__)
     faults.broken = False
     assert updates_in(url) == [3]
@@ -196,17 +210,6 @@ def test_a_store_that_cannot_be_used_is_an_error_before_the_first_step(shared_tm
     assert trainer.num_updates_completed == 0
     with pytest.raises(CheckpointError, match="object store"):
         train(make_trainer(), resume_from=store_url(shared_tmp_path / "store"), resume_missing="start")
-
-
-class LoseStoreFrom(TrainerCallback):
-    """Has every request refused from an update on, and until another one."""
-
-    def __init__(self, faults: Faults, first: int, last: int = 10**6) -> None:
-        self.faults, self.first, self.last = faults, first, last
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        self.faults.broken = self.first <= update < self.last
 
 
 def test_a_state_that_cannot_be_sent_is_warned_of_and_the_run_continues(tmp_path: Path, faults: Faults) -> None:

@@ -17,7 +17,7 @@ from typing_extensions import TypeVar, override
 from pa_data._loader_parts import set_epoch
 from pa_data._sample_notes import describe_collation, describe_samples
 from pa_data._streams import SizedStream
-from pa_data._workers import refusing_stop_iteration, require_sendable, sendable
+from pa_data._workers import raised_stop_iteration, require_sendable, sendable
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_data.drawn_state import StateInWorkers
 from pa_data.orders._epoch_order import index_list
@@ -74,7 +74,7 @@ class SampleFetcher:
     def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any:
         """Return the batch of the samples at ``indices``, drawn with this key."""
         chosen = listed(indices)
-        with refusing_stop_iteration():
+        try:
             samples = self._samples(key, chosen, chosen if draws is None else draws)
             try:
                 return self.collate_fn(samples)
@@ -82,6 +82,8 @@ class SampleFetcher:
                 dataset = self.dataset.dataset if isinstance(self.dataset, SizedStream) else self.dataset
                 error.add_note(describe_collation(dataset, chosen, samples))
                 raise
+        except StopIteration as error:
+            raise raised_stop_iteration(error) from error
 
     def _samples(self, key: int, chosen: list[Any], draws: Sequence[int]) -> list[Any]:
         if isinstance(self.dataset, SizedStream):
@@ -117,13 +119,14 @@ class WholeBatchFetcher:
 
     def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any:
         """Return the batch of the samples at ``indices``."""
-        with refusing_stop_iteration():
-            try:
-                positions = indices if isinstance(indices, Tensor) else self._positions(indices)
-                return fetch_batch(self.dataset, positions)
-            except Exception as error:
-                error.add_note(describe_samples(self.dataset, listed(indices)))
-                raise
+        try:
+            positions = indices if isinstance(indices, Tensor) else self._positions(indices)
+            return fetch_batch(self.dataset, positions)
+        except Exception as error:
+            error.add_note(describe_samples(self.dataset, listed(indices)))
+            if isinstance(error, StopIteration):
+                raise raised_stop_iteration(error) from error
+            raise
 
     def _positions(self, indices: Sequence[Any]) -> Tensor:
         positions = torch.tensor(indices)

@@ -112,7 +112,7 @@ class KeptTensors:
         return True
 
     def _keep_other(self, tensor: Tensor) -> None:
-        """Keep a tensor without memory of its own kind, such as a sparse or a sharded one, if it has a copy."""
+        """Keep a tensor that has no plain memory, such as a sparse or a sharded one, if it has a copy."""
         with suppress(Exception), torch.no_grad():
             copy = tensor.detach().clone()
 

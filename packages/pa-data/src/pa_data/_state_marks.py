@@ -23,7 +23,7 @@ PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 _INNER_CONTAINERS: Final = frozenset({list, tuple, set, dict, OrderedDict, Counter})
 _CONTAINERS: Final = _INNER_CONTAINERS | {frozenset, deque, defaultdict}
-"""The last ones have a place of their own within others: what is within a place is written as it is."""
+"""The last ones have their own place within others: what is within a place is written as it is."""
 _MOST_PLAIN_ITEMS, _NUM_ENDS, _DEEPEST = 100_000, 8, 16
 _WHOLE_NUMEL, _NUM_SAMPLED = 4_096, 64
 _NOT_PLAIN: Final = object()

@@ -34,7 +34,7 @@ __all__ = [
     "end_with_main_process",
     "explaining_failed_start",
     "hinting_at_long_wait",
-    "refusing_stop_iteration",
+    "raised_stop_iteration",
     "require_sendable",
     "sendable",
     "sigterm_held_back",
@@ -224,27 +224,23 @@ def _can_be_pickled(value: object) -> bool:
 
 
 _SENT: set[type] = {Tensor, str, bytes, bool, int, float, complex, type(None)}
-"""Types of which every object can be sent; those of which one was sent join them."""
+"""Types of which every object can be sent; a type joins them when an object of it was sent."""
 
 
-@contextmanager
-def refusing_stop_iteration() -> Generator[None]:
-    """Within the context, a ``StopIteration`` is an error: a loader would take it for the end of the epoch.
+def raised_stop_iteration(error: StopIteration) -> ConfigurationError:
+    """Return the error in place of a ``StopIteration`` of a sample: a loader would take it for the end of the epoch.
 
-    Raises:
-        ConfigurationError: Something raised one.
+    Args:
+        error: What a dataset or a ``collate_fn`` raised.
     """
-    try:
-        yield
-    except StopIteration as error:
-        raised = ConfigurationError(
-            "A sample or its collation raised StopIteration, which would have ended the epoch.",
-            given="".join(traceback.format_tb(error.__traceback__)[-1:]).strip(),
-            do="Find the call of next() for which there is nothing left, or give it a default.",
-        )
-        for note in getattr(error, "__notes__", ()):
-            raised.add_note(note)
-        raise raised from error
+    raised = ConfigurationError(
+        "A sample or its collation raised StopIteration, which would have ended the epoch.",
+        given="".join(traceback.format_tb(error.__traceback__)[-1:]).strip(),
+        do="Find the call of next() for which there is nothing left, or give it a default.",
+    )
+    for note in getattr(error, "__notes__", ()):
+        raised.add_note(note)
+    return raised
 
 
 def sendable(error: Exception) -> Exception:

@@ -31,7 +31,7 @@ _SET_FROM_OUTSIDE: Final = ("__init__", "set_")
 class DrawnState:
     """Compares what fetching samples may move on at two moments.
 
-    A generator that is seeded anew for each sample is no state, nor is a number that something else has set.
+    A generator that is seeded for each sample is not state, nor is a number that something else has set.
 
     Args:
         roots: What fetches samples, by name.
@@ -76,7 +76,7 @@ def _counted_by(kind: type[Any]) -> frozenset[str]:
 
 
 def _stream_of(generator: Any) -> object:
-    """What stays the same until a generator is seeded anew; None for other values."""
+    """What stays the same until a generator gets another seed; None for other values."""
     if isinstance(generator, torch.Generator):
         return generator.initial_seed()
     if not is_generator(generator):

@@ -12,11 +12,11 @@ import inspect
 import itertools
 import random
 import sys
-import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
+from pathlib import Path
 from types import BuiltinMethodType, CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -45,6 +45,7 @@ __all__ = [
     "state_of",
 ]
 
+_STDLIB: Final = str(Path(inspect.__file__).parent)
 _MOST_ITEMS, _MOST_OBJECTS = 1_000, 200_000
 
 _OURS: Final = frozenset(
@@ -187,7 +188,7 @@ def _unchanged_elsewhere(
 
 
 def snapshot(roots: Mapping[str, object], *, without: Iterable[object] = (), installed: bool = True) -> Snapshot:
-    """Note the state that objects hold, to compare it with that of another moment.
+    """Note the state that objects hold, to compare it with another moment.
 
     Of large tensors and arrays, some elements are read.
 
@@ -210,7 +211,7 @@ def snapshot(roots: Mapping[str, object], *, without: Iterable[object] = (), ins
 
 @functools.cache
 def is_of_script(module: str) -> bool:
-    """Return whether a module is the user's own: neither Python's nor ours nor of an installed package.
+    """Return whether a module is part of the script: neither Python's nor ours nor an installed package's.
 
     Args:
         module: Its name.
@@ -224,7 +225,7 @@ def is_of_script(module: str) -> bool:
     # A script may be started by an installed program, such as a debugger.
     path = "" if module == "__main__" else getattr(sys.modules.get(module), "__file__", None) or ""
     is_installed = "site-packages" in path or "dist-packages" in path
-    return not (is_installed or path.startswith(sysconfig.get_path("stdlib")))
+    return not (is_installed or path.startswith(_STDLIB))
 
 
 def _is_followed(module: str | None) -> bool:

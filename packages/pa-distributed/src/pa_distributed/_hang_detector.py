@@ -59,7 +59,7 @@ def _outside(updates: int) -> tuple[str, int]:
 class HangDetector:
     """Ends all processes with a report of who is where if one waits for another one for too long.
 
-    A process gets on as long as it makes steps or begins exchanges, and work that takes long may do neither. Whatever
+    A process gets on as long as it makes steps or begins exchanges, and work that takes long may do neither. Wherever
     it waits in, its thread does not run meanwhile. A thread of each process sends a heartbeat each second, through the
     store by which they have found each other, and steps pay nothing for it. One process alone does nothing, nor does
     one that waits for ever.
@@ -323,7 +323,7 @@ def find_vain_wait(
 ) -> OtherProcessError | None:
     """Return why a process would wait forever, None as long as it may continue.
 
-    It waits if its thread is in an exchange. In whatever else it waits, its thread does not run. Where it waits for an
+    It waits if its thread is in an exchange. Wherever else it waits, its thread does not run. Where it waits for an
     accelerator or another thread, or asks again and again, it has begun more exchanges than another one. A process in
     no run yet may take as long as it likes. One that has left the run that others are in never comes.
 

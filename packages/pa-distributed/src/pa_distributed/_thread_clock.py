@@ -18,7 +18,7 @@ class ThreadClock:
 
     Attributes:
         blocked_since: Since when the thread has not run at all, which no loop can be in.
-        idle_since: Since when it has used hardly any time, as one that looks again and again whether it may go on.
+        idle_since: Since when it has used hardly any time, as one that looks again and again whether it may continue.
     """
 
     def __init__(self) -> None:

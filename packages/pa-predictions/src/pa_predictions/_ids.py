@@ -1,4 +1,4 @@
-"""What tells the samples of a file of predictions apart: a value for each, in a column of its own."""
+"""What tells the samples of a file of predictions apart: a value for each, in a separate column."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class PrintProgressCallback(TrainerCallback):
     attributes ``save_dir``, ``save_path`` and ``upload_to``, and says where no callback watches for a loss that is NaN.
 
     The row has the losses of the epoch, the learning rate at its end (the highest of the parameter groups, before a
-    scheduler of epochs is stepped; those of further optimizers are on a separate line), samples per second of the
+    scheduler of epochs is stepped; the rates of other optimizers are on a separate line), samples per second of the
     training, and the time that it took with its evaluation. ``LogMetricsCallback`` adds the metrics. A value is marked
     with ``*`` where it is better than in all epochs before, including the epochs before a resume, unless ``train`` is
     in its name. What has no room in 80 columns follows on indented lines; of more than eight metrics, those that

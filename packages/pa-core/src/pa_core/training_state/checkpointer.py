@@ -133,7 +133,7 @@ class Checkpointer:
         self._layers = TrainedLayers(run)
 
     def note_start(self, run: ResumableRun) -> None:
-        """Note what the script keeps beside the parts of the run.
+        """Note what the script keeps next to the parts of the run.
 
         Args:
             run: The run, once all hooks and callbacks of its start were called.

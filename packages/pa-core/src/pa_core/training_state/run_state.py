@@ -447,7 +447,7 @@ class SavedRun:
     def restore_script_state(self, run: ResumableRun) -> None:
         """Restore what objects of the script keep, and warn about what this run has no place for.
 
-        On another number of processes, what was the same on all of them is restored.
+        On a different number of processes, what was the same on all of them is restored.
         """
         of_each = [dict(one.script or {}) for one in self._ranks]
         stored = of_each[distributed.rank()] if self._is_split_as_before() else same_on_all(of_each)
@@ -456,8 +456,8 @@ class SavedRun:
         lost += restore_script_state(run, self._registered, StoredTensor.resolve(wanted))
         if lost and distributed.rank() == 0:
             warn_user(
-                f"{shown_places(lost)} in {self.path} cannot be restored, and begins anew: this run has no such place, "
-                "or other processes."
+                f"{shown_places(lost)} in {self.path} cannot be restored, and starts again: this run has no such "
+                "place, or other processes."
             )
 
     def restore_rng_state(self, run: ResumableRun) -> None:
@@ -543,7 +543,7 @@ def _compare_groups(
 
 
 def stateful_callbacks(callbacks: Iterable[object]) -> dict[str, SupportsStateDict]:
-    """Return the callbacks that have a state by their names in it: those of their classes, numbered if they are alike.
+    """Return the callbacks that have a state by their names in it: their classes, numbered where several have one name.
 
     Args:
         callbacks: All callbacks, in their order.

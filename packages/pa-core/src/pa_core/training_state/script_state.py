@@ -1,4 +1,4 @@
-"""What a script keeps beside the parts of a run: stored by its place where that is safe, or named in a warning."""
+"""What a script keeps next to the parts of a run: stored by its place where that is safe, or named in a warning."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ScriptState:
         self._has_warned = False
 
     def capture(self, run: ResumableRun, parts: Mapping[str, Any], registered: Sequence[object]) -> dict[str, Any]:
-        """Return what this process stores, by place, and warn of what is not stored, once in a run.
+        """Return what this process stores, by place, and warn about what is not stored, once in a run.
 
         Args:
             run: The run.
@@ -178,7 +178,7 @@ def restore_script_state(run: ResumableRun, registered: Sequence[object], stored
 
 
 def find_script_state(run: ResumableRun, registered: Sequence[object]) -> Iterator[Found]:
-    """Iterate over what the objects of a script hold that are no part of a training state by themselves.
+    """Iterate over what the objects of a script hold that are not part of a training state by themselves.
 
     Args:
         run: The run.

@@ -178,7 +178,7 @@ def _fill(container: Any, value: Any) -> bool:
 
 
 def same_on_all(of_processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what several processes have stored alike.
+    """Return what several processes have all stored.
 
     Args:
         of_processes: What each has stored, by place.
