@@ -146,14 +146,13 @@ class _KeepsLosses(Trainer):
 
 
 def test_no_tensor_without_values_is_left_behind() -> None:
-    """What modules, the trainer and cached functions keep can be read: also what updates that were timed left."""
+    """Modules and the trainer keep what they kept before, and what cached functions keep can be read."""
     model = _KeepsThings()
     trainer = _KeepsLosses(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
     assert plan(trainer, make_regression(64), num_epochs=1).memory.peak is not None
     assert model.last is None
-    kept = [*model.all, *model.newest, *trainer.losses.values(), _positions(4)]
-    assert len(kept) > 10
-    assert all(isinstance(one.sum().item(), float) for one in kept)
+    assert [*model.all, *model.newest, *trainer.losses.values()] == []
+    assert _positions(4).tolist() == [0, 1, 2, 3]
     trainer.train(make_regression(64), num_epochs=1)
 
 
@@ -170,8 +169,9 @@ def test_a_network_within_a_loss_function_counts() -> None:
     memory = plan(trainer, make_regression(64), num_epochs=1).memory
     assert memory.peak is not None
     assert memory.peak > 15_000 * 4
-    assert {type(one.grad) for one in critic.parameters()} == {Tensor}
+    assert {one.grad for one in critic.parameters()} == {None}
     trainer.train(make_regression(64), num_epochs=1)
+    assert {type(one.grad) for one in critic.parameters()} == {Tensor}
 
 
 class _CountsInEpochs(Trainer):
