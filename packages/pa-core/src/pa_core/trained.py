@@ -22,6 +22,7 @@ from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.split_sampler import split_sampler
 from pa_core.distributed import gather_objects
 from pa_core.distributed.collectives import values_of_all
+from pa_core.distributed.comparison import require_same_settings
 from pa_core.distributed.rank_sync import NUM_FLAGS
 from pa_core.errors import BatchOutputError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.model_tensors import (
@@ -36,6 +37,9 @@ from pa_core.types import SizedIterable, StatefulScheduler
 from pa_data import MicroBatchSplit, Split
 from pa_distributed.gradient_tree import GradientTree
 from pa_distributed.gradients import GradientExchange
+
+_NUM_UPDATES = 2
+"""Most steps that depend on all weights show in the second of them, as the first one begins with constants."""
 
 
 class MicroBatch(NamedTuple):
@@ -426,7 +430,7 @@ class Trained:
         self._sharded: ShardedModules | None = None
         self._plain: set[int] = set()
         self._exchange: GradientExchange | GradientTree | None = None
-        self._was_compared = False
+        self._num_compared = 0
 
     def start(self, modules: Mapping[str, nn.Module], called: Mapping[str, nn.Module]) -> None:
         """Begin to train; the modules are placed already.
@@ -530,9 +534,8 @@ class Trained:
             The sums of the flags of all processes, on the device.
         """
         assert self._exchange is not None
-        if isinstance(self._exchange, GradientExchange) and not self._was_compared:
-            self._was_compared = True
-            self._require_same_weights(self._exchange)
+        if isinstance(self._exchange, GradientExchange) and self._num_compared <= _NUM_UPDATES:
+            self._compare(self._exchange)
         return self._exchange.finish(flags)
 
     def end_update(self) -> None:
@@ -576,6 +579,14 @@ class Trained:
         if self.is_reproducible:
             return self.tree.has_gradients
         return self._sharded is not None and self._sharded.has_local_gradients()
+
+    def _compare(self, exchange: GradientExchange) -> None:
+        """Compare weights before the first update, and after the first ones what optimizers have made of theirs."""
+        if self._num_compared == 0:
+            self._require_same_weights(exchange)
+        else:
+            require_same_settings(self.optimizers)
+        self._num_compared += 1
 
     def _require_same_weights(self, exchange: GradientExchange) -> None:
         """Raise an error for modules that steps have updated before the first exchange of gradients."""

@@ -17,6 +17,7 @@ from pa_core import (
     AnyTrainer,
     BatchOutput,
     NonFiniteLossError,
+    RanksDifferError,
     StopTrainingError,
     TerminateOnNaNCallback,
     Trainer,
@@ -387,3 +388,41 @@ def test_an_optimizer_that_was_made_before_its_model_was_sharded_by_hand() -> No
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
     with pytest.raises(UnsupportedConfigurationError, match="Create it after the calls of fully_shard"):
         trainer.train(TensorDataset(*sentences(8)), 1)
+
+
+class LikeProdigy(SGD):
+    """Its rate depends on all gradients at once, from the second step on."""
+
+    steps = 0
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        for group in self.param_groups:
+            pieces = [one.grad.to_local() for one in group["params"] if one.grad is not None]
+            if self.steps > 1:
+                group["d"] = float(sum(piece.square().sum() for piece in pieces))
+        return super().step(closure)
+
+
+def test_an_optimizer_whose_step_depends_on_all_weights_is_named_after_the_first_updates() -> None:
+    """It is not the script that is blamed, and no epoch is trained in vain."""
+    model = sharded(tiny_transformer())
+    optimizer = LikeProdigy(model.parameters(), lr=0.01)
+    optimizer.param_groups[0]["d"] = 1e-6
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=())
+    with pytest.raises(RanksDifferError, match="LikeProdigy") as caught:
+        trainer.train(DATA, 3, per_device_batch_size=3)
+    assert ", d: " in caught.value.given
+    assert "AdamW" in str(caught.value)
+    assert trainer.num_updates_completed == 2
+
+
+def test_an_optimizer_that_parts_later_is_no_fault_of_the_script() -> None:
+    """At the end of the epoch, the message says the same."""
+    model = sharded(tiny_transformer())
+    optimizer = LikeProdigy(model.parameters(), lr=0.01)
+    optimizer.param_groups[0]["d"], optimizer.steps = 1e-6, -3
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=())
+    with pytest.raises(RanksDifferError, match="AdamW"):
+        trainer.train(DATA, 3, per_device_batch_size=3)

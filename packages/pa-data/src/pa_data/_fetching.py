@@ -6,12 +6,19 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
+)
 from typing_extensions import TypeVar, override
 
 from pa_data._loader_parts import set_epoch
@@ -21,7 +28,7 @@ from pa_data._workers import raised_stop_iteration, require_sendable, sendable
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_data.drawn_state import StateInWorkers
 from pa_data.orders._epoch_order import index_list
-from pa_data.rng import extend_key, seed_rng
+from pa_data.rng import extend_key, preserve_rng_state, seed_rng
 
 __all__ = [
     "BatchFetcher",
@@ -32,7 +39,9 @@ __all__ = [
     "WorkerDataset",
     "can_fetch_batch",
     "can_pin_memory",
+    "collate",
     "fetch_batch",
+    "indexes_only",
     "is_in_memory",
     "listed",
     "move_to_device",
@@ -40,6 +49,16 @@ __all__ = [
     "prefetched",
     "tell_epoch",
 ]
+
+
+def collate(samples: list[Any]) -> Any:
+    """Make a batch as torch does by default.
+
+    Args:
+        samples: The samples of the batch.
+    """
+    return default_collate(samples)
+
 
 BatchRequest: TypeAlias = tuple[int, Tensor | Sequence[Any], Sequence[int] | None]
 """What a batch is made from: a key, the indices of the samples, and what extends the key for each if not its index.
@@ -71,40 +90,57 @@ class SampleFetcher:
     collate_fn: Callable[[list[Any]], Any]
     keyed: bool
 
+    @cached_property
+    def draws_itself(self) -> bool:
+        """Whether fetching seeds the global generators, whose states the caller then preserves."""
+        return self.keyed and not indexes_only(self.dataset)
+
     def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any:
         """Return the batch of the samples at ``indices``, drawn with this key."""
         chosen = listed(indices)
+        of_each = chosen if draws is None else draws
         try:
-            samples = self._samples(key, chosen, chosen if draws is None else draws)
-            try:
-                return self.collate_fn(samples)
-            except Exception as error:
-                dataset = self.dataset.dataset if isinstance(self.dataset, SizedStream) else self.dataset
-                error.add_note(describe_collation(dataset, chosen, samples))
-                raise
+            samples = self._samples(key, chosen, of_each)
+            if not self.keyed or self.draws_itself or (self.collate_fn is collate and _are_plain(samples)):
+                return self._collate(chosen, samples)
+            with preserve_rng_state():
+                seed_rng(extend_key(key, of_each[-1]))
+                return self._collate(chosen, samples)
         except StopIteration as error:
             raise raised_stop_iteration(error) from error
+
+    def _collate(self, chosen: list[Any], samples: list[Any]) -> Any:
+        try:
+            return self.collate_fn(samples)
+        except Exception as error:
+            dataset = self.dataset.dataset if isinstance(self.dataset, SizedStream) else self.dataset
+            error.add_note(describe_collation(dataset, chosen, samples))
+            raise
 
     def _samples(self, key: int, chosen: list[Any], draws: Sequence[int]) -> list[Any]:
         if isinstance(self.dataset, SizedStream):
             return self.dataset.read(key, chosen, cast("range", draws))
         get_samples = None if self.keyed else getattr(self.dataset, "__getitems__", None)
         if get_samples is None:
-            return [self._sample(key, index, draw) for index, draw in zip(chosen, draws, strict=True)]
+            return self._one_by_one(key, chosen, draws)
         try:
             return cast("list[Any]", get_samples(chosen))
         except Exception as error:
             error.add_note(describe_samples(self.dataset, chosen))
             raise
 
-    def _sample(self, key: int, index: Any, draw: int) -> Any:
-        if self.keyed:
-            seed_rng(extend_key(key, draw))
+    def _one_by_one(self, key: int, chosen: list[Any], draws: Sequence[int]) -> list[Any]:
+        samples: list[Any] = []
+        seeds, dataset = self.draws_itself, self.dataset
         try:
-            return self.dataset[index]
+            for index, draw in zip(chosen, draws, strict=True):
+                if seeds:
+                    seed_rng(extend_key(key, draw))
+                samples.append(dataset[index])
         except Exception as error:
-            error.add_note(describe_samples(self.dataset, [index]))
+            error.add_note(describe_samples(dataset, [chosen[len(samples)]]))
             raise
+        return samples
 
 
 @dataclass(frozen=True)
@@ -229,6 +265,59 @@ def is_in_memory(dataset: Dataset[Any]) -> bool:
     if isinstance(dataset, ConcatDataset):
         return _indexes_as(dataset, ConcatDataset) and all(map(is_in_memory, dataset.datasets))
     return False
+
+
+def indexes_only(dataset: object) -> bool:
+    """Tell whether a dataset only hands out what it holds, so that no random number can be drawn for a sample.
+
+    True for ranges, lists, tuples, arrays of NumPy and tensors, for a `torch.utils.data.TensorDataset`, and for
+    subsets, concatenations and stacks of such datasets; not for subclasses, which may do anything.
+
+    Args:
+        dataset: The dataset.
+
+    Example:
+        >>> indexes_only(Subset([3, 4], [1])), indexes_only(type("Drawing", (list,), {})())
+        (True, False)
+    """
+    if type(dataset) in _INDEXED or type(dataset) is TensorDataset or is_plain_array(dataset):
+        return True
+    if isinstance(dataset, Subset):
+        return _indexes_as(dataset, Subset) and indexes_only(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return _indexes_as(dataset, ConcatDataset) and all(map(indexes_only, dataset.datasets))
+    if isinstance(dataset, StackDataset):
+        parts = cast("Any", dataset).datasets
+        values = parts.values() if isinstance(parts, dict) else parts
+        return _indexes_as(dataset, StackDataset) and all(map(indexes_only, values))
+    return False
+
+
+_INDEXED = frozenset({range, list, tuple, str, bytes, Tensor})
+_PLAIN_SAMPLES = frozenset({bool, int, float, complex, str, bytes, Tensor})
+
+
+def is_plain_array(value: object) -> bool:
+    """Tell whether a value is an array or a number of NumPy, and of no other class.
+
+    Args:
+        value: Anything.
+    """
+    return type(value).__module__ == "numpy" and not getattr(getattr(value, "dtype", None), "hasobject", True)
+
+
+def _are_plain(samples: list[Any]) -> bool:
+    """Whether nothing of the script is called where samples are put together, judged by the first of one kind."""
+    return len({*map(type, samples)}) == 1 and _is_plain(samples[0])
+
+
+def _is_plain(sample: Any) -> bool:
+    kind = type(sample)
+    if kind in (tuple, list):
+        return all(map(_is_plain, sample))
+    if kind is dict:
+        return all(map(_is_plain, cast("dict[Any, Any]", sample).values()))
+    return kind in _PLAIN_SAMPLES or is_plain_array(sample)
 
 
 def can_fetch_batch(dataset: Dataset[Any]) -> bool:

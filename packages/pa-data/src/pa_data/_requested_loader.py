@@ -9,7 +9,7 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
+from torch.utils.data import DataLoader, Dataset, Sampler
 from typing_extensions import Unpack, override
 
 from pa_data._fetching import (
@@ -20,6 +20,7 @@ from pa_data._fetching import (
     WorkerDataset,
     can_fetch_batch,
     can_pin_memory,
+    collate,
     listed,
     pin_memory,
     tell_epoch,
@@ -127,7 +128,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
         self._fetcher: BatchFetcher = (
             WholeBatchFetcher(dataset)
             if self.whole_batches
-            else SampleFetcher(dataset, collate_fn or _collate, keyed_augmentation)
+            else SampleFetcher(dataset, collate_fn or collate, keyed_augmentation)
         )
         self._pins = self.pin_memory and can_pin_memory()
         self._worker_loader: DataLoader[Any] | None = None
@@ -162,7 +163,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
             tell_epoch(self.dataset, self._fetcher, epoch)
         if self.num_workers > 0:
             return self._load_in_workers(epoch)
-        draws = self.keyed_augmentation and not self.whole_batches
+        draws = isinstance(self._fetcher, SampleFetcher) and self._fetcher.draws_itself
         batches = starmap(self._fetch_preserving_rngs if draws else self._fetcher, self._requested.requests())
         return map(pin_memory, batches) if self._pins else batches
 
@@ -256,10 +257,6 @@ def _decide_whole_batches(
             do="Give the dataset a method fetch_batch, leave collate_fn out, or leave whole_batches out.",
         )
     return asked_for
-
-
-def _collate(samples: list[Any]) -> Any:
-    return default_collate(samples)
 
 
 def _as_it_is(batch: Any) -> Any:

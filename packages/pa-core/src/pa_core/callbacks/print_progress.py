@@ -18,7 +18,7 @@ from pa_core.callbacks.run_summary import describe_trained, format_table, trains
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
-from pa_core.model_tensors import learning_rates_of
+from pa_core.model_tensors import learning_rates_of, parameters_of
 from pa_core.modes import trained_in_evaluation_mode
 from pa_core.tracking import RunClock
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, UpdatedMetrics, values_with_epochs
@@ -31,6 +31,7 @@ class PrintProgressCallback(TrainerCallback):
     The message at the start says how long the run is and what it trains: how many of the parameters, and which of them
     are not frozen and yet in no optimizer, such as a head that was forgotten. It names where callbacks write, by their
     attributes ``save_dir``, ``save_path`` and ``upload_to``, and says where no callback watches for a loss that is NaN.
+    Where layers are frozen or unfrozen between epochs, a line says what is trained from there on.
 
     The row has the losses of the epoch, the learning rate at its end (the highest of the parameter groups, before a
     scheduler of epochs is stepped; the rates of other optimizers are on a separate line), samples per second of the
@@ -73,6 +74,7 @@ class PrintProgressCallback(TrainerCallback):
         self._run_since = self._epoch_since = 0.0
         self._training = _TrainingTime()
         self._learning_rates: dict[str, float] = {}
+        self._updates: set[int] = set()
         self._shows_all = False  # LogMetricsCallback sets it; otherwise the rows have the losses
         self._begin_table()
 
@@ -117,10 +119,8 @@ class PrintProgressCallback(TrainerCallback):
             at_most = "at most " if steps * size * config.num_processes > config.train_total_batch_size else ""
             samples += f" ({steps:,} batches of {at_most}{size:,}"
             samples += " on each process)" if config.num_processes > 1 else ")"
-        optimizers, modules = trainer.named_optimizers().values(), dict[str, nn.Module](trainer.named_models())
-        if isinstance(trainer.loss_func, nn.Module) and trains_some_of(trainer.loss_func, optimizers):
-            modules["loss_func"] = trainer.loss_func
-        trained = describe_trained(modules, optimizers)
+        self._updates = _updated_parameters(trainer)
+        trained = _describe_trained(trainer)
         lines = [f"Training starts: {length}, {samples}; {trainer.describe_run()}, at {time_of_day()}"]
         lines += [f"Trains {trained}{_evaluates(trainer)}{_writes_to(trainer)}{_lacks(trainer)}"] if trained else []
         say(trainer, "\n".join(lines))
@@ -130,6 +130,7 @@ class PrintProgressCallback(TrainerCallback):
         """Print what was recorded after the last row, and start the clock of the epoch."""
         self._pass_over_earlier_runs(trainer)
         self._print_late(trainer)
+        self._print_what_thawed(trainer)
         self._epoch_since = trainer.run_history.clock.seconds
         self._training.start_epoch(trainer.run_history.clock)
         self._learning_rates = {}
@@ -152,6 +153,7 @@ class PrintProgressCallback(TrainerCallback):
         self._print_late(trainer, INTERMEDIATE_PREFIX)
         self._stop_training(trainer)
         self._take(trainer, lambda name: "train" in name)
+        self._updates = _updated_parameters(trainer)  # a step may have its own changes within an epoch
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
@@ -227,6 +229,12 @@ class PrintProgressCallback(TrainerCallback):
         say(trainer, f"Evaluation ended in {_duration(seconds)}")
         self._take(trainer)
         self._print_pairs(trainer, indent=2)
+
+    def _print_what_thawed(self, trainer: AnyTrainer) -> None:
+        """Print what is trained, where that is something else than before the epoch."""
+        before, self._updates = self._updates, _updated_parameters(trainer)
+        if before != self._updates:
+            say(trainer, f"From epoch {trainer.run_history.current_epoch} on, trains {_describe_trained(trainer)}")
 
     def _stop_training(self, trainer: AnyTrainer) -> None:
         if self._training.stop(trainer.run_history.clock):
@@ -361,6 +369,19 @@ def _epochs_trained(trainer: AnyTrainer) -> str:
     done = trainer.num_updates_completed - lengths.updates_before(completed)
     part = done / lengths.updates_of(completed)
     return f"{trainer.run_history.current_epoch - 1 + part:.2f}"
+
+
+def _updated_parameters(trainer: AnyTrainer) -> set[int]:
+    """Which parameters the optimizers update, by identity: those of unknown size have none that would tell."""
+    optimizers = trainer.named_optimizers().values()
+    return {id(one) for optimizer in optimizers for one in parameters_of(optimizer) if one.requires_grad}
+
+
+def _describe_trained(trainer: AnyTrainer) -> str:
+    optimizers, modules = trainer.named_optimizers().values(), dict[str, nn.Module](trainer.named_models())
+    if isinstance(trainer.loss_func, nn.Module) and trains_some_of(trainer.loss_func, optimizers):
+        modules["loss_func"] = trainer.loss_func
+    return describe_trained(modules, optimizers)
 
 
 def _evaluates(trainer: AnyTrainer) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
+from torch.optim import Optimizer
+
 import pa_distributed
 from pa_core.errors import RanksDifferError
 
@@ -13,6 +15,8 @@ Describe: TypeAlias = Callable[[], Mapping[str, object]]
 
 PLACE: Final = "the run is"
 """The name of the text that says where a process is, the first of several."""
+
+_OPTIMIZER: Final = "optimizer"
 
 RUN_END: Final = "at the end of the run"
 
@@ -31,11 +35,41 @@ def require_same(describe: Describe, exchange: Callable[[list[int]], Sequence[Se
     try:
         pa_distributed.require_same(describe, exchange)
     except RanksDifferError as error:
+        if error.given.startswith(_OPTIMIZER):
+            raise _optimizers_parted(error) from None
         if not error.given.startswith(PLACE):
             raise
         raise RanksDifferError(
             "The processes of this run have gone different ways.", given=error.given, do=advice_for_parted(error.given)
         ) from None
+
+
+def require_same_settings(optimizers: Mapping[str, Optimizer]) -> None:
+    """Raise the same error on all processes if their optimizers have other settings; every process must call this.
+
+    Args:
+        optimizers: The optimizers, by name.
+
+    Raises:
+        RanksDifferError: The settings of a group differ.
+    """
+    try:
+        pa_distributed.require_same(
+            {f"{_OPTIMIZER} {name}".removesuffix(f" {_OPTIMIZER}"): one for name, one in optimizers.items()}
+        )
+    except RanksDifferError as error:
+        kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in optimizers.values()))
+        raise _optimizers_parted(error, kinds) from None
+
+
+def _optimizers_parted(error: RanksDifferError, kinds: str = "") -> RanksDifferError:
+    return RanksDifferError(
+        "The settings of an optimizer have come to differ between the processes.",
+        given=f"{kinds}; {error.given}" if kinds else error.given,
+        do="If the model is sharded, choose an optimizer that updates each element by itself, such as AdamW: one whose "
+        "step depends on all parameters, as Prodigy's does, sees the shards of its process alone. Otherwise, find what "
+        "sets a group by its rank.",
+    )
 
 
 def advice_for_parted(places: str, has_left: bool = False) -> str:
