@@ -180,14 +180,19 @@ def test_what_is_drawn_for_a_batch_of_samples_that_cannot_draw_continues_from_th
     """It is what it was when each sample was seeded."""
     loader = KeyedDataLoader(INDEXED[kind], 4, seed=3, collate_fn=_numbers, num_workers=num_workers)
     loader.set_epoch(2)
-    before = random.getstate(), torch.get_rng_state().tolist(), numpy.random.get_state()[1].tolist()
+    before = _states()
     batches = list(loader)
-    assert before == (random.getstate(), torch.get_rng_state().tolist(), numpy.random.get_state()[1].tolist())
+    assert before == _states()
     expected: list[tuple[float, ...]] = []
     for last in (3, 7, 9):
         seed_rng(extend_key(mix(3, 2), last))
         expected.append(_numbers([]))
     assert batches == expected
+
+
+def _states() -> tuple[object, ...]:
+    of_numpy: Any = numpy.random.get_state()
+    return random.getstate(), torch.get_rng_state().tolist(), of_numpy[1].tolist()
 
 
 def _numbers(_samples: list[Any]) -> tuple[float, ...]:

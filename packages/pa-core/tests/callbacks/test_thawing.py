@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import DEFAULT_CALLBACKS, AnyTrainer, BatchOutput, Trainer, TrainerCallback
+from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Trainer, TrainerCallback
 
 DATA = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
 
@@ -26,7 +26,8 @@ class Thaws(TrainerCallback):
         """Do so."""
         epoch = trainer.run_history.current_epoch
         if epoch in self.after:
-            trainer.model[0].requires_grad_(self.after[epoch])
+            layers: Any = trainer.model
+            layers[0].requires_grad_(self.after[epoch])
 
 
 def printed(
@@ -57,7 +58,7 @@ class Adversarial(Trainer):
     """Freezes a part within each step, as adversarial training does."""
 
     @override
-    def calculate_train_batch_loss(self, batch: Any) -> BatchOutput:
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
         model: Any = self.model
         output = super().calculate_train_batch_loss(batch)
         model[1].requires_grad_(False)

@@ -194,8 +194,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         collate_fn: Makes a batch of a list of samples; by default torch's own collation.
         num_workers: The number of processes that load ahead; 0 loads in this process.
         keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 7 microseconds a
-            sample and, without workers, some 50 a batch. The draws are then not reproducible. Ranges, lists, arrays, and
-            subsets of them cannot draw, and take no longer with ``True``. A dataset with
+            sample and, without workers, some 50 a batch. The draws are then not reproducible. Ranges, lists,
+            arrays, and subsets of them cannot draw, and take no longer with ``True``. A dataset with
             ``__getitems__`` then fetches all samples of a batch at once, as torch does; keyed samples are fetched one
             by one.
         whole_batches: ``True`` insists on fetching whole batches, ``False`` forbids it. By default batches
