@@ -30,6 +30,7 @@ from pa_core import (
 )
 from pa_schedulers import CosineLrScheduler
 from tests.crashes.custom_loops import LOOPS
+from tests.crashes.keeping import KEEPING
 from tests.crashes.ordered_data import KINDS, augment, order_of, ordered_data
 from tests.crashes.phases import Watch
 from tests.crashes.recording import Recorder
@@ -37,7 +38,7 @@ from tests.crashes.saved_states import TRIAL, saved_states
 from tests.crashes.trial_runs import train_trial
 from tests.crashes.watching import WatchCallback
 
-__all__ = ["Augmented", "Net", "main", "states_path", "watch_path"]
+__all__ = ["Augmented", "Net", "ended_path", "main", "states_path", "watch_path"]
 
 Batch: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 Sample: TypeAlias = tuple[Tensor, int, int, Tensor]
@@ -62,6 +63,11 @@ def states_path(folder: Path) -> Path:
 def watch_path(folder: Path, rank: int) -> Path:
     """Where a rank notes down its phase, if the file is there."""
     return folder / f"watch_{rank}"
+
+
+def ended_path(folder: Path, rank: int) -> Path:
+    """Where a rank of a script that keeps state writes the fingerprint with which it has ended."""
+    return folder / f"ended_{rank}.txt"
 
 
 class Augmented(Dataset[Sample]):
@@ -132,6 +138,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.loop == TRIAL:
         datasets = Augmented(TRAIN_SAMPLES, seed=2), Augmented(EVAL_SAMPLES, seed=3)
         train_trial(options, states_path(folder), datasets, next(iter(_watching(folder, rank)), None))
+        return
+    if options.keeping is not None:
+        ended = KEEPING[options.keeping](states_path(folder), _watching(folder, rank))
+        ended_path(folder, rank).write_text(ended)
         return
     model = Net()
     recorder = Recorder(folder, rank, int(os.environ.get("ATTEMPT", "1")))
@@ -233,6 +243,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--max-updates", type=int, help="end in the middle of an epoch")
     parser.add_argument("--loop", choices=[*sorted(LOOPS), TRIAL], help="a loop that is not that of the trainer")
+    parser.add_argument("--keeping", choices=KEEPING, help="a script that keeps state beside its run")
     parser.add_argument("--data", choices=KINDS, help="samples that do not just come shuffled")
     parser.add_argument("--is-forgetful", action="store_true", help="leave what is the loop's own out of the states")
     parser.add_argument("--workers", type=int, default=0)

@@ -360,7 +360,7 @@ def train_gan(folder: Path, *callbacks: TrainerCallback) -> str:
         optimizers,
         train_dataset=data(),
         num_epochs=2,
-        per_device_batch_size=4,
+        samples_per_update=4,
         callbacks=[*callbacks, saving],
         resume_from=folder,
         resume_missing="start",
