@@ -108,17 +108,22 @@ TRACKERS = ("mlflow", "trackio", "wandb")
 NOTEBOOKS = ("ipykernel", "matplotlib", "nbclient")
 FOR_METRICS = ("pycocotools", "rouge-score")
 THIRD_PARTY = (
+    "albumentations",
     "datasets",
     *FOR_METRICS,
+    "monai",
     *NOTEBOOKS,
     "optuna",
     "peft",
+    "polars",
     "schedulefree",
     "scikit-learn",
     "timm",
+    "torch_geometric",
     "torchvision",
     "transformers",
     "wandb",
+    "webdataset",
 )
 PEERS = {
     "pytorch_accelerated": ("torch", "pytorch-accelerated"),
