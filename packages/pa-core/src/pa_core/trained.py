@@ -581,10 +581,10 @@ class Trained:
         return self._sharded is not None and self._sharded.has_local_gradients()
 
     def _compare(self, exchange: GradientExchange) -> None:
-        """Compare weights before the first update, and after the first ones what optimizers have made of theirs."""
+        """Compare weights before the first update, and after the first ones what optimizers make of their shards."""
         if self._num_compared == 0:
             self._require_same_weights(exchange)
-        else:
+        elif self.is_sharded:
             require_same_settings(self.optimizers)
         self._num_compared += 1
 
