@@ -340,6 +340,7 @@ class Loaders:
                 _require_same_data(loader)
             return loader
         warn_of_whole_workers(loader)
+        _warn_of_early_draws(loader)
         share = share_of(loader)
         if share is not None:
             check_share(loader, share, rank=rank, num_processes=num_processes)
@@ -411,6 +412,13 @@ def _warn_of_forks(dataset: object, kwargs: Mapping[str, Any]) -> None:
                 f"{type(dataset).__name__} uses {library}, whose threads are not there in a forked worker: the run may "
                 'wait forever. Pass num_workers=0, or multiprocessing_context="forkserver".'
             )
+
+
+def _warn_of_early_draws(loader: DataLoader[Any]) -> None:
+    if isinstance(loader.dataset, IterableDataset):
+        from pa_core.data.early_draws import warn_of_early_draws  # of use for streams alone
+
+        warn_of_early_draws(loader.dataset)
 
 
 def _require_undivided(loader: DataLoader[Any], *, compares: bool) -> None:
