@@ -114,6 +114,15 @@ def test_a_loader_of_the_users_own_says_that_it_is_padded() -> None:
         trainer.evaluate(in_double(make_regression(7)), per_device_batch_size=2)
 
 
+def test_a_loader_that_drops_its_last_batch_says_which_batches_are_left_out() -> None:
+    """Of five whole batches on two processes, accelerate deals out four; the warning gives the number."""
+    trainer = make_trainer(Trainer, model=network())
+    data = in_double(make_regression(11))
+    with pytest.warns(UserWarning, match="leaves out 1 of 5 batches of each epoch"):
+        trainer.train(DataLoader(data, batch_size=2, drop_last=True), 1)
+    assert trainer.num_updates_completed == 2
+
+
 def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
     """Gradients of bfloat16 weights cannot carry counts: the ranks agree in another way, and stop together as well."""
     data = TensorDataset(*(tensor.bfloat16() for tensor in make_regression(24).tensors))

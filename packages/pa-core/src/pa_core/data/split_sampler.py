@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from pa_core.data.batch_count import require_same_lengths
 from pa_core.data.custom_loader import describe_loader, length_of_dataset
-from pa_core.distributed import gather_objects
+from pa_core.distributed import gather_objects, num_processes
 from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
 from pa_data import loader_parts
@@ -175,10 +175,23 @@ def warn_of_filling_up(loader: DataLoader[Any]) -> None:
     name = type(loader.dataset).__name__
     what = f"{name}, an IterableDataset," if is_stream else f"A custom loader or sampler ({describe_loader(loader)})"
     warn_user(
-        f"{what} is split over the processes by accelerate, which repeats samples where the processes would not get "
-        "equally many. Losses and metrics of an epoch may count those twice. Use a dataset with __len__ and "
-        "__getitem__, and let the trainer create its loader; or let each process read its own share: a sampler or a "
-        "dataset with own_share=True, or split_dataset_by_node of Hugging Face, is used as it is."
+        f"{what} is split over the processes by accelerate, which {_what_becomes_of_the_rest(loader, num_processes())} "
+        "Use a dataset with __len__ and __getitem__, and let the trainer create its loader; or let each process read "
+        "its own share: a sampler or a dataset with own_share=True, or split_dataset_by_node of Hugging Face, is used "
+        "as it is."
+    )
+
+
+def _what_becomes_of_the_rest(loader: DataLoader[Any], num_processes: int) -> str:
+    """What accelerate does with the batches that cannot be divided evenly."""
+    sampler = loader.batch_sampler
+    if getattr(sampler, "drop_last", loader.drop_last) is True:
+        rest = len(cast("Sized", sampler)) % num_processes if hasattr(sampler, "__len__") else None
+        number = "the last batches" if rest is None else f"{rest} of {len(cast('Sized', sampler))} batches"
+        return f"leaves out {number} of each epoch, so that the processes get equally many."
+    return (
+        "repeats samples where the processes would not get equally many. Losses and metrics of an epoch may count "
+        "those twice."
     )
 
 
