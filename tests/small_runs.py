@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
+from tests.support.callbacks import Notes
 
 
 def samples(number: int) -> TensorDataset:
@@ -36,8 +37,8 @@ class NoteBatches(TrainerCallback):
     """Notes the numbers of the samples of each batch."""
 
     def __init__(self) -> None:
-        self.trained: list[list[int]] = []
-        self.evaluated: list[int] = []
+        self.trained: list[list[int]] = Notes()
+        self.evaluated: list[int] = Notes()
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:

@@ -10,15 +10,28 @@ from typing_extensions import override
 from pa_core import AnyTrainer, TrainerCallback
 
 
-class Notes(list[float]):
+class Notes(list[Any]):
     """What a test has noted in this process: a list of its own kind is not resumed."""
+
+
+class OfThisProcess(TrainerCallback):
+    """Notes down what this process does: it has no state that a resumed run would need, and says so."""
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Begin without notes."""
 
 
 class RatesUsed(TrainerCallback):
     """Notes the learning rate that each update is made with."""
 
     def __init__(self) -> None:
-        self.rates = Notes()
+        self.rates: list[float] = Notes()
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:

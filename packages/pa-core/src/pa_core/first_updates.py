@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -82,28 +83,25 @@ class FirstUpdates:
         self._looks_at_gradients = looks_at_gradients
         self._updates_left = _NUM_UPDATES
         self._has_gradients = self._finds_gradients()
+        self._of_step: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._is_in_update = False
         self._hooks: list[RemovableHandle] = [
             one.register_step_pre_hook(self._require_own_step) for one in optimizers if calls_step_hooks(one)
         ]
 
     def before_backward(self) -> None:
-        """Raise an error if a step has run its own backward pass, or has cleared gradients.
+        """Note the gradients of a step that has run its own backward pass.
 
         Raises:
-            ConfigurationError: It has.
+            ConfigurationError: A step has cleared gradients, or has run a backward pass where the trainer must see each.
         """
         if not self._looks_at_gradients:
             return
         has_gradients = self._finds_gradients()
         if has_gradients and not self._has_gradients:
-            raise ConfigurationError(
-                "A step has run its own backward pass, to which the trainer would add the same gradients again.",
-                given="gradients after calculate_train_batch_loss, and before the trainer's backward pass",
-                do="Remove loss.backward() from the step and from callbacks: return the loss, and the trainer goes "
-                "backward through it. For gradients as values, call torch.autograd.grad; for several losses with "
-                "separate updates, use Run.",
-            )
+            if self._trained.is_reproducible:
+                raise _own_backward_pass()
+            self._of_step = [(one, one.grad.clone()) for one in self._trained.parameters() if one.grad is not None]
         if self._has_gradients and not has_gradients:
             raise ConfigurationError(
                 "A step has cleared the gradients of earlier batches of its update.",
@@ -112,7 +110,14 @@ class FirstUpdates:
             )
 
     def after_backward(self) -> None:
-        """Note whether there are gradients; a reproducible run takes them before the next batch."""
+        """Note whether there are gradients; a reproducible run takes them before the next batch.
+
+        Raises:
+            ConfigurationError: A step has run a backward pass through the loss that it has returned.
+        """
+        of_step, self._of_step = self._of_step, []
+        if of_step and all(one.grad is not None and torch.equal(one.grad, 2 * by_step) for one, by_step in of_step):
+            raise _own_backward_pass()
         self._has_gradients = not self._trained.is_reproducible and self._finds_gradients()
 
     def begin_update(self) -> None:
@@ -145,6 +150,16 @@ class FirstUpdates:
                 "agrees, clips, steps and clears after the last batch of an update. To step in another way, override "
                 "optimizer_step()."
             )
+
+
+def _own_backward_pass() -> ConfigurationError:
+    return ConfigurationError(
+        "A step has run its own backward pass, to which the trainer adds the same gradients again.",
+        given="gradients after calculate_train_batch_loss, and before the trainer's backward pass",
+        do="Remove loss.backward() from the step and from callbacks: return the loss, and the trainer goes "
+        "backward through it. For gradients as values, call torch.autograd.grad; for several losses with "
+        "separate updates, use Run.",
+    )
 
 
 class OwnSteps:

@@ -661,15 +661,13 @@ class Trainer(
         else:
             names = self._engine.eval_sets.within_epoch() if is_intermediate else self._eval_names_of_epoch()
         phase = Phase.INTERMEDIATE_EVALUATION
-        with (
-            self._loop.leaving_random_numbers(),
-            recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""),
-        ):
+        with recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""):
             for index, name in enumerate(names):
                 self._loop.num_sets_to_come = len(names) - index - 1
                 with (
+                    self._loop.leaving_random_numbers(),
                     self._engine.checkpointer.interruptible(phase, self, names[index:])
                     if is_intermediate
-                    else nullcontext()
+                    else nullcontext(),
                 ):
                     self._evaluate_set(name, is_intermediate=is_intermediate)

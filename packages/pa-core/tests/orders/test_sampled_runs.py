@@ -16,7 +16,7 @@ from typing_extensions import override
 from pa_core import AnyTrainer, Run, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader
 from pa_core.orders import ClassBalanced, Curriculum, Mixture, Order, Weighted
-from tests.support.callbacks import KillAt, KilledError
+from tests.support.callbacks import KillAt, KilledError, Notes
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -42,7 +42,7 @@ class Ids(TrainerCallback):
     """Notes the samples of each update, over all processes."""
 
     def __init__(self) -> None:
-        self.of_updates: list[list[int]] = []
+        self.of_updates: list[list[int]] = Notes()
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:

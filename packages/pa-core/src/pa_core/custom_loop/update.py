@@ -62,7 +62,7 @@ class Update(Generic[BatchT]):
         ...     for update in run.updates():
         ...         for (inputs,) in update:
         ...             update.backward(model(inputs).square().mean())
-        ...         update.step()
+        ...         _ = update.step()
         >>> update.number, run.num_updates_completed
         (1, 1)
     """

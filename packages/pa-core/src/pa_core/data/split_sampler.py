@@ -93,6 +93,8 @@ def states_own_share(loader: DataLoader[Any]) -> bool | None:
     Example:
         >>> class Lines(IterableDataset[str]):
         ...     own_share = True
+        ...     def __iter__(self):
+        ...         return iter(["a"])
         >>> states_own_share(DataLoader(Lines())), states_own_share(DataLoader(range(3)))
         (True, None)
     """

@@ -106,6 +106,8 @@ class ScriptState:
         value = found.value
         if type(value) is float:
             return any(since <= value <= now for since, now in zip(self._clocks, _read_clocks(), strict=True))
+        if type(value) is tuple:
+            return any(self._begins_anew(found._replace(value=one)) for one in value if type(one) is float)
         return value is True and bool(_with_value(found.owner) - self._built.get(id(found.owner), {*()}))
 
     def _is_lost(self, found: Found, before: _Before | None) -> bool:
