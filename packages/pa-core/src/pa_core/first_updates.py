@@ -93,7 +93,7 @@ class FirstUpdates:
         """Note the gradients of a step that has run its own backward pass.
 
         Raises:
-            ConfigurationError: A step has cleared gradients, or has run a backward pass where the trainer must see each.
+            ConfigurationError: A step has cleared gradients, or has run a backward pass in a reproducible run.
         """
         if not self._looks_at_gradients:
             return

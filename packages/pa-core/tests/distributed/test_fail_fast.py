@@ -222,6 +222,15 @@ class Failing(Trainer):
         raise OSError("cannot read the weights of the classes")
 
 
+class FailsDifferently(Trainer):
+    def calculate_train_batch_loss(self, batch):
+        if rank == 0:
+            batch = batch[0], torch.full_like(batch[1], 7)
+        else:
+            batch = batch[0], batch[1].float()
+        return super().calculate_train_batch_loss(batch)
+
+
 inputs, classes, model = torch.randn(32, 4), torch.arange(32) % 3, nn.Linear(4, 3)
 
 
@@ -254,7 +263,7 @@ cases = {
     "targets as floats": lambda: train(classes.float()),
     "targets as floats again": lambda: train(classes.float()),
     "an error of the user's own": lambda: train(classes, kind=Failing),
-    "other errors": lambda: train(classes.float() if rank else torch.full_like(classes, 7)),
+    "other errors": lambda: train(classes, kind=FailsDifferently),
     "an error of one alone": on_rank_1_alone,
 }
 shown = {}
