@@ -83,7 +83,7 @@ class FirstUpdates:
         self._looks_at_gradients = looks_at_gradients
         self._updates_left = _NUM_UPDATES
         self._has_gradients = self._finds_gradients()
-        self._of_step: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._of_step: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._is_in_update = False
         self._hooks: list[RemovableHandle] = [
             one.register_step_pre_hook(self._require_own_step) for one in optimizers if calls_step_hooks(one)
