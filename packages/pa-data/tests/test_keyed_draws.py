@@ -160,13 +160,15 @@ def test_what_the_collate_function_draws_is_keyed_too() -> None:
         assert list(loader) == whole[2:]
 
 
+SAMPLES: Any = range(10)
+LISTED: Any = [*SAMPLES]
 INDEXED: dict[str, Any] = {
-    "range": range(10),
-    "list": [float(index) for index in range(10)],
+    "range": SAMPLES,
+    "list": LISTED,
     "array": numpy.arange(10),
-    "subset": Subset(range(20), [*range(5, 15)]),  # type: ignore[arg-type]  # as people do
-    "concatenation": ConcatDataset([range(4), [*range(6)]]),  # type: ignore[list-item]  # as people do
-    "stack": StackDataset(range(10), [*range(10)]),  # type: ignore[arg-type]  # as people do
+    "subset": Subset(SAMPLES, LISTED[::-1]),
+    "concatenation": ConcatDataset([SAMPLES[:4], LISTED[4:]]),
+    "stack": StackDataset(SAMPLES, LISTED),
     "tensors": TensorDataset(torch.arange(10)),
 }
 """Datasets that hand out what they hold."""

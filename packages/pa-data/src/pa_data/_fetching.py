@@ -267,7 +267,7 @@ def is_in_memory(dataset: Dataset[Any]) -> bool:
     return False
 
 
-def indexes_only(dataset: object) -> bool:
+def indexes_only(dataset: Dataset[Any]) -> bool:
     """Tell whether a dataset only hands out what it holds, so that no random number can be drawn for a sample.
 
     True for ranges, lists, tuples, arrays of NumPy and tensors, for a `torch.utils.data.TensorDataset`, and for
@@ -277,19 +277,19 @@ def indexes_only(dataset: object) -> bool:
         dataset: The dataset.
 
     Example:
-        >>> indexes_only(Subset([3, 4], [1])), indexes_only(type("Drawing", (list,), {})())
+        >>> indexes_only(Subset(range(4), [1])), indexes_only(type("Drawing", (list,), {})())
         (True, False)
     """
-    if type(dataset) in _INDEXED or type(dataset) is TensorDataset or is_plain_array(dataset):
+    if cast("type[object]", type(dataset)) in _INDEXED or type(dataset) is TensorDataset or is_plain_array(dataset):
         return True
     if isinstance(dataset, Subset):
         return _indexes_as(dataset, Subset) and indexes_only(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         return _indexes_as(dataset, ConcatDataset) and all(map(indexes_only, dataset.datasets))
     if isinstance(dataset, StackDataset):
-        parts = cast("Any", dataset).datasets
+        parts = cast("tuple[Dataset[Any], ...] | dict[str, Dataset[Any]]", cast("Any", dataset).datasets)
         values = parts.values() if isinstance(parts, dict) else parts
-        return _indexes_as(dataset, StackDataset) and all(map(indexes_only, values))
+        return _indexes_as(cast("Dataset[Any]", dataset), StackDataset) and all(map(indexes_only, values))
     return False
 
 
@@ -312,7 +312,7 @@ def _are_plain(samples: list[Any]) -> bool:
 
 
 def _is_plain(sample: Any) -> bool:
-    kind = type(sample)
+    kind = cast("type[object]", type(sample))
     if kind in (tuple, list):
         return all(map(_is_plain, sample))
     if kind is dict:

@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pa_core.data.code_search import reached_from, words_of
 from pa_core.user_warnings import warn_user
@@ -49,7 +49,8 @@ def _before_shuffles(part: object, is_before: bool = False) -> Iterator[object]:
             yield getattr(part, "mask_function", None) or getattr(part, "function", None)
             builder: Any = getattr(getattr(part, "generate_examples_fn", None), "__self__", None)
             yield getattr(getattr(builder, "config", None), "generator", None)
-        for one in getattr(part, "ex_iterables", None) or []:
+        inner: list[object] = getattr(part, "ex_iterables", None) or []
+        for one in inner:
             yield from _before_shuffles(one, is_before)
         part = getattr(part, "ex_iterable", None)
 
@@ -84,5 +85,5 @@ def _draws_from(value: object, words: set[str]) -> bool:
 
 def _keywords(code: CodeType) -> set[str]:
     """The names of the keywords in the calls of a function."""
-    tuples = [one for one in code.co_consts if isinstance(one, tuple)]
+    tuples = [cast("tuple[object, ...]", one) for one in code.co_consts if isinstance(one, tuple)]
     return {name for one in tuples for name in one if isinstance(name, str)}
