@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,29 @@ def test_a_backward_pass_of_ones_own() -> None:
     with pytest.raises(ConfigurationError, match=r"its own backward pass(.|\n)*Remove loss\.backward\(\)"):
         trainer.train(DATA, 1)
     assert torch.equal(trainer.model.weight, before)
+
+
+class GoesBackwardThroughPenalty(Trainer[nn.Linear]):
+    """Adds the gradients of a penalty by itself."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        (self.model.weight.square().sum() * 0.01).backward()
+        return super().calculate_train_batch_loss(batch)
+
+
+def test_a_step_may_go_backward_through_another_loss() -> None:
+    """Its gradients are added, as in a plain loop: the weights are those of the sum of both losses."""
+    torch.manual_seed(0)
+    trainer = make(GoesBackwardThroughPenalty)
+    by_hand = copy.deepcopy(trainer.model)
+    optimizer = SGD(by_hand.parameters(), lr=0.01)
+    trainer.train(DATA, 1, per_device_batch_size=len(DATA))
+    inputs, targets = DATA.tensors
+    loss = nn.functional.mse_loss(by_hand(inputs), targets) + by_hand.weight.square().sum() * 0.01
+    torch.autograd.backward(loss)
+    optimizer.step()
+    torch.testing.assert_close(trainer.model.weight, by_hand.weight)
 
 
 def test_an_update_of_ones_own() -> None:

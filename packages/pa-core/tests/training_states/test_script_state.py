@@ -92,6 +92,7 @@ class ReadsClock(TrainerCallback):
 
     def __init__(self) -> None:
         self.started = 0.0
+        self.first: tuple[int, float] | None = None
         self.is_open = False
         self.file: Any = None
 
@@ -101,6 +102,7 @@ class ReadsClock(TrainerCallback):
         import time
 
         self.started = time.perf_counter()
+        self.first = self.first or (update, self.started)
         if not self.is_open:
             self.file, self.is_open = object(), True
         assert self.file is not None
