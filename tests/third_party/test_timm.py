@@ -87,6 +87,15 @@ class _NoteRates(TrainerCallback):
         if epoch > self._leave_after > 0:
             raise _LeftError
 
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: each start notes its own epochs."""
+        return {}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Begin without a note."""
+
 
 def _schedule(name: str) -> Any:
     scheduler: Any = importlib.import_module("timm.scheduler")

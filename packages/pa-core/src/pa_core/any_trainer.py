@@ -48,7 +48,7 @@ from pa_core.callback_checks import (
     with_known_arguments,
 )
 from pa_core.checkpoint import save_safetensors
-from pa_core.checkpoint_loading import load_checkpoint_into
+from pa_core.checkpoint_loading import has_weights_of, load_checkpoint_into
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.distributed import processes
@@ -788,6 +788,8 @@ class AnyTrainer(ABC):
         content = checkpoint.read_checkpoint(
             checkpoint_path, torch.device("cpu"), mapped=any(one.is_sharded for one in trained.values())
         )
+        if checkpoint.LOSS_FUNC not in trained and has_weights_of(self.loss_func, content):
+            trained[checkpoint.LOSS_FUNC] = checkpoint.Trained(self.loss_func)
         optimizers = self.named_optimizers()
         with initial_hyperparameters.not_asking(*optimizers.values()):
             load_checkpoint_into(

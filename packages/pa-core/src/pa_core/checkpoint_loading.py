@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
+from typing_extensions import TypeIs
 
 from pa_checkpoint.torch_states import AllOrNothing, does_not_fit, has_own_form, misfit
 from pa_core.checkpoint import LOSS_FUNC, MODEL, MODULES, OPTIMIZER, SCHEDULER, TRAINABLE_ONLY, Trained, apart
@@ -70,6 +71,18 @@ def load_checkpoint_into(
     with AllOrNothing() as loading:
         for part, states in parts:
             _load(part, states, source, loading, is_partial=is_partial)
+
+
+def has_weights_of(loss_func: object, content: Mapping[str, Any]) -> TypeIs[nn.Module]:
+    """Return whether a checkpoint has what fits a loss function, such as a running centre.
+
+    Args:
+        loss_func: The loss function of a trainer.
+        content: The checkpoint.
+    """
+    saved = _modules_in(content).get(LOSS_FUNC)
+    weights: object = cast("dict[str, Any]", saved).get(MODEL) if isinstance(saved, dict) else None
+    return isinstance(loss_func, nn.Module) and isinstance(weights, dict) and misfit(loss_func, weights) is None
 
 
 def _modules_in(content: Mapping[str, Any]) -> dict[str, Any]:

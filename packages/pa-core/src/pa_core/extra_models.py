@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pa_core.compatibility import require_whole_model
+from pa_core.distributed import broadcast_weights
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.input_checks import (
     check_kind_of_module,
@@ -168,6 +169,8 @@ class AddedModules:
             added.called = place(added.module, for_training and name in trained)
             if name not in trained:
                 added.module.eval()
+                if for_training:
+                    broadcast_weights(unwrap_model(added.module, keep_torch_compile=False))
 
     def restore(self) -> None:
         """Forget what the run has called, and the gradients of one that stopped."""

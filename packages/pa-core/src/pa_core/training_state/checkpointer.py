@@ -18,6 +18,7 @@ from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
 from pa_core.progress import Phase, Position, Progress
+from pa_core.training_state.own_buffers import OwnBuffers
 from pa_core.training_state.resume import Resumption
 from pa_core.training_state.run_state import RunState, capture, find_extension
 from pa_core.training_state.saved_runs import newest_state
@@ -116,6 +117,7 @@ class Checkpointer:
         self.ended_by: type[BaseException] | None = None
         self.unchecked_optimizers: set[str] = set()
         self._script: ScriptState | None = None
+        self._buffers = OwnBuffers()
         self._requests: list[tuple[StateRequest, dict[str, Any]]] = []  # with copies of their extras
         self._phase: Phase | None = None
         self._rng_state: Mapping[str, Any] | None = None
@@ -426,6 +428,7 @@ class Checkpointer:
             scaler=parts.scaler,
             objects=self.registered,
             script=None if self._script is None else partial(self._script.capture, run, registered=self.registered),
+            buffers=None if self._script is None else partial(self._buffers.capture, run),
             rng_state=self._rng_state if self._interrupted is None else self._interrupted.rng_state,
             extension=extension,
         )

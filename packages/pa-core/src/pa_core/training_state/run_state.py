@@ -37,6 +37,7 @@ from pa_core.training_state.model_state import (
     require_same_optimizers,
     restore_parameters_beside_the_model,
 )
+from pa_core.training_state.own_buffers import restore_own_buffers
 from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
 from pa_core.training_state.script_state import restore_script_state, shown_places
 from pa_core.training_state.snapshotable import ResumableRun
@@ -73,6 +74,7 @@ class SavedProcess(NamedTuple):
         loaders: What is saved of custom data loaders, by what they are for.
         step_means: The totals of what steps logged, by name.
         script: What objects of the script keep, by place; None in states of earlier versions.
+        buffers: The buffers in which it differs from the first process, by place.
     """
 
     streams: dict[str, Any]
@@ -80,6 +82,7 @@ class SavedProcess(NamedTuple):
     loaders: Mapping[str, Mapping[str, Any] | None]
     step_means: Mapping[str, Sequence[float]] = MappingProxyType({})
     script: Mapping[str, Any] | None = None
+    buffers: Mapping[str, Tensor | StoredTensor] = MappingProxyType({})
 
 
 def by_optimizer(saved: Any) -> dict[str, Any]:
@@ -152,6 +155,7 @@ class RunState(NamedTuple):
         scaler: The gradient scaler of fp16.
         objects: What was registered to be saved with the run.
         script: Returns what objects of the script keep, and is called with the other parts; None before a run begins.
+        buffers: Returns the buffers in which a process differs from the first one; None before a run begins.
         rng_state: The RNG state to save; None for the current one.
     """
 
@@ -166,6 +170,7 @@ class RunState(NamedTuple):
     scaler: SupportsStateDict | None = None
     objects: Sequence[SupportsStateDict] = ()
     script: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    buffers: Callable[[], Mapping[str, Tensor]] | None = None
     rng_state: Mapping[str, Any] | None = None
 
 
@@ -213,6 +218,7 @@ def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
         "step_means": run.step_means.totals(),
         "loaders": dict(state.loaders),
         "script": {} if state.script is None else state.script(parts),
+        "buffers": {} if state.buffers is None else state.buffers(),
     }
     return {**parts, "ranks": distributed.gather_objects(of_process)}
 
@@ -406,6 +412,18 @@ class SavedRun:
         loading.load_models({**models, **loss_func}, {**saved, **saved_loss_func})
         for name, optimizer in optimizers.items():
             restore_parameters_beside_the_model(optimizer, parameters, self._optimizers[name])
+        self._restore_own_buffers(run)
+
+    def _restore_own_buffers(self, run: ResumableRun) -> None:
+        if self._is_split_as_before():
+            restore_own_buffers(run, self._ranks[distributed.rank()].buffers)
+            return
+        differing = dict.fromkeys(place for one in self._ranks for place in one.buffers)
+        if differing and distributed.rank() == 0:
+            warn_user(
+                f"{shown_places([*differing])} differed between the processes that saved {self.path}. This run has "
+                "other processes: all of them continue with what the first one had."
+            )
 
     def _saved_untrained(self, run: ResumableRun) -> dict[str, nn.Module]:
         """The modules that no optimizer trains; states of earlier versions do not have them."""
