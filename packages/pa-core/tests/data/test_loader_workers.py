@@ -602,6 +602,24 @@ def test_workers_that_were_requested_for_such_a_dataset_are_warned_about(polars:
         trainer.create_train_dataloader(2, {"num_workers": 0})
 
 
+def test_a_collate_function_that_uses_such_a_library_gets_no_workers(polars: ModuleType) -> None:
+    """It is called in the workers, too; of workers that were requested, a warning speaks."""
+    trainer = make_trainer()
+    trainer.train_dataset = Reads(int)
+    trainer.collate_fn = _collate_by_library
+    loader: Any = trainer.create_train_dataloader(2, {})
+    assert loader.num_workers == 0
+    with pytest.warns(UserWarning, match=r"collate_fn uses polars.*num_workers=0.*forkserver"):
+        trainer.create_train_dataloader(2, {"num_workers": 1})
+    trainer.collate_fn = None
+    loader = trainer.create_train_dataloader(2, {})
+    assert loader.num_workers > 0
+
+
+def _collate_by_library(samples: list[int]) -> torch.Tensor:
+    return torch.tensor([read_by_import(one) for one in samples])
+
+
 def test_a_worker_that_sends_nothing_for_long_is_explained(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

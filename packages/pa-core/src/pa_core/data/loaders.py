@@ -230,8 +230,10 @@ class Loaders:
             defaults = {**defaults, "shuffle": False}
         kwargs: dict[str, Any] = {**defaults, **(asked or {})}
         self._kwargs[purpose] = kwargs
-        _warn_of_forks(dataset, kwargs)
         kwargs = {"collate_fn": collate_fn, **kwargs}
+        if "num_workers" not in (asked or {}) and _forks_badly(kwargs["collate_fn"], kwargs):
+            kwargs["num_workers"] = self._kwargs[purpose]["num_workers"] = 0
+        _warn_of_forks(dataset, kwargs)
         own_share = kwargs.pop(OWN_SHARE, None)
         if (is_stream and not is_cut) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
             return state_own_share(plain_dataloader(dataset, kwargs), own_share)
@@ -403,15 +405,22 @@ class Loaders:
             self._warned_in.add(count.phase)
 
 
+def _forks_badly(part: object, kwargs: Mapping[str, Any]) -> str | None:
+    """The library for which a part waits forever in the workers of a loader; None if there is none."""
+    if kwargs["num_workers"] == 0 or start_method(kwargs.get("multiprocessing_context")) != "fork":
+        return None
+    return library_that_forks_badly(part)
+
+
 def _warn_of_forks(dataset: object, kwargs: Mapping[str, Any]) -> None:
     """Warn about workers that were requested and would wait forever."""
-    if kwargs["num_workers"] > 0 and start_method(kwargs.get("multiprocessing_context")) == "fork":
-        library = library_that_forks_badly(dataset)
-        if library is not None:
+    for name, part in ((type(dataset).__name__, dataset), ("collate_fn", kwargs.get("collate_fn"))):
+        if (library := _forks_badly(part, kwargs)) is not None:
             warn_user(
-                f"{type(dataset).__name__} uses {library}, whose threads are not there in a forked worker: the run may "
+                f"{name} uses {library}, whose threads are not there in a forked worker: the run may "
                 'wait forever. Pass num_workers=0, or multiprocessing_context="forkserver".'
             )
+            return
 
 
 def _warn_of_early_draws(loader: DataLoader[Any]) -> None:
