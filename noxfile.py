@@ -416,7 +416,7 @@ def trackers(session: nox.Session) -> None:
 
 @nox.session
 def third_party(session: nox.Session) -> None:
-    """Run scripts of users of timm and transformers, with the packages themselves, in each cell of the matrix."""
+    """Run scripts of users of timm, transformers and others, with the packages themselves, in each cell."""
     environment = with_third_party(session)
     for cell in CELLS:
         env = {**cell.env, **OFFLINE}

@@ -45,7 +45,9 @@ class OfLibrary:
         **options: Any,
     ) -> None:
         self._data, self._trainer, self._model = data, trainer, model
-        self._options = {"per_device_batch_size": 4, **options} if "max_num_train_steps" not in options else options
+        self._options: dict[str, Any] = options
+        if "max_num_train_steps" not in options:
+            self._options = {"per_device_batch_size": 4, **options}
 
     def train(self, folder: Path, *callbacks: TrainerCallback) -> str:
         """Train in three epochs, or go on, and return the fingerprint."""
@@ -130,6 +132,11 @@ def write_shard(path: Path, start: int, number: int) -> None:
             archive.addfile(entry, content)
 
 
+def inputs_and_target(sample: Any) -> tuple[Any, Any]:
+    """Divide the five numbers of a sample."""
+    return sample[0][:4], sample[0][4:]
+
+
 @everywhere
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves files to the collector
 def test_shards_that_webdataset_divides(shared_tmp_path: Path) -> None:
@@ -144,7 +151,7 @@ def test_shards_that_webdataset_divides(shared_tmp_path: Path) -> None:
 
     def data() -> Any:
         dataset = webdataset.WebDataset(shards, shardshuffle=False, nodesplitter=webdataset.split_by_node)
-        samples = dataset.decode().to_tuple("npy").map(lambda one: (one[0][:4], one[0][4:]))
+        samples = dataset.decode().to_tuple("npy").map(inputs_and_target)
         samples.own_share = True
         return DataLoader(samples, batch_size=4)
 
