@@ -362,7 +362,7 @@ def test_a_run_with_such_a_loader_goes_on_in_mid_epoch(shared_tmp_path: Path) ->
     make_trainer(Trainer, whole, save).train(data, 2, train_dataloader_kwargs=kwargs)
     trainer = make_trainer(Trainer, resumed)
     trainer.train(data, 2, train_dataloader_kwargs=kwargs, resume_from=shared_tmp_path / "state")
-    assert resumed.trained == whole.trained  # a callback's list continues with the run
+    assert resumed.trained == whole.trained[3:]
 
 
 class EachReadsItsOwn(Trainer):
