@@ -34,7 +34,7 @@ class CentredLoss(nn.Module):
 
 
 class WithOwnQueue(scripts.WithTeacher):
-    """A queue of what each process has computed, and a teacher that normalizes with statistics of its own."""
+    """A queue and a centre of what each process has computed, beside a teacher."""
 
     def __init__(self, *callbacks: TrainerCallback, size: int = 8) -> None:
         super().__init__(*callbacks)
