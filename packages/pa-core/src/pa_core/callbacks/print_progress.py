@@ -372,7 +372,7 @@ def _epochs_trained(trainer: AnyTrainer) -> str:
 
 
 def _updated_parameters(trainer: AnyTrainer) -> set[int]:
-    """Which parameters the optimizers update, by identity: those of unknown size have none that would tell."""
+    """Which parameters the optimizers update, by identity, without parameters of unknown size."""
     optimizers = trainer.named_optimizers().values()
     return {id(one) for optimizer in optimizers for one in parameters_of(optimizer) if one.requires_grad}
 

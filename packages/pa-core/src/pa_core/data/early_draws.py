@@ -36,8 +36,8 @@ def warn_of_early_draws(dataset: object) -> None:
     if name is not None:
         warn_user(
             f"{name} draws random numbers before the stream is shuffled. datasets runs it in a thread, ahead of the "
-            "training, so that two runs with one seed differ. Draw in a map() after shuffle(), or from a generator of "
-            "its own that is seeded by the example."
+            "training, so that two runs with one seed differ. Draw in a map() after shuffle(), or from a new "
+            "generator that is seeded by the example."
         )
 
 
