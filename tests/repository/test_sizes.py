@@ -17,17 +17,17 @@ ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
-    "code lines of pa-core": 15_000,
+    "code lines of pa-core": 15_300,
     "code lines of all packages": 37_000,
     "code lines of tests": 60_000,
     "code lines of a module of pa-core": 550,
     "lines of trainer.py": 700,
     "words of architecture.md": 2_500,
     "files of an update": 13,
-    "modules of ours that an import loads": 184,
+    "modules of ours that an import loads": 187,
     "other modules that an import loads": 2,  # secrets and hmac
     "time of an import, compared with that of accelerate": 2.5,  # 1.3 on an idle machine
-    "more files of a save": 28,
+    "more files of a save": 29,
 }
 """The most that there may be of each."""
 

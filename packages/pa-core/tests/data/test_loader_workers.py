@@ -546,7 +546,7 @@ class Reads(Dataset[int]):
 
 def read_by_import(index: int) -> int:
     """Import the library where it is needed, as many do."""
-    import polars  # type: ignore[import-not-found, unused-ignore]  # pyright: ignore[reportMissingImports]  # in some environments
+    import polars  # type: ignore[import-not-found, unused-ignore]  # installed where types are checked
 
     return int(vars(polars)["add"](index))
 

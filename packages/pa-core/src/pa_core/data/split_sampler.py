@@ -186,10 +186,10 @@ def warn_of_filling_up(loader: DataLoader[Any]) -> None:
 
 def _what_becomes_of_the_rest(loader: DataLoader[Any], num_processes: int) -> str:
     """What accelerate does with the batches that cannot be divided evenly."""
-    sampler = loader.batch_sampler
+    sampler = cast("Any", loader).batch_sampler
     if getattr(sampler, "drop_last", loader.drop_last) is True:
-        rest = len(cast("Sized", sampler)) % num_processes if hasattr(sampler, "__len__") else None
-        number = "the last batches" if rest is None else f"{rest} of {len(cast('Sized', sampler))} batches"
+        rest = len(sampler) % num_processes if hasattr(sampler, "__len__") else None
+        number = "the last batches" if rest is None else f"{rest} of {len(sampler)} batches"
         return f"leaves out {number} of each epoch, so that the processes get equally many."
     return (
         "repeats samples where the processes would not get equally many. Losses and metrics of an epoch may count "

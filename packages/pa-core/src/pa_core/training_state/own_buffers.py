@@ -45,7 +45,7 @@ class OwnBuffers:
             self._has_warned = True
             warn_user(
                 f"{', '.join(large)} differ between the processes, and are too large for each process to have its own "
-                "in a training state: a resumed run has those of process 0 everywhere. If later steps need "
+                "in a training state: a resumed run has what process 0 had. If later steps need "
                 "them, keep them equal, as with trainer.gather(...)."
             )
         first = of_all[0]

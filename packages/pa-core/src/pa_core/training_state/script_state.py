@@ -107,7 +107,8 @@ class ScriptState:
         if type(value) is float:
             return any(since <= value <= now for since, now in zip(self._clocks, _read_clocks(), strict=True))
         if type(value) is tuple:
-            return any(self._begins_anew(found._replace(value=one)) for one in value if type(one) is float)
+            parts = cast("tuple[object, ...]", value)
+            return any(self._begins_anew(found._replace(value=one)) for one in parts if type(one) is float)
         return value is True and bool(_with_value(found.owner) - self._built.get(id(found.owner), {*()}))
 
     def _is_lost(self, found: Found, before: _Before | None) -> bool:
