@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pa_preflight import Finding
+from pa_preflight import Finding, Report
 from tests.docs.test_plain_markdown import places_in
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -35,3 +35,11 @@ def test_most_findings_that_need_more_words_have_a_page() -> None:
     assert len(NAMES) >= 40
     pages = {str(Finding(name, "", "").see) for name in NAMES}
     assert {"schedulers.md#finding-a-learning-rate", "speed-and-memory.md#profiling"} <= pages
+
+
+def test_a_report_counts_warnings_and_lets_them_pass() -> None:
+    """They are said in its first line, and end no script."""
+    report = Report([Finding("one-class", "saw", "do", "warning"), Finding("rate-too-high", "", "", "note")], [], 1.0)
+    assert str(report).startswith("0 mistakes and 1 warning found in 1.0 seconds.\none-class (warning): saw")
+    assert report.warnings == report.findings[:1]
+    report.require_none()

@@ -15,7 +15,7 @@ from pa_core import Run, Trainer
 from pa_preflight._arguments import Trains, arguments_of, evaluated_sets, is_run, require_alone
 from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
 from pa_preflight._evaluation import check_evaluation
-from pa_preflight._findings import Finding, Report, failure, first_line
+from pa_preflight._findings import LEVELS, Finding, Report, failure, first_line
 from pa_preflight._learning import check_learning
 from pa_preflight._loss_checks import check_all_targets
 from pa_preflight._model_checks import check_batch_norm, check_model, modules_of
@@ -167,7 +167,7 @@ def _may_be_meant(finding: Finding, trainer: Trainer[Any, Any, Any, Any], steps:
 
 
 def in_order(findings: list[Finding]) -> list[Finding]:
-    """Return each finding once, mistakes first, without those whose cause was found.
+    """Return each finding once, mistakes first and notes last, without those whose cause was found.
 
     Args:
         findings: What was found.
@@ -177,4 +177,4 @@ def in_order(findings: list[Finding]) -> list[Finding]:
     for finding in findings:
         if names.isdisjoint(_CAUSES.get(finding.name, ())):
             once.setdefault((finding.name, finding.do), finding)
-    return sorted(once.values(), key=lambda finding: finding.level != "mistake")
+    return sorted(once.values(), key=lambda finding: LEVELS.index(finding.level))

@@ -45,8 +45,8 @@ class _Checked(Generic[_P]):
 def checked(trainer: Trains[_P]) -> Trains[_P]:
     """Return what checks a run before it trains, in one line of a script: ``checked(trainer).train(dataset, ...)``.
 
-    The report is printed, and a run with mistakes does not begin. On several processes, and with a sharded model, the
-    check is left out with a warning.
+    The report is printed, and a run with mistakes does not begin; one with warnings does. On several processes, and
+    with a sharded model, the check is left out with a warning.
 
     Args:
         trainer: The trainer.

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from textwrap import fill
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
 from pa_preflight._next_steps import PAGES
+
+Level: TypeAlias = Literal["mistake", "warning", "note"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+"""From the worst."""
 
 FILL_GAPS = "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them a value."
 """What to do about numbers that are not finite."""
@@ -23,7 +27,8 @@ class Finding:
         name: What it is called in ``docs/before-you-train.md``.
         saw: What was seen, with numbers.
         do: What to change.
-        level: "mistake" for what spoils a run, "note" for what may be meant so.
+        level: "mistake" for what certainly spoils a run, "warning" for what very likely does, "note" for what may
+            well be meant so.
 
     Example:
         >>> print(Finding("rate-is-zero", "The learning rate is 0 in each update.", "Look at the scheduler."))
@@ -35,7 +40,7 @@ class Finding:
     name: str
     saw: str
     do: str
-    level: Literal["mistake", "note"] = "mistake"
+    level: Literal["mistake", "warning", "note"] = "mistake"
 
     @property
     def see(self) -> str | None:
@@ -53,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What a check has found, mistakes first; print it.
+    """What a check has found, mistakes first, then warnings and notes; print it.
 
     Attributes:
         findings: What was found.
@@ -71,8 +76,13 @@ class Report:
 
     @property
     def mistakes(self) -> list[Finding]:
-        """The findings that spoil a run."""
+        """The findings that certainly spoil a run."""
         return [finding for finding in self.findings if finding.level == "mistake"]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        """The findings that very likely spoil a run; ``require_none()`` lets them pass."""
+        return [finding for finding in self.findings if finding.level == "warning"]
 
     def require_none(self) -> None:
         """Raise an error if there are mistakes.
@@ -86,11 +96,17 @@ class Report:
     @override
     def __str__(self) -> str:
         """Return all findings, and what was left out."""
-        number = len(self.mistakes)
-        counted = "Nothing found" if not self.findings else f"{number} mistake{'' if number == 1 else 's'} found"
+        counts = [_counted(len(self.mistakes), "mistake")]
+        if self.warnings:
+            counts.append(_counted(len(self.warnings), "warning"))
+        counted = f"{' and '.join(counts)} found" if self.findings else "Nothing found"
         lines = [f"{counted} in {self.seconds:.1f} seconds.", *map(str, self.findings)]
         lines += (f"Not checked: {reason}" for reason in self.left_out)
         return "\n".join(lines)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def failure(what: str, error: Exception, do: str) -> Finding:

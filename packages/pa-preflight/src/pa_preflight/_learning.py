@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, MoveModulesToDeviceCallback, StopTrainingError, Trainer, TrainerCallback
 from pa_preflight._data_checks import Samples, subset
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, Level
 from pa_preflight._observer import is_overridden
 
 _UPDATES, _SECONDS = 100, 15.0
@@ -75,7 +75,7 @@ def check_learning(
     if are_finite and abs(first) < _LEARNT:
         return
     is_own = is_overridden(trainer, "calculate_train_batch_loss")  # such as of networks that play against each other
-    level: Literal["mistake", "note"] = "note" if is_scheduled or (is_own and are_finite) else "mistake"
+    level: Level = "note" if is_scheduled or (is_own and are_finite) else "mistake"
     if not are_finite or last > _GROWN * abs(first) + 1:
         yield Finding(
             "rate-too-high",
