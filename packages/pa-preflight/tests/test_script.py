@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.launching import Launched, forked_python, run_command
 
 _TRAINS = """
@@ -134,3 +136,95 @@ def test_a_script_that_fails_before_shows_its_own_traceback(tmp_path: Path) -> N
     assert ended.output.endswith("\nValueError: no data\n")
     assert "runpy" not in ended.output
     assert ended.status == 1
+
+
+_AROUND = """
+import atexit
+import multiprocessing
+import sys
+import threading
+import time
+
+import torch
+from torch import nn
+
+from pa_core import Trainer
+from pa_core.testing import make_classification
+
+if "--thread" in sys.argv:
+    threading.Thread(target=threading.Event().wait).start()
+if "--process" in sys.argv:
+    multiprocessing.Process(target=time.sleep, args=(1000,)).start()
+if "--atexit" in sys.argv:
+    atexit.register(print, "atexit was called")
+model = nn.Linear(4, 3)
+trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters(), lr=0.01), callbacks=[])
+try:
+    trainer.train(make_classification(160), num_epochs=1, **({"batch": 16} if "--wrong" in sys.argv else {}))
+except BaseException:
+    print("was caught")
+finally:
+    torch.save(model, "model.pt")
+"""
+
+_LOOP_AROUND = _LOOP.replace("with Run", "try:\n  with Run").replace('print("has trained")', "") + (
+    'finally:\n  torch.save(model, "model.pt")\n'
+)
+
+
+def _with_a_good_model(folder: Path) -> Path:
+    model = folder / "model.pt"
+    model.write_text("trained for a week")
+    return model
+
+
+def test_nothing_of_the_script_follows_the_report(tmp_path: Path) -> None:
+    """Its ``finally`` would replace a trained model by one that is not; nor do ``except`` and ``atexit`` run."""
+    model = _with_a_good_model(tmp_path)
+    ended = _preflight(tmp_path, _AROUND, "--atexit")
+    assert "Nothing found in" in ended.output.splitlines()[-1]
+    assert ended.status == 0
+    assert model.read_text() == "trained for a week"
+
+
+@pytest.mark.parametrize("waiting", ["--thread", "--process"])
+def test_what_waits_beside_the_script_does_not_keep_it(tmp_path: Path, waiting: str) -> None:
+    """A thread that is no daemon, or another process, which would wait for ever for the training."""
+    ended = _preflight(tmp_path, _AROUND, waiting)
+    assert "Nothing found in" in ended.output.splitlines()[-1]
+    assert ended.status == 0
+
+
+def test_nothing_of_the_script_follows_arguments_that_are_wrong(tmp_path: Path) -> None:
+    """The traceback leads to the line of the script, whose ``except`` and ``finally`` do not run."""
+    model = _with_a_good_model(tmp_path)
+    ended = _preflight(tmp_path, _AROUND, "--wrong")
+    _, _, error = ended.output.rpartition("Traceback (most recent call last):\n")
+    assert error.startswith('  File "script.py", line ')
+    assert error.splitlines()[-1].endswith("got an unexpected keyword argument 'batch'.")
+    assert "was caught" not in ended.output
+    assert ended.status == 1
+    assert model.read_text() == "trained for a week"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_the_script_follows_the_report_of_its_loop(tmp_path: Path, *, fails: bool) -> None:
+    """Neither after ten updates, nor after an error of the loop."""
+    model = _with_a_good_model(tmp_path)
+    text = _LOOP_AROUND.replace("model(inputs), targets", "model(inputs), targets + 5") if fails else _LOOP_AROUND
+    ended = _preflight(tmp_path, text)
+    assert "softmax-before-cross-entropy: " in ended.output or fails
+    assert ("IndexError: Target " in ended.output) is fails
+    assert ended.status == 1
+    assert model.read_text() == "trained for a week"
+
+
+def test_help_says_what_the_command_does(tmp_path: Path) -> None:
+    """That the script ends where it would train, without its ``finally``; of no script, the same is an error."""
+    helped = run_command([*forked_python(), "-m", "pa_preflight", "--help"], folder=tmp_path)
+    assert "usage: python -m pa_preflight script.py" in helped.output
+    assert "`finally`" in helped.output
+    assert helped.status == 0
+    nothing = run_command([*forked_python(), "-m", "pa_preflight"], folder=tmp_path)
+    assert "usage: python -m pa_preflight script.py" in nothing.output
+    assert nothing.status == 2

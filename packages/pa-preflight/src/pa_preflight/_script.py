@@ -1,7 +1,9 @@
-"""Runs a script up to where it trains, and says there what it is going to do, and what is wrong with it."""
+"""Runs a script up to where it trains, says there what it is going to do and what is wrong with it, and ends it."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import runpy
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -9,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
-from types import MethodType
+from types import MethodType, TracebackType
 from typing import Any, NoReturn
 
 from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Run, Trainer
@@ -20,18 +22,29 @@ from pa_preflight._plan import plan
 from pa_preflight._plan_records import Plan
 
 _USAGE = "usage: python -m pa_preflight script.py [arguments of the script]"
-_FAILED, _NOT_TRAINED = 1, 2
+_HELP = f"""{_USAGE}
+
+Runs the script up to where it trains, prints there the plan and the report of pa_preflight, and ends its process at
+once: no `except` and `finally` block of the script runs, no `atexit` function, and no line after the training. So
+nothing is saved in the place of a model that has been trained. Of a loop over a Run, the first ten updates are made.
+
+exit status: 0 without mistakes; 1 with some, or if the script fails; 2 if it does not train.
+"""
+_FAILED, _NOT_TRAINED, _INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a script until it trains, print plan and report, and return the exit status.
+    """Run a script until it trains, print plan and report, and end the process with 0 or, after mistakes, with 1.
 
     Args:
         arguments: The script, and its arguments.
 
     Returns:
-        0 without mistakes; 1 with some, or if the script fails before; 2 if it does not train.
+        The exit status of a script that does not get there: 1 if it fails before; 2 if it does not train.
     """
+    if arguments and arguments[0] in ("-h", "--help"):
+        sys.stdout.write(_HELP)
+        return 0
     if not arguments or arguments[0].startswith("-"):
         sys.stderr.write(f"{_USAGE}\n")
         return _NOT_TRAINED
@@ -40,40 +53,34 @@ def main(arguments: Sequence[str]) -> int:
     if not sys.flags.safe_path:
         sys.path[0] = str(script.resolve().parent)
     with ExitStack() as stack:
-        watch = _Watch(stack)
+        _Watch(stack, script)
         try:
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit as ending:
-            if watch.status is None and ending.code not in (None, 0):
+            if ending.code not in (None, 0):
                 raise
         except Exception as error:
-            frames = error.__traceback__
-            while frames is not None and frames.tb_frame.f_code.co_filename != str(script):
-                frames = frames.tb_next
-            sys.excepthook(type(error), error.with_traceback(frames), frames)
+            _print_error(error, script)
             return _FAILED
-    if watch.status is not None:
-        return watch.status
     sys.stderr.write(f"{script} has ended without training: it has called no Trainer.train, and no loop of a Run.\n")
     return _NOT_TRAINED
 
 
 class _Watch:
-    """Takes the place of training in this process.
+    """Takes the place of training in this process, and ends it there.
 
     Args:
-        stack: Ends it.
-
-    Attributes:
-        status: The exit status, once there is a report.
+        stack: Ends the watch, where the script does not train.
+        script: Whose lines a traceback shows.
     """
 
-    def __init__(self, stack: ExitStack) -> None:
-        self.status: int | None = None
+    def __init__(self, stack: ExitStack, script: Path) -> None:
         self._stack = stack
+        self._ending = _EndingAfterErrors(script)
         self._undone = 0
-        replaced = (Trainer, "train", self._train), (Run, "__enter__", self._enter)
-        for owner, name, instead in (*replaced, (AnyTrainer, "undoing_runs", self._undoing_runs)):
+        self._watched: Run[Any, Any] | None = None
+        trains = (Trainer, "train", self._train), (Run, "__enter__", self._enter), (Run, "__exit__", self._exit)
+        for owner, name, instead in (*trains, (AnyTrainer, "undoing_runs", self._undoing_runs)):
             original: Any = getattr(owner, name)
             stack.callback(setattr, owner, name, original)
             setattr(owner, name, wraps(original)(_method(instead, original)))
@@ -95,31 +102,96 @@ class _Watch:
             original(trainer, *args, **kwargs)
             return
         vars(trainer)["train"] = MethodType(original, trainer)  # a subclass may have changed the arguments
-        _print_plan(partial(plan, trainer, *args, **kwargs))
-        self._end(check(trainer, *args, **kwargs))
+        with self._ending:
+            _print_plan(partial(plan, trainer, *args, **kwargs))
+            _end(check(trainer, *args, **kwargs))
 
     def _enter(self, original: Callable[..., Any], run: Run[Any, Any]) -> Run[Any, Any]:
-        if not self._undone:
+        if self._undone:
+            original(run)
+            return run
+        with self._ending:
             _print_plan(partial(plan, run))
-            watched = WatchedLoop(run, self._end_loop)
+            watched = WatchedLoop(run, _end_loop)
             self._stack.enter_context(run.undoing_runs())
             callbacks = [MoveModulesToDeviceCallback(), watched]
             self._stack.enter_context(run.callback_handler.replaced_by(callbacks))
-        original(run)
+            self._watched = run
+            original(run)
         return run
 
-    def _end_loop(self, report: Report, error: BaseException | None) -> None:
-        report = replace(report, findings=in_order(report.findings))
-        if error is None:
-            self._end(report)
-        elif self.status is None:  # the script ends with the traceback of the error
-            sys.stdout.write(f"{report}\n")
+    def _exit(self, original: Callable[..., bool], run: Run[Any, Any], kind: object, error: Any, *more: object) -> bool:
+        if run is not self._watched:
+            return original(run, kind, error, *more)
+        with self._ending:
+            as_asked = original(run, kind, error, *more)
+        if error is not None:
+            self._ending.end(error)
+        return as_asked
 
-    def _end(self, report: Report) -> NoReturn:
-        sys.stdout.write(f"{report}\n")
-        self.status = int(bool(report.mistakes))
+
+class _EndingAfterErrors:
+    """Ends the process after an error, of which the script is not told: it would clean up as after a training.
+
+    Args:
+        script: Whose lines the traceback shows.
+    """
+
+    def __init__(self, script: Path) -> None:
+        self._script = script
+
+    def end(self, error: BaseException) -> NoReturn:
+        """Print an error, and end the process."""
+        _print_error(error, self._script)
+        _leave(_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED)
+
+    def __enter__(self) -> None:
+        """Nothing has failed yet."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """End the process if something has failed."""
+        if error is not None:
+            self.end(error)
+
+
+def _end_loop(report: Report, error: BaseException | None) -> None:
+    report = replace(report, findings=in_order(report.findings))
+    if error is None:
+        _end(report)
+    sys.stdout.write(f"{report}\n")
+
+
+def _end(report: Report) -> NoReturn:
+    sys.stdout.write(f"{report}\n")
+    _leave(int(bool(report.mistakes)))
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process here: what follows in the script would find a model that is not trained."""
+    try:
         sys.stdout.flush()
-        raise SystemExit(self.status)
+        sys.stderr.flush()
+        for child in multiprocessing.active_children():  # which keep the output open until they find out
+            child.terminate()
+    finally:
+        os._exit(status)
+
+
+def _print_error(error: BaseException, script: Path) -> None:
+    """Print an error as the script's own, from the line on that it has reached."""
+    frames = _with_callers(error.__traceback__)
+    while frames is not None and frames.tb_frame.f_code.co_filename != str(script):
+        frames = frames.tb_next
+    frames = frames or error.__traceback__
+    sys.stdout.flush()
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
+
+
+def _with_callers(frames: TracebackType | None) -> TracebackType | None:
+    """Add the frames that an error has not reached yet, as it was caught below them."""
+    while frames is not None and (caller := frames.tb_frame.f_back) is not None:
+        frames = TracebackType(frames, caller, caller.f_lasti, caller.f_lineno)
+    return frames
 
 
 def _method(instead: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
