@@ -677,8 +677,9 @@ class AnyTrainer(ABC):
 
         Results are the weights and buffers of all models and added modules, the states of optimizers and schedulers,
         and the recorded metrics without their times. Runs whose results are bit-for-bit identical have the same digits,
-        no matter on which device and how many processes they were made. As in training states, the buffers are those
-        that rank zero has; in a reproducible run, all processes must have the same.
+        no matter on which device and how many processes they were made. As in training states, models have the buffers
+        of rank zero; in a reproducible run, all processes must have the same. Buffers that each process has
+        for itself, such as the queue of an added module that nothing trains, count on all of them.
 
         Raises:
             RanksDifferError: Something of it is not the same on all processes.
@@ -693,7 +694,7 @@ class AnyTrainer(ABC):
             >>> trainer.fingerprint() == before
             False
         """
-        return fingerprint(self, gives_buffers=not self.reproducible)
+        return fingerprint(self, reproducible=self.reproducible, shares_buffers=self._engine.shares_buffers)
 
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node, without breaking progress bars.

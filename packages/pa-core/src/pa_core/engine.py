@@ -51,6 +51,8 @@ class Engine:
         watch: As passed.
         sharding: As passed.
         reproducible: As passed.
+        shares_buffers: Whether all processes have the buffers of the models in common: what the first one has, or the
+            means of a reproducible run. Otherwise, each process keeps its own from the start of the training on.
         loaders: Makes and splits loaders.
         checkpointer: Saves training states.
         added: The modules that are trained with the model.
@@ -87,6 +89,7 @@ class Engine:
         self.watch = watch
         self.sharding = sharding
         self.reproducible = reproducible
+        self.shares_buffers: bool = reproducible or _accelerate.broadcasts_buffers(accelerator)
         self.loaders: Loaders = Loaders(accelerator, fixed_batches=reproducible)
         self.added: AddedModules = AddedModules()
         self.eval_sets: EvaluationSets = EvaluationSets()
@@ -126,7 +129,14 @@ class Engine:
 
     def _parts_of_run(self) -> RunParts:
         accumulations = {name: one.accumulation for name, one in self.trained.items()}
-        return RunParts(self.progress, self.resumption, accumulations, self.rank_sync, scaler=self.accelerator.scaler)
+        return RunParts(
+            self.progress,
+            self.resumption,
+            accumulations,
+            self.rank_sync,
+            scaler=self.accelerator.scaler,
+            shares_buffers=self.shares_buffers,
+        )
 
     def require_between_steps(self, what: str) -> None:
         """Raise an error within a step of a reproducible run, as not all processes have as many steps.

@@ -14,31 +14,38 @@ from pa_core.rank_checks import bytes_of, digest_of_weights
 from pa_core.sharding.sharded_states import gather_state
 from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_values import as_number
+from pa_core.training_state.own_buffers import digests_of_own_buffers
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_distributed import require_same
 
 
-def fingerprint(run: ResumableRun, *, gives_buffers: bool) -> str:
+def fingerprint(run: ResumableRun, *, reproducible: bool, shares_buffers: bool) -> str:
     """Return a digest of weights, buffers, optimizers, schedulers and metrics; every process must call this.
 
     Args:
         run: The run.
-        gives_buffers: Whether all processes get the buffers of rank zero first, as in training states.
+        reproducible: Whether it is reproducible, so that all buffers must be the same.
+        shares_buffers: Whether all processes have the buffers of the models in common: what rank zero has, as in
+            training states.
 
     Raises:
         RanksDifferError: One of them is not the same on all processes.
     """
-    if gives_buffers:
+    if shares_buffers and not reproducible:
         for model in run.named_models().values():
             broadcast_buffers(model)
+    own = {} if reproducible else digests_of_own_buffers(run, shares_buffers=shares_buffers)
+    modules = {**run.named_models(), **run.untrained_modules(), **_weighted(run.loss_func)}
     optimizers = {name: gather_state(one.state_dict(), keep=True) for name, one in run.named_optimizers().items()}
     metrics = _metrics(run.run_history)
     parts = {
-        "weights": digest_of_weights({**run.named_models(), **run.untrained_modules(), **_weighted(run.loss_func)}),
+        "weights": digest_of_weights(modules, without=own),
         "optimizers": _digest(optimizers),
         "schedulers": _digest({name: one.state_dict() for name, one in run.named_schedulers().items()}),
         "metrics": _digest(metrics),
     }
+    if own:
+        parts["buffers of each process"] = _digest(dict(sorted(own.items())))
     by_name = {f"the metric {name}": f"{_digest(values)[:8]}, last {_last(values)}" for name, values in metrics.items()}
     require_same({**by_name, **{name: one for name, one in parts.items() if name != "metrics"}})
     return _digest(parts)[:16]

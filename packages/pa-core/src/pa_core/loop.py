@@ -455,7 +455,7 @@ class Loop:
         self.call(TrainerCallback.on_train_epoch_start)
         self._resume_steps(train_dl)
         self.own_steps.start_epoch(self.asked.stepping)
-        if engine.num_processes > 1 and _accelerate.broadcasts_buffers(engine.accelerator):
+        if engine.num_processes > 1 and engine.shares_buffers:
             self._buffers = BufferPlaces(self.trainer.named_models().values())
         self.count = engine.loaders.count_batches(train_dl, "training")
         engine.progress.stage = Stage.TRAINING
@@ -761,8 +761,9 @@ class Loop:
         trainer.model = unwrap_model(wrapped)
         try:
             with engine.evaluating(stage):
-                for model in trainer.named_models().values():
-                    distributed.broadcast_buffers(model)
+                if engine.shares_buffers:
+                    for model in trainer.named_models().values():
+                        distributed.broadcast_buffers(model)
                 yield
         finally:
             trainer.model = wrapped

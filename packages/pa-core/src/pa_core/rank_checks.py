@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -69,18 +69,20 @@ def _describe_callback(callback: object) -> str:
 # When its parts are made
 
 
-def digest_of_weights(models: Mapping[str, nn.Module]) -> str:
+def digest_of_weights(models: Mapping[str, nn.Module], *, without: Collection[str] = ()) -> str:
     """Return a digest of the classes, the parameters and the buffers of models; every process must call this.
 
     It is the same whether a model is sharded or not.
 
     Args:
         models: The models by name, without wrappers.
+        without: What is left out: the names of a model and of a tensor in it, with a dot between them.
     """
     whole = hashlib.sha256()
     for name, model in sorted(models.items()):
         whole.update(f"{name} {type(model).__qualname__.removeprefix('FSDP')}\n".encode())
-        tensors = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+        state = {key: value for key, value in model.state_dict().items() if f"{name}.{key}" not in without}
+        tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
         with gathering(tensors.values()) as of_all:
             for key, tensor in zip(tensors, of_all, strict=True):
                 whole.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

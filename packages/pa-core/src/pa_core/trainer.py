@@ -429,7 +429,8 @@ class Trainer(
             for epoch in loop.remaining_epochs():
                 self._run_epoch(epoch)
         engine.checkpointer.leave()
-        if engine.rank_sync.stop is not None:  # perhaps in a step that not all processes have finished
+        stopped = engine.rank_sync.stop is not None  # perhaps in a step that not all processes have finished
+        if stopped and engine.shares_buffers:
             distributed.broadcast_buffers(self.model)
         loop.finish(self.training_run_end)
 
@@ -627,8 +628,8 @@ class Trainer(
         self._trained.optimizers = self.named_optimizers()
         warn_of_pretrained_parts(self.named_models())
         loss = trained_loss(self.loss_func, self.optimizer, self.model)
-        for one in loss.values():
-            distributed.broadcast_weights(one.to(self.device))
+        if isinstance(self.loss_func, nn.Module):
+            distributed.broadcast_weights(self.loss_func.to(self.device))
         trained: dict[str, nn.Module] = {"model": self.model, **self._engine.added.trained(self.optimizer), **loss}
         called: dict[str, nn.Module] = {**self.modules, **trained}
         if isinstance(self.loss_func, nn.Module):

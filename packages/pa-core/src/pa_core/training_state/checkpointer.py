@@ -50,6 +50,7 @@ class RunParts(NamedTuple):
         accumulations: What counts the items of each optimizer's updates, by the name of the optimizer.
         rank_sync: Whether some process requests a training state, or the end of the run.
         scaler: The gradient scaler of fp16.
+        shares_buffers: Whether all processes have the buffers of the models in common.
     """
 
     progress: Progress
@@ -57,6 +58,7 @@ class RunParts(NamedTuple):
     accumulations: Mapping[str, _CountsItems]
     rank_sync: RankSync
     scaler: SupportsStateDict | None = None
+    shares_buffers: bool = True
 
 
 class _Evaluation(NamedTuple):
@@ -117,7 +119,7 @@ class Checkpointer:
         self.ended_by: type[BaseException] | None = None
         self.unchecked_optimizers: set[str] = set()
         self._script: ScriptState | None = None
-        self._buffers = OwnBuffers()
+        self._buffers = OwnBuffers(shares_buffers=parts.shares_buffers)
         self._requests: list[tuple[StateRequest, dict[str, Any]]] = []  # with copies of their extras
         self._phase: Phase | None = None
         self._rng_state: Mapping[str, Any] | None = None
@@ -425,6 +427,7 @@ class Checkpointer:
             hyperparameters=resumption.hyperparameters,
             nominal_items={name: one.nominal for name, one in parts.accumulations.items()},
             loaders=resumption.loaders.capture(run, mid_epoch=position.phase.is_mid_epoch or continues_mid_epoch),
+            shares_buffers=parts.shares_buffers,
             scaler=parts.scaler,
             objects=self.registered,
             script=None if self._script is None else partial(self._script.capture, run, registered=self.registered),

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pa_checkpoint import StoredTensor
 from pa_core import distributed
-from pa_core.model_tensors import is_sharded
+from pa_core.model_tensors import is_sharded, parameters_of, parameters_of_module
+from pa_core.training_state.script_state import shown_places
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.user_warnings import warn_user
 
+_T = TypeVar("_T", int, str)
+
 _MOST_NUMBERS = 2**20
+_PIECE: Final = 2**22
 _LOSS_FUNC = "loss_func"
+_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class OwnBuffers:
     """Returns what a training state has to hold for each process of modules whose buffers no exchange makes equal.
 
-    These are modules that no optimizer trains, and the loss function. A buffer that is too large to be collected on the
-    first process is named in one warning.
+    These are modules that no optimizer trains, the loss function, and models in a run that does not exchange their
+    buffers. A buffer that is too large to be collected on the first process is named in one warning, and so are weights
+    that nothing trains and that differ all the same.
+
+    Args:
+        shares_buffers: Whether all processes have the buffers of the models in common.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shares_buffers: bool) -> None:
+        self._shares_buffers = shares_buffers
         self._has_warned = False
+        self._has_compared = False
 
     def capture(self, run: ResumableRun) -> dict[str, Tensor]:
         """Return the buffers in which this process differs from the first one, by place; every process must call this.
@@ -34,26 +46,39 @@ class OwnBuffers:
         Args:
             run: The run.
         """
-        buffers = {} if distributed.num_processes() == 1 else _buffers(run)
-        if not buffers:
+        if distributed.num_processes() == 1:
             return {}
-        own = {place: _digest(one.detach()) for place, one in buffers.items()}
-        of_all = distributed.gather_objects(own)
-        differing = [place for place in own if any(other.get(place) != own[place] for other in of_all)]
-        large = [place for place in differing if buffers[place].numel() > _MOST_NUMBERS]
-        if large and not self._has_warned and distributed.rank() == 0:
+        if not self._has_compared:
+            self._has_compared = True
+            _name_differing_weights(run)
+        buffers, rank = _buffers(run, of_models=not self._shares_buffers), distributed.rank()
+        differing = _compare(buffers, _digest)
+        large = [place for place in differing if place in buffers and buffers[place].numel() > _MOST_NUMBERS]
+        if large and not self._has_warned and rank == 0:
             self._has_warned = True
             warn_user(
-                f"{', '.join(large)} differ between the processes, and are too large for each process to have its own "
-                "in a training state: a resumed run has what process 0 had. If later steps need "
+                f"{shown_places(large)} differ between the processes, and are too large for each process to have its "
+                "own in a training state: a resumed run has what process 0 had. If later steps need "
                 "them, keep them equal, as with trainer.gather(...)."
             )
-        first = of_all[0]
         return {
             place: buffers[place].detach().to("cpu", copy=True)
-            for place in differing
-            if place not in large and first.get(place) != own[place]
+            for place, of_each in differing.items()
+            if place in buffers and place not in large and of_each[0] != of_each[rank]
         }
+
+
+def digests_of_own_buffers(run: ResumableRun, *, shares_buffers: bool) -> dict[str, list[str | None]]:
+    """Return digests of the buffers in which processes differ by design, by place; every process must call this.
+
+    Args:
+        run: The run.
+        shares_buffers: Whether all processes have the buffers of the models in common.
+
+    Returns:
+        The same on all processes: of each buffer the digests in the order of the ranks, None where one lacks it.
+    """
+    return _compare(_buffers(run, of_models=not shares_buffers), _digest)
 
 
 def restore_own_buffers(run: ResumableRun, stored: Mapping[str, Tensor | StoredTensor]) -> None:
@@ -63,11 +88,21 @@ def restore_own_buffers(run: ResumableRun, stored: Mapping[str, Tensor | StoredT
         run: The run.
         stored: What this process stored, by place.
     """
-    buffers = _buffers(run) if stored else {}
+    buffers = _buffers(run, of_models=True) if stored else {}
     with torch.no_grad():
         for place, one in stored.items():
             if place in buffers and tuple(buffers[place].shape) == tuple(one.shape):
                 StoredTensor.of(one).read_into(buffers[place])
+
+
+def _compare(tensors: Mapping[str, Tensor], digest: Callable[[Tensor], _T]) -> dict[str, list[_T | None]]:
+    """Return the digests of tensors that are not the same on all processes, in the order of the ranks."""
+    if distributed.num_processes() == 1 or not tensors:
+        return {}
+    of_all = distributed.gather_objects({place: digest(one.detach()) for place, one in tensors.items()})
+    places = dict.fromkeys(place for each in of_all for place in each)
+    by_place: dict[str, list[_T | None]] = {place: [each.get(place) for each in of_all] for place in places}
+    return {place: of_each for place, of_each in by_place.items() if len(set(of_each)) > 1}
 
 
 def _digest(tensor: Tensor) -> str:
@@ -75,13 +110,52 @@ def _digest(tensor: Tensor) -> str:
     return hashlib.sha256(values.data).hexdigest()
 
 
-def _buffers(run: ResumableRun) -> dict[str, Tensor]:
-    modules = dict(run.untrained_modules())
+def _buffers(run: ResumableRun, *, of_models: bool) -> dict[str, Tensor]:
+    modules = {**(run.named_models() if of_models else {}), **run.untrained_modules()}
     if isinstance(run.loss_func, nn.Module):
         modules[_LOSS_FUNC] = run.loss_func
     return {
         f"{name}.{inner}": one
         for name, module in modules.items()
-        for inner, one in module.named_buffers()
+        for inner, one in module.named_buffers(remove_duplicate=False)
         if one.layout is torch.strided and not (is_sharded(one) or one.is_meta)
     }
+
+
+def _name_differing_weights(run: ResumableRun) -> None:
+    """Warn if modules that no optimizer trains have other weights on some processes, though they began with the same.
+
+    A state has what the first process has: otherwise, each process would have to write a whole model.
+    """
+    weights = {
+        place: one
+        for place, one in _untrained_weights(run)
+        if one.layout is torch.strided and not (is_sharded(one) or one.is_meta)
+    }
+    differing = [*_compare(weights, _sum_of_bits)]
+    if differing and distributed.rank() == 0:
+        warn_user(
+            f"{shown_places(differing)} differ between the processes, though no optimizer trains them. A training "
+            "state has what process 0 has, and a resumed run gives it to all processes. Change them in the same way on "
+            "each process, or make them buffers: each process gets its own buffers back."
+        )
+
+
+def _untrained_weights(run: ResumableRun) -> Iterator[tuple[str, Tensor]]:
+    modules = {**run.named_models(), **run.untrained_modules()}
+    if isinstance(run.loss_func, nn.Module):
+        modules[_LOSS_FUNC] = run.loss_func
+    trained = {id(one) for optimizer in run.named_optimizers().values() for one in parameters_of(optimizer)}
+    for name, module in modules.items():
+        if trained.isdisjoint(map(id, parameters_of_module(module))):
+            for inner, one in module.named_parameters():
+                yield f"{name}.{inner}", one
+
+
+def _sum_of_bits(tensor: Tensor) -> int:
+    """A number that another value anywhere changes; on the device, as a frozen model may be as large as it can hold."""
+    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    flat = values.contiguous().reshape(-1)
+    bits = flat.view(_INTEGERS[flat.element_size()])
+    sums = [piece.sum(dtype=torch.int64) for piece in torch.split(bits, _PIECE)]
+    return int(torch.stack(sums).sum()) if sums else 0

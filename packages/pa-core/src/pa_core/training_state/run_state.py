@@ -152,6 +152,7 @@ class RunState(NamedTuple):
             counted.
         extension: Where the run continues if more is requested; None where it continues at its position.
         loaders: What is saved of the custom data loaders of this process, by what they are for.
+        shares_buffers: Whether all processes have the buffers of the models in common: what the first one has.
         scaler: The gradient scaler of fp16.
         objects: What was registered to be saved with the run.
         script: Returns what objects of the script keep, and is called with the other parts; None before a run begins.
@@ -167,6 +168,7 @@ class RunState(NamedTuple):
     nominal_items: Mapping[str, float | None]
     extension: Extension | None = None
     loaders: Mapping[str, Any] = MappingProxyType({})
+    shares_buffers: bool = True
     scaler: SupportsStateDict | None = None
     objects: Sequence[SupportsStateDict] = ()
     script: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
@@ -182,8 +184,9 @@ def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
         state: What it holds besides them.
     """
     models = run.named_models()
-    for model in models.values():
-        distributed.broadcast_buffers(model)
+    if state.shares_buffers:
+        for model in models.values():
+            distributed.broadcast_buffers(model)
     captured = {name: SavedModel.of(model)._asdict() for name, model in models.items()}
     extension = state.extension
     parameters = named_parameters(models)  # the state dicts have split again what fully_shard had put together
