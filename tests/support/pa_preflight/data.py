@@ -89,6 +89,12 @@ def walks(num_samples: int = 320, *, seed: int = 1, length: int = 10, features: 
     return TensorDataset(inputs, inputs[:, :, :1].mean(dim=1) * length**0.5)
 
 
+def sequences(*, labels_from: int) -> TensorDataset:
+    """Ten steps of six numbers each, and three of four labels that follow from them, numbered from the first."""
+    steps = torch.randn(320, 10, 6, generator=_seeded(1))
+    return TensorDataset(steps, steps[:, 1::3, :4].argmax(dim=2) + labels_from)
+
+
 def sorted_by_target(data: TensorDataset) -> TensorDataset:
     """The same samples, those of the first class first."""
     order = data.tensors[1].argsort(stable=True)

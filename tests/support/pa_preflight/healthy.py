@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.support.pa_preflight import healthy_losses, healthy_tutorials, healthy_unusual, healthy_usual
+from tests.support.pa_preflight import (
+    healthy_loss_calls,
+    healthy_losses,
+    healthy_tutorials,
+    healthy_unusual,
+    healthy_usual,
+)
 from tests.support.pa_preflight.scripts import Script
 
 HEALTHY: dict[str, Callable[[], Script]] = {
     **healthy_usual.healthy.cases,
     **healthy_unusual.healthy.cases,
     **healthy_losses.healthy.cases,
+    **healthy_loss_calls.healthy.cases,
 }
 TUTORIALS = healthy_tutorials.healthy.cases
 """What is checked each night."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.support.pa_preflight import (
     planted_in_data,
+    planted_in_loss_calls,
     planted_in_losses,
     planted_in_models,
     planted_in_runs,
@@ -13,6 +14,7 @@ from tests.support.pa_preflight.scripts import Planted
 
 PLANTED: dict[str, Planted] = {
     **planted_in_losses.planted.cases,
+    **planted_in_loss_calls.planted.cases,
     **planted_in_models.planted.cases,
     **planted_in_data.planted.cases,
     **planted_in_runs.planted.cases,

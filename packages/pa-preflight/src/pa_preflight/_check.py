@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ParamSpec, overload
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from pa_core import Run, Trainer
@@ -17,6 +17,7 @@ from pa_preflight._data_checks import Samples, check_evaluation_samples, check_s
 from pa_preflight._evaluation import check_evaluation
 from pa_preflight._findings import LEVELS, Finding, Report, failure, first_line
 from pa_preflight._learning import check_learning
+from pa_preflight._loss_calls import check_calls
 from pa_preflight._loss_checks import check_all_targets
 from pa_preflight._model_checks import check_batch_norm, check_model, modules_of
 from pa_preflight._observer import is_overridden
@@ -71,7 +72,7 @@ def check(trainer: Any, *args: Any, **kwargs: Any) -> Report:
 
     Example:
         >>> import torch
-        >>> from torch import nn
+        >>> from torch import Tensor, nn
         >>> from torch.utils.data import TensorDataset
         >>> _ = torch.manual_seed(0)
         >>> x = torch.randn(64, 4)
@@ -129,8 +130,7 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
     findings += steps.check()
     findings = [replace(one, level="note") if _may_be_meant(one, trainer, steps) else one for one in findings]
     left_out += steps.left_out
-    if steps.observer.loss_calls:
-        findings += check_all_targets(steps.observer.loss_calls[:1], train.targets())
+    findings += _check_targets(steps, train.targets())
     if steps.error is None and not any(finding.name.endswith("not-finite") for finding in findings):
         if train.dataset is None:
             left_out.append("whether one batch can be learnt by heart, as the data has no positions.")
@@ -156,6 +156,12 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
         is_resuming=given["resume_from"] is not None,
     )
     return Report(in_order([*findings, *of_states]), [*left_out, *missing], time.monotonic() - started)
+
+
+def _check_targets(steps: Steps, targets: Tensor | None) -> Iterator[Finding]:
+    if steps.observer.loss_calls:
+        yield from check_all_targets(steps.observer.loss_calls[:1], targets)
+    yield from check_calls(steps.observer.function_calls, targets)
 
 
 def _may_be_meant(finding: Finding, trainer: Trainer[Any, Any, Any, Any], steps: Steps) -> bool:

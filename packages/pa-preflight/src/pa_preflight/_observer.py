@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, StopTrainingError, Trainer, TrainerCallback
+from pa_preflight._function_calls import FunctionCall, FunctionCalls, made_by
+from pa_preflight._loss_calls import WATCHED
 
 _LOSSES: Final = (
     "binary_cross_entropy",
@@ -85,11 +87,13 @@ class ModelCall:
         args: The positional arguments.
         kwargs: The others.
         output: The first tensor of its output; None without one.
+        made_by: The operation that made it, such as "Sigmoid"; empty without a graph.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Tensor | None
+    made_by: str = ""
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -122,6 +126,7 @@ class Observer(TrainerCallback):
         self._after_first_step = [after_first_step]
         self._num_updates = num_updates
         self.loss_calls: list[LossCall] = []
+        self.function_calls: list[FunctionCall] = []  # of the first step
         self.model_calls: list[ModelCall] = []
         self.losses: list[Tensor] = []
         self._of_first = 0, 0
@@ -170,6 +175,8 @@ class Observer(TrainerCallback):
         for index in range(self._of_first[1], len(self.model_calls)):
             self.model_calls[index] = ModelCall((), {}, None)
         self._stack.enter_context(_Losses(self.loss_calls))
+        if not self.losses:
+            self._stack.enter_context(FunctionCalls(self.function_calls, WATCHED))
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
@@ -198,8 +205,9 @@ class Observer(TrainerCallback):
             raise StopTrainingError("That is enough.")
 
     def _note_call(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        outputs = [one.detach() for one in tensors_in(output)[:1]]  # a graph would keep the activations of each step
-        self.model_calls.append(ModelCall(args, kwargs, next(iter(outputs), None)))
+        first = next(iter(tensors_in(output)), None)
+        kept = None if first is None else first.detach()  # a graph would keep the activations of each step
+        self.model_calls.append(ModelCall(args, kwargs, kept, "" if first is None else made_by(first)))
 
     def _note_inputs(self, _layer: nn.Module, args: tuple[Any, ...]) -> None:
         """Take what the first layer with a matrix gets, normalised where the model does it."""

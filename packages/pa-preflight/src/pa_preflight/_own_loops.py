@@ -16,6 +16,7 @@ from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Run, SaveTrainingSt
 from pa_preflight._batch_checks import check_outputs
 from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
 from pa_preflight._findings import Finding, Report, failure
+from pa_preflight._loss_calls import check_calls
 from pa_preflight._loss_checks import check_all_targets, check_loss, check_sigmoid
 from pa_preflight._model_checks import (
     check_batch_norm,
@@ -114,6 +115,7 @@ class WatchedLoop(Observer):
         # rewards and scores have no usual size
         self._findings += (replace(one, level="note") if one.name == "loss-at-start" else one for one in found)
         self._findings += check_all_targets(self.loss_calls[:1], self._train.targets())
+        self._findings += check_calls(self.function_calls, self._train.targets())
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:

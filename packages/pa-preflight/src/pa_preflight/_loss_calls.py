@@ -1,0 +1,303 @@
+"""What losses of torch need of their arguments, beyond what they check themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from pa_preflight._findings import Finding
+from pa_preflight._function_calls import FunctionCall
+
+WATCHED: Final = (
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cross_entropy",
+    "ctc_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "margin_ranking_loss",
+    "mse_loss",
+    "multilabel_soft_margin_loss",
+    "nll_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+)
+"""Functions whose calls are checked."""
+
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "Abs": (0.0, torch.inf),
+    "Elu": (-1.0, torch.inf),
+    "Exp": (0.0, torch.inf),
+    "LogSigmoid": (-torch.inf, 0.0),
+    "LogSoftmax": (-torch.inf, 0.0),
+    "Relu": (0.0, torch.inf),
+    "Sigmoid": (0.0, 1.0),
+    "Softmax": (0.0, 1.0),
+    "Softplus": (0.0, torch.inf),
+    "Tanh": (-1.0, 1.0),
+}
+"""What results of operations never leave."""
+
+_TOLERANCE, _SOME, _MOST = 1e-3, 0.05, 0.5
+_RATIO = 2.0
+"""How many times as much a frequent class counts as a rare one, where it is no accident."""
+_FEW, _LONG = 8, 3
+
+
+def check_calls(calls: list[FunctionCall], targets: Tensor | None) -> Iterator[Finding]:
+    """Yield what is wrong with the calls of losses in a step.
+
+    Args:
+        calls: The calls.
+        targets: The targets of many samples; None where they are not known.
+    """
+    for call in calls:
+        if all(bool(one.isfinite().all()) for one in _floats(call)):
+            for check in _CHECKS.get(call.name, ()):
+                yield from check(call)
+            yield from _check_weights(call, targets)
+
+
+def _floats(call: FunctionCall) -> list[Tensor]:
+    given = call.arguments.values()
+    return [one for one in given if isinstance(one, Tensor) and one.numel() and one.is_floating_point()]
+
+
+def _check_log_probabilities(call: FunctionCall) -> Iterator[Finding]:
+    logs: Tensor = call.arguments["input" if call.name == "kl_div" else "log_probs"]
+    if float(logs.max()) > _TOLERANCE:
+        yield Finding(
+            "log-probabilities-missing",
+            f"{call.name} needs the logarithms of probabilities, which are negative, and was given numbers from "
+            f"{float(logs.min()):.3g} to {float(logs.max()):.3g}.",
+            "Apply log_softmax to the outputs.",
+        )
+
+
+def _check_divergence(call: FunctionCall) -> Iterator[Finding]:
+    targets: Tensor = call.arguments["target"]
+    is_log: bool = call.arguments["log_target"]
+    if is_log and float(targets.min()) >= 0 < float(targets.max()):
+        yield _out_of_range(call, targets, "logarithms of probabilities, as log_target=True says", "log_target=False")
+    elif not is_log and float(targets.min()) < -_TOLERANCE:
+        yield _out_of_range(call, targets, "probabilities", "log_target=True, or exponentials of them")
+    elif "target" in call.made_by and "input" not in call.made_by:
+        yield Finding(
+            "loss-arguments-swapped",
+            "kl_div was given outputs that are trained as its target, and as its input some that are not.",
+            "Give it the logarithms of the trained outputs first, and what they are to become second.",
+        )
+
+
+def _check_signs(call: FunctionCall) -> Iterator[Finding]:
+    targets: Tensor = call.arguments["target"]
+    if not bool((targets.abs() == 1).all()):
+        yield _out_of_range(call, targets, "-1 and 1", "2 * targets - 1 if they are 0 and 1")
+
+
+def _check_counts(call: FunctionCall) -> Iterator[Finding]:
+    targets: Tensor = call.arguments["target"]
+    if float(targets.min()) < 0:
+        yield _out_of_range(call, targets, "counts, which are not negative", "counts that are not standardised")
+    elif call.arguments["log_input"] and call.made_by.get("input") in {"Exp", "Relu", "Softplus"}:
+        yield _activated(call, "outputs are the logarithms of the counts", "leave it out, or pass log_input=False")
+
+
+def _check_zeros_and_ones(call: FunctionCall) -> Iterator[Finding]:
+    targets: Tensor = call.arguments["target"]
+    if float(targets.min()) < 0 or float(targets.max()) > 1:
+        yield _out_of_range(call, targets, "numbers from 0 to 1", "(targets + 1) / 2 if they are -1 and 1")
+
+
+def _check_blanks(call: FunctionCall) -> Iterator[Finding]:
+    targets, blank = call.arguments["targets"], call.arguments["blank"]
+    lengths, inputs = (torch.as_tensor(call.arguments[name]) for name in ("target_lengths", "input_lengths"))
+    if targets.dim() > 1:
+        targets = targets[torch.arange(targets.shape[1]) < lengths.cpu()[:, None]]
+    if bool((targets == blank).any()):
+        yield _out_of_range(call, targets, f"labels other than that of the blank, {blank}", "labels from 1 on")
+    if bool((inputs < lengths).any()):
+        count = int((inputs < lengths).sum())
+        yield Finding(
+            "inputs-shorter-than-targets",
+            f"{count} of {len(lengths)} samples have fewer steps than labels: ctc_loss cannot align them.",
+            "Look at input_lengths, which are those of the outputs; let the model shorten its inputs less.",
+        )
+
+
+def _check_triplets(call: FunctionCall) -> Iterator[Finding]:
+    anchor, positive, negative = (call.arguments[name] for name in ("anchor", "positive", "negative"))
+    for name, one, other in (
+        ("anchor and positive", anchor, positive),
+        ("anchor and negative", anchor, negative),
+        ("positive and negative", positive, negative),
+    ):
+        if one.shape == other.shape and len(one) > 1 and bool((one == other).all()):
+            saw = f"{name.capitalize()} of all {len(one)} triplets are equal."
+            do = "Look at how triplets are made, and at what the model is called with."
+            yield Finding("triplets-of-equals", saw, do)
+
+
+def _check_probabilities(call: FunctionCall) -> Iterator[Finding]:
+    outputs, targets = call.arguments["input"], call.arguments["target"]
+    dimension = 1 if outputs.dim() > 1 else 0
+    if outputs.shape[dimension] == 1:
+        yield Finding(
+            "one-output-for-classes",
+            f"{call.name} was given one output a sample, whose softmax is always 1: the loss is 0, or says nothing.",
+            "Use BCEWithLogitsLoss, or as many outputs as classes.",
+        )
+    elif targets.is_floating_point() and targets.shape == outputs.shape:
+        sums = targets.double().sum(dimension)
+        wrong = float(((sums - 1).abs() > _TOLERANCE).double().mean())
+        if wrong > _SOME or float(targets.min()) < 0:
+            yield Finding(
+                "targets-not-probabilities",
+                f"Targets of cross_entropy are probabilities that sum to 1; those of {wrong:.0%} of the samples sum to "
+                f"other numbers, from {float(sums.min()):.3g} to {float(sums.max()):.3g}.",
+                "Use BCEWithLogitsLoss if a sample may have several labels (multi-label), else normalise the targets.",
+                "warning",
+            )
+    if call.arguments.get("label_smoothing", 0.0) >= _MOST:
+        smoothing = call.arguments["label_smoothing"]
+        saw = f"Label smoothing of {smoothing:g} leaves less than half of the weight to the right class."
+        yield Finding("label-smoothing-too-high", saw, "Smooth by about 0.1.", "warning")
+
+
+def _check_padding(call: FunctionCall) -> Iterator[Finding]:
+    """Look for sequences of classes that end with runs of one that no mask leaves out."""
+    targets: Tensor = call.arguments["target"]
+    is_summed = call.arguments["reduction"] != "none" and call.arguments["weight"] is None
+    if targets.is_floating_point() or targets.dim() != 2 or not is_summed or len(targets) < _FEW:  # noqa: PLR2004  # of sequences
+        return
+    length = targets.shape[1]
+    padding = targets[:, -1].mode().values
+    if length < _FEW or int(padding) == call.arguments["ignore_index"]:
+        return
+    is_padding = targets == padding
+    runs = is_padding.flip(1).long().cumprod(1).sum(1)
+    share_in_runs = float(runs.sum() / is_padding.sum())
+    are_many = float((runs > 0).double().mean()) >= _MOST and int(runs.max()) >= _LONG
+    if share_in_runs == 1.0 and are_many and len(set(map(int, runs))) >= _LONG and int(runs.max()) < length:
+        yield Finding(
+            "padding-in-the-loss",
+            f"{float((runs > 0).double().mean()):.0%} of the sequences of targets end with {int(padding)}s, which "
+            "occur nowhere else, as padding does, and the loss counts them.",
+            f"Pass ignore_index={int(padding)}, or pad targets with -100.",
+            "warning",
+        )
+
+
+def _check_logits(call: FunctionCall) -> Iterator[Finding]:
+    operation = call.made_by.get("input", "")
+    needed = {
+        "Relu": "the loss applies a softmax or sigmoid to numbers of any sign, and negative ones are cut off",
+        "Tanh": "the loss applies a softmax or sigmoid itself, and numbers between -1 and 1 never make it certain",
+        "Sigmoid": "the loss applies a softmax or sigmoid itself, and numbers between 0 and 1 never make it certain",
+    }
+    if operation in needed and (operation, call.name) != ("Sigmoid", "binary_cross_entropy_with_logits"):
+        yield _activated(call, needed[operation], "let the model end with its last linear layer")
+
+
+def _activated(call: FunctionCall, why: str, do: str) -> Finding:
+    return Finding(
+        "activation-before-loss",
+        f"The input of {call.name} is the result of a {call.made_by['input'].lower()}; but {why}.",
+        f"Look at the last activation: {do}.",
+        "warning",
+    )
+
+
+def _check_bounds(call: FunctionCall) -> Iterator[Finding]:
+    targets: Tensor = call.arguments["target"]
+    operation = call.made_by.get("input", "")
+    low, high = _BOUNDS.get(operation, (-torch.inf, torch.inf))
+    outside = float(((targets < low) | (targets > high)).double().mean())
+    if outside <= _SOME:
+        return
+    yield Finding(
+        "targets-out-of-reach",
+        f"The outputs are the results of a {operation.lower()}, between {low:g} and {high:g}, and {outside:.0%} of the "
+        f"targets lie outside of that range: they go from {float(targets.min()):.4g} to {float(targets.max()):.4g}.",
+        "Scale the targets into the range, or leave the activation out.",
+        "mistake" if outside > _MOST else "warning",
+    )
+
+
+def _check_weights(call: FunctionCall, targets: Tensor | None) -> Iterator[Finding]:
+    positive, weight = call.arguments.get("pos_weight"), call.arguments.get("weight")
+    target: Tensor | None = call.arguments.get("target")
+    if target is None:
+        return
+    known = targets if targets is not None and targets.shape[1:] == target.shape[1:] else target
+    if isinstance(positive, Tensor):
+        shares = known.double().flatten(1).mean(0) if positive.numel() > 1 else known.double().mean().reshape(1)
+        yield from _check_inverted("pos_weight", positive.flatten().double(), shares / (1 - shares))
+    elif isinstance(weight, Tensor) and call.name in {"cross_entropy", "nll_loss"} and not known.is_floating_point():
+        counts = known[(known >= 0) & (known < len(weight))].flatten().bincount(minlength=len(weight))
+        yield from _check_inverted("weight", weight.double(), counts.double())
+
+
+def _check_inverted(name: str, weights: Tensor, frequencies: Tensor) -> Iterator[Finding]:
+    """Look whether what is rare counts less: weights that rise with frequencies, or are on the same side of 1."""
+    is_known = (weights > 0) & (frequencies > 0) & frequencies.isfinite()
+    logs, of_classes = weights[is_known].log(), frequencies[is_known].log()
+    if name == "weight" and len(logs) > 1:
+        logs, of_classes = logs - logs.mean(), of_classes - of_classes.mean()
+    elif name == "weight":
+        return
+    if not len(logs) or float(logs.abs().max()) < torch.tensor(_RATIO).log() / 2:
+        return
+    product, size = float((logs * of_classes).sum()), float(of_classes.square().sum())
+    alike = product / (math.sqrt(float(logs.square().sum()) * size) + 1e-12)
+    if alike > 0.8 and product > 0.2 * size:  # noqa: PLR2004  # nearly parallel, and not flat
+        yield Finding(
+            "class-weights-inverted",
+            f"{name} gives rare classes a lower weight than frequent ones: {_shown(weights)} for classes with the "
+            f"relative frequencies {_shown(frequencies)}.",
+            "Take the inverse: negatives / positives as pos_weight, or 1 / frequency as weight, which make up for the "
+            "imbalance.",
+            "warning",
+        )
+
+
+def _shown(numbers: Tensor) -> str:
+    first = ", ".join(f"{one:.3g}" for one in map(float, numbers[:4]))
+    return f"{first}, ..." if len(numbers) > 4 else first  # noqa: PLR2004  # as shown
+
+
+def _out_of_range(call: FunctionCall, targets: Tensor, needed: str, do: str) -> Finding:
+    return Finding(
+        "targets-out-of-range",
+        f"The targets of {call.name} lie between {float(targets.min()):.6g} and {float(targets.max()):.6g}, where the "
+        f"loss needs {needed}.",
+        f"Give it {do}.",
+    )
+
+
+_CHECKS: Mapping[str, tuple[Callable[[FunctionCall], Iterator[Finding]], ...]] = {
+    "binary_cross_entropy_with_logits": (_check_logits,),
+    "cosine_embedding_loss": (_check_signs,),
+    "cross_entropy": (_check_probabilities, _check_logits, _check_padding),
+    "ctc_loss": (_check_log_probabilities, _check_blanks),
+    "hinge_embedding_loss": (_check_signs,),
+    "huber_loss": (_check_bounds,),
+    "kl_div": (_check_log_probabilities, _check_divergence),
+    "l1_loss": (_check_bounds,),
+    "margin_ranking_loss": (_check_signs,),
+    "mse_loss": (_check_bounds,),
+    "multilabel_soft_margin_loss": (_check_zeros_and_ones,),
+    "nll_loss": (_check_padding,),
+    "poisson_nll_loss": (_check_counts,),
+    "smooth_l1_loss": (_check_bounds,),
+    "soft_margin_loss": (_check_signs,),
+    "triplet_margin_loss": (_check_triplets,),
+}
