@@ -96,7 +96,7 @@ class AnyTrainer(ABC):
     parameters; nobody else needs to.
 
     Attributes:
-        model: The module being trained. During a run this may be the wrapped module; use ``get_model()``
+        model: The module being trained. During a run this may be the compiled module; use ``get_model()``
             to reach the attributes of your class.
         loss_func: The loss function that was given to the trainer.
         optimizer: The optimizer that was given to the trainer.
@@ -200,7 +200,7 @@ class AnyTrainer(ABC):
     # What a subclass may create in another way
 
     def _create_accelerator(self) -> _accelerate.AcceleratorLike:
-        """Create the ``accelerate.Accelerator`` that places and wraps what a run needs.
+        """Create the ``accelerate.Accelerator`` that places and compiles what a run needs.
 
         Precision and device are the ones passed to the trainer, and otherwise the launcher's settings. Override this to
         pass other arguments; an Accelerator made here follows the trainer's ``mixed_precision`` and ``cpu`` where it is
@@ -1094,7 +1094,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """Called once, when the trainer has been constructed."""
 
     def on_prepare_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called in each run before the model is placed and wrapped: the moment to change its modules."""
+        """Called in each run before the model is placed and compiled: the moment to change its modules."""
 
     def on_training_run_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called when a training run starts; model, loaders, run config and scheduler are ready."""

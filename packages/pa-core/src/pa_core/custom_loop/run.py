@@ -78,7 +78,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     Callbacks get the run as their trainer. These are the events of a run:
 
     - ``on_init_end``: the run is constructed.
-    - ``on_prepare_start``: the block is entered; nothing is placed or wrapped yet.
+    - ``on_prepare_start``: the block is entered; nothing is placed or compiled yet.
     - ``on_training_run_start``: the first loop begins. If the run resumes, its state is restored then.
     - ``on_train_epoch_start``, ``on_train_epoch_end``: ``updates()`` or ``batches()`` begins an epoch, and ends it.
     - ``on_train_step_start``: before each batch of the dataset that has samples.
