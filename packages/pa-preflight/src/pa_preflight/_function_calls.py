@@ -31,7 +31,7 @@ class FunctionCall:
         arguments: By the names of parameters, defaults included; tensors without their graphs.
         made_by: The operations that made the tensors, such as "Sigmoid", by the names of parameters; views and copies
             are looked through, and a tensor without a graph has none.
-        value: What it returned, without its graph; None where that is no tensor.
+        value: What it returned, without its graph; None if that is not a tensor.
     """
 
     name: str

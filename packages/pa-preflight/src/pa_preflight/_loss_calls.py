@@ -48,7 +48,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 
 _TOLERANCE, _SOME, _MOST = 1e-3, 0.05, 0.5
 _RATIO = 2.0
-"""How many times as much a frequent class counts as a rare one, where it is no accident."""
+"""How many times as much a frequent class counts as a rare one, which is hardly an accident."""
 _FEW, _LONG = 8, 3
 
 
@@ -123,13 +123,13 @@ def _check_blanks(call: FunctionCall) -> Iterator[Finding]:
     if targets.dim() > 1:
         targets = targets[torch.arange(targets.shape[1]) < lengths.cpu()[:, None]]
     if bool((targets == blank).any()):
-        yield _out_of_range(call, targets, f"labels other than that of the blank, {blank}", "labels from 1 on")
+        yield _out_of_range(call, targets, f"labels that differ from the blank, {blank}", "labels from 1 on")
     if bool((inputs < lengths).any()):
         count = int((inputs < lengths).sum())
         yield Finding(
             "inputs-shorter-than-targets",
             f"{count} of {len(lengths)} samples have fewer steps than labels: ctc_loss cannot align them.",
-            "Look at input_lengths, which are those of the outputs; let the model shorten its inputs less.",
+            "Look at input_lengths, which count the steps of the outputs; let the model shorten its inputs less.",
         )
 
 
@@ -161,7 +161,7 @@ def _check_probabilities(call: FunctionCall) -> Iterator[Finding]:
         if wrong > _SOME or float(targets.min()) < 0:
             yield Finding(
                 "targets-not-probabilities",
-                f"Targets of cross_entropy are probabilities that sum to 1; those of {wrong:.0%} of the samples sum to "
+                f"Targets of cross_entropy are probabilities that sum to 1; in {wrong:.0%} of the samples they sum to "
                 f"other numbers, from {float(sums.min()):.3g} to {float(sums.max()):.3g}.",
                 "Use BCEWithLogitsLoss if a sample may have several labels (multi-label), else normalise the targets.",
                 "warning",
