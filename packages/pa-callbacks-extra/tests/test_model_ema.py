@@ -8,6 +8,7 @@ import io
 import math
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -93,6 +94,24 @@ def test_a_restored_average_copies_what_was_copied_before() -> None:
     restored.update(model)
 
     assert torch.equal(restored.module.mask, model.mask)
+
+
+def test_a_restored_average_warms_up_where_the_saved_one_did(tmp_path: Path) -> None:
+    """Saved as any other module, and loaded into a new average, which goes on as the saved one does."""
+    model = TinyClassifier(batch_norm=True)
+    ema = ModelEma(model, warm_up=True)
+    set_all(model, 3.0)
+    ema.update(model)
+    torch.save(ema.state_dict(), tmp_path / "average.pt")
+
+    restored = ModelEma(model, warm_up=True)
+    restored.load_state_dict(torch.load(tmp_path / "average.pt", weights_only=True))
+
+    set_all(model, -1.0)
+    for average in (ema, restored):
+        average.update(model)
+    assert restored.num_updates == 2
+    assert all(torch.equal(value, values(restored)[name]) for name, value in values(ema).items())
 
 
 def test_the_average_is_a_model_for_evaluation() -> None:

@@ -52,6 +52,17 @@ def test_two_ranks_train_as_one_process(last_batch: int, accumulation: int) -> N
 
 
 @pytest.mark.runs_on("two_ranks")
+def test_an_epoch_may_have_fewer_samples_than_a_batch() -> None:
+    """Where the first step of a run is one without a sample for the second rank, no rank waits."""
+    data = make_data(2)
+    trainer = make_trainer()
+
+    train(trainer, data)
+
+    require_trained_as(trainer, train_on_one_process(data, accumulation=1))
+
+
+@pytest.mark.runs_on("two_ranks")
 @pytest.mark.parametrize("samples", [2, 2 * GLOBAL_BATCH + 2, 2 * GLOBAL_BATCH + 5])
 def test_a_loop_of_ones_own_trains_as_one_process(samples: int) -> None:
     """A rank without a sample calls the model all the same, with a batch that leaves no trace in the statistics."""

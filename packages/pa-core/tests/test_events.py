@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -74,6 +76,27 @@ def test_callbacks_are_called_in_the_order_given(order: tuple[Any, ...]) -> None
         assert type(registered) is given if isinstance(given, type) else registered is given
 
 
+def test_callbacks_may_come_from_a_generator() -> None:
+    """It is read once."""
+    trainer = classifier_trainer(Trainer)
+    trainer.callback_handler.add_callbacks(one for one in (First, Second))
+    train(trainer, epochs=1)
+    assert [name for name, _ in calls] == ["First", "Second"]
+
+
+def test_a_function_that_is_set_on_a_callback_is_called() -> None:
+    """Adapters that add functions at run time work."""
+
+    def note(trainer: AnyTrainer, **kwargs: Any) -> None:
+        calls.append((trainer,))
+
+    adapter = Deaf()
+    vars(adapter)["on_train_epoch_start"] = note
+    trainer = classifier_trainer(Trainer, adapter)
+    train(trainer, epochs=2)
+    assert calls == [(trainer,)] * 2
+
+
 def test_every_event_of_a_run_reaches_a_callback_that_implements_it() -> None:
     """Between them, a training run, an evaluation, a prediction and an error fire each but those that are asked for."""
     trainer = make_trainer()
@@ -92,6 +115,16 @@ def test_every_event_of_a_run_reaches_a_callback_that_implements_it() -> None:
         "on_training_state_save",
         "on_preemption",
     }
+
+
+def test_the_default_callbacks_are_those_of_the_page() -> None:
+    """A trainer that was given none has the five of docs/callbacks.md, in their order."""
+    model = TinyClassifier()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    page = (Path(__file__).parents[3] / "docs" / "callbacks.md").read_text()
+    assert [type(one).__name__ for one in trainer.callback_handler.callbacks] == re.findall(
+        r"^\| `(\w+)`.* \| yes", page, re.MULTILINE
+    )
 
 
 def test_the_default_callbacks_may_come_without_the_bar() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
+import pickle
 import re
 from functools import partial
 from typing import Any
@@ -58,6 +60,17 @@ def test_every_value_reads_the_same_by_key_and_by_attribute() -> None:
     assert set(VALUES) < set(config)
     assert "seed" in config
     assert "sead" not in config
+
+
+def test_a_config_is_a_value() -> None:
+    """It is copied, compared and sent to another process, and nobody can assign to it."""
+    config = make_config(seed=1)
+    for twin in (copy.deepcopy(config), pickle.loads(pickle.dumps(config)), dataclasses.replace(config)):
+        assert twin == config
+        assert hash(twin) == hash(config)
+    assert dataclasses.replace(config, seed=2) != config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.num_epochs = 5  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # that is the test
 
 
 def test_an_unknown_key_names_its_neighbours() -> None:

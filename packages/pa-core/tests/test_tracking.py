@@ -109,6 +109,16 @@ def test_a_default_stands_for_a_metric_that_was_never_recorded() -> None:
     assert history.get_latest_metric("loss", 0.5) == 1.0
 
 
+def test_metrics_may_be_recorded_while_somebody_goes_through_the_names() -> None:
+    """As a callback does that keeps the best value of each: new names are not among those that it goes through."""
+    history = InMemoryRunHistory()
+    history.update_metric("loss", 2.0)
+    history.update_metric("accuracy", 0.5)
+    for name in history.get_metric_names():
+        history.update_metric(f"best_{name}", history.get_latest_metric(name))
+    assert list(history.get_metric_names()) == ["loss", "accuracy", "best_loss", "best_accuracy"]
+
+
 def test_an_unknown_metric_lists_the_recorded_ones() -> None:
     """A misspelt name is a KeyError and a ValueError that shows which names there are."""
     history = InMemoryRunHistory()

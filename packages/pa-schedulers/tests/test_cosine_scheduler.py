@@ -236,6 +236,16 @@ def test_the_factory_takes_the_length_of_the_run_from_the_trainer() -> None:
     )
 
 
+def test_the_factory_of_a_subclass_makes_the_subclass() -> None:
+    """It is inherited."""
+
+    class Mine(CosineLrScheduler):
+        """Another name for the same."""
+
+    factory = Mine.create_scheduler_fn(total_num_epochs=1, num_update_steps_per_epoch=1)
+    assert type(factory(optimizer_of(1.0))) is Mine
+
+
 def test_a_placeholder_without_a_trainer_is_an_error_that_says_so() -> None:
     """The factory, called without a trainer, names the placeholder that nobody filled in."""
     with pytest.raises(TypeError, match="NUM_EPOCHS"):

@@ -90,6 +90,14 @@ def test_the_constructor_remembers_the_value_of_each_group() -> None:
     assert rates(optimizer) == [0.1, 0.2]
 
 
+def test_the_values_before_scheduling_can_be_asked_for() -> None:
+    """``base_lr_values``, the name of pytorch-accelerated, and ``initial_values``: also after the values changed."""
+    scheduler = Milestones(two_groups(), milestones=(0,))
+    scheduler.step()
+    assert scheduler.base_lr_values == scheduler.initial_values == [0.1, 0.2]
+    assert rates(scheduler.optimizer) == [0.05, 0.1]
+
+
 def test_a_second_scheduler_starts_where_the_first_one_started() -> None:
     """A new scheduler on the same optimizer puts the groups back to their initial values."""
     optimizer = two_groups()
@@ -224,6 +232,16 @@ def test_a_resumed_schedule_is_the_uninterrupted_one(interrupted_after: int, opt
     after = train(scheduler, optimizer, 8 - interrupted_after)
 
     assert before + after == uninterrupted
+
+
+def test_a_loaded_state_puts_its_values_in_force() -> None:
+    """Where the state of the optimizer is not loaded, the next update has the right rates all the same."""
+    scheduler = Milestones(two_groups())
+    for _ in range(4):
+        scheduler.step()
+    fresh = two_groups()
+    Milestones(fresh).load_state_dict(scheduler.state_dict())
+    assert rates(fresh) == rates(scheduler.optimizer) == [0.05, 0.1]
 
 
 def test_the_state_has_every_attribute_but_the_optimizer() -> None:

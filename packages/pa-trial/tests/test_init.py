@@ -101,6 +101,15 @@ def test_defaults_of_accelerate_are_not_warned_of(monkeypatch: pytest.MonkeyPatc
         pa_trial.init().__enter__()
 
 
+def test_blocks_follow_and_enclose_each_other() -> None:
+    """Each has a context of its own."""
+    with pa_trial.init(hparams={"lr": 1}) as outer:
+        for lr in (2, 3):
+            with pa_trial.init(hparams={"lr": lr}) as inner:
+                assert (outer.get_hparam("lr"), inner.get_hparam("lr")) == (1, lr)
+        assert outer.distributed.allgather(outer.get_hparam("lr")) == [1]
+
+
 def test_processes_that_nothing_connects_cannot_train() -> None:
     """A context of two processes can be made for one of them alone, and training says what is missing."""
     distributed = pa_trial.DistributedContext(rank=0, size=2, local_rank=0, local_size=2, cross_rank=0, cross_size=1)
