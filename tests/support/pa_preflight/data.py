@@ -54,6 +54,18 @@ def pictures(num_samples: int = 320, *, seed: int = 1, classes: int = 4, size: i
     return TensorDataset(images, targets)
 
 
+def blobs(num_samples: int = 240, *, size: int = 12) -> tuple[Tensor, Tensor]:
+    """Pictures of a square in one of three colours, with their channels last, and which colour it has."""
+    draws = _seeded(1)
+    colours = torch.randint(0, 3, (num_samples,), generator=draws)
+    images = 0.1 * torch.randn(num_samples, size, size, 3, generator=draws)
+    for image, colour, place in zip(
+        images, colours, torch.randint(0, size - 5, (num_samples, 2), generator=draws), strict=True
+    ):
+        image[int(place[0]) : int(place[0]) + 5, int(place[1]) : int(place[1]) + 5, int(colour)] += 2
+    return images, colours
+
+
 def bytes_of(data: TensorDataset) -> TensorDataset:
     """The same pictures with brightness from 0 to 255, as files have it."""
     images, targets = data.tensors

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tests.support.pa_preflight import (
     healthy_loss_calls,
     healthy_losses,
+    healthy_samples,
     healthy_tutorials,
     healthy_unusual,
     healthy_usual,
@@ -18,6 +19,7 @@ HEALTHY: dict[str, Callable[[], Script]] = {
     **healthy_unusual.healthy.cases,
     **healthy_losses.healthy.cases,
     **healthy_loss_calls.healthy.cases,
+    **healthy_samples.healthy.cases,
 }
 TUTORIALS = healthy_tutorials.healthy.cases
 """What is checked each night."""

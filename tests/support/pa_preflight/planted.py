@@ -8,6 +8,7 @@ from tests.support.pa_preflight import (
     planted_in_losses,
     planted_in_models,
     planted_in_runs,
+    planted_in_samples,
     planted_in_states,
 )
 from tests.support.pa_preflight.scripts import Planted
@@ -17,6 +18,7 @@ PLANTED: dict[str, Planted] = {
     **planted_in_loss_calls.planted.cases,
     **planted_in_models.planted.cases,
     **planted_in_data.planted.cases,
+    **planted_in_samples.planted.cases,
     **planted_in_runs.planted.cases,
     **planted_in_states.planted.cases,
 }

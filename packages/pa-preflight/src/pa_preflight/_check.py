@@ -23,6 +23,7 @@ from pa_preflight._model_checks import check_batch_norm, check_model, modules_of
 from pa_preflight._observer import is_overridden
 from pa_preflight._own_loops import check_run
 from pa_preflight._plan import plan_of
+from pa_preflight._sample_checks import check_many_samples
 from pa_preflight._states import check_states
 from pa_preflight._steps import Steps
 
@@ -108,10 +109,7 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
         try:
             train = Samples(data)
             findings += check_model(trainer.get_model(), modules_of(trainer), trainer.named_optimizers())
-            is_torch_loss = (
-                type(trainer.loss_func).__module__ == nn.CrossEntropyLoss.__module__
-            )  # others may mask targets
-            findings += check_samples(train, data, loader_kwargs, is_torch_loss=is_torch_loss)
+            findings += _check_data(trainer, train, data, loader_kwargs)
             for name, one in evaluated.items():
                 samples[name] = Samples(one)
                 found = check_evaluation_samples(train, samples[name], data, one)
@@ -156,6 +154,16 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
         is_resuming=given["resume_from"] is not None,
     )
     return Report(in_order([*findings, *of_states]), [*left_out, *missing], time.monotonic() - started)
+
+
+def _check_data(
+    trainer: Trainer[Any, Any, Any, Any], train: Samples, data: Any, loader_kwargs: dict[str, Any]
+) -> Iterator[Finding]:
+    # others may mask targets
+    is_torch_loss = type(trainer.loss_func).__module__ == nn.CrossEntropyLoss.__module__
+    yield from check_samples(train, data, loader_kwargs, is_torch_loss=is_torch_loss)
+    is_own_step = is_overridden(trainer, "calculate_train_batch_loss")
+    yield from check_many_samples(train, trainer.get_model(), is_own_step=is_own_step)
 
 
 def _check_targets(steps: Steps, targets: Tensor | None) -> Iterator[Finding]:

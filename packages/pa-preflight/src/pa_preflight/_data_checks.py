@@ -243,3 +243,17 @@ def subset(data: Dataset[Any], size: int) -> Dataset[Any]:
         size: How many, or fewer if there are not so many.
     """
     return Subset(data, range(min(size, len(cast("Sized", data)))))
+
+
+def spread(data: Dataset[Any], batches: int, size: int) -> Dataset[Any]:
+    """Return samples from all over a dataset, as neighbours may differ little: as many as make some batches.
+
+    Args:
+        data: One with positions.
+        batches: How many batches, or fewer if there are not so many samples.
+        size: The number of samples in a batch.
+    """
+    length = len(cast("Sized", data))
+    count = min(length, batches * size)
+    positions = [number * length // count for number in range(count)]
+    return Subset(data, [one for first in range(batches) for one in positions[first::batches]])

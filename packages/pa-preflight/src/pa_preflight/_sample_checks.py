@@ -1,0 +1,197 @@
+"""What many samples show together: those that are equal, blank or filled in, and inputs that have lost their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from pa_preflight._data_checks import Samples
+from pa_preflight._findings import Finding, Level
+from pa_preflight._tables import features_of, inputs_of, is_continuous, targets_of
+
+_FEW, _SOME, _MANY = 8, 20, 50
+_HALF, _DOMINANT, _HARDLY_ANY = 0.5, 0.6, 0.1
+_APART, _REPEATED = 2.0, 3
+_SMOOTHER, _CHANNELS, _SIDE = 0.7, 4, 8
+_PERFECT = 0.99999
+_MOST_CLASSES = 50
+
+
+def check_many_samples(train: Samples, model: nn.Module, *, is_own_step: bool) -> Iterator[Finding]:
+    """Yield what is wrong with the inputs and targets of many samples.
+
+    Args:
+        train: Training samples.
+        model: What gets them.
+        is_own_step: Whether the step is one of the script, which may make its inputs itself.
+    """
+    inputs, targets = inputs_of(train), targets_of(train)
+    if targets is not None and targets.is_floating_point() and len(targets) >= _MANY:
+        yield from _check_placeholders("Targets", features_of(targets))
+    if inputs is None or len(inputs) < _FEW or not inputs.numel():
+        return
+    if bool((inputs == inputs[:1]).all()):
+        yield _equal(len(inputs), "note" if is_own_step else "mistake")
+        return
+    yield from _check_repeated(inputs)
+    yield from _check_blank(inputs)
+    if inputs.is_floating_point():
+        yield from _check_order(inputs)
+    if len(inputs) < _MANY:
+        return
+    if inputs.is_floating_point():
+        if bool(inputs.isfinite().all()):
+            yield from _check_placeholders("Inputs", features_of(inputs))
+            yield from _check_leak(inputs, targets)
+    elif inputs.dim() > 1:
+        yield from _check_tokens(inputs.flatten(1), model)
+
+
+def _equal(count: int, level: Level) -> Finding:
+    return Finding(
+        "samples-equal",
+        f"The inputs of {count} samples from all over the training data are the same constant: there is nothing to "
+        "tell them apart by.",
+        "Look at how __getitem__ uses its index, and at conversions to whole numbers.",
+        level,
+    )
+
+
+def _check_repeated(inputs: Tensor) -> Iterator[Finding]:
+    if len(inputs) < 2 * _MANY or not is_continuous(inputs):
+        return
+    distinct = len({one.numpy().tobytes() for one in inputs.flatten(1).contiguous()})
+    if distinct < _HARDLY_ANY * len(inputs):
+        yield Finding(
+            "samples-repeat",
+            f"Among {len(inputs)} samples from all over the training data are {distinct} distinct inputs; the others "
+            "are the same again.",
+            "Look at how __getitem__ uses its index.",
+            "warning",
+        )
+
+
+def _check_blank(inputs: Tensor) -> Iterator[Finding]:
+    flat = inputs.flatten(1) if inputs.dim() > 1 else inputs[:, None]
+    if flat.shape[1] < 2 * _FEW or not (inputs.is_floating_point() or inputs.dtype == torch.uint8):
+        return
+    blank = float((flat == flat[:, :1]).all(1).double().mean())
+    if blank > _HALF:
+        yield Finding(
+            "inputs-blank",
+            f"{blank:.0%} of the samples have inputs that are one constant number, such as {float(flat[0, 0]):.4g}.",
+            "Look at how they are read and scaled: whole numbers divided by // become 0.",
+            "warning",
+        )
+
+
+def _check_placeholders(what: str, table: Tensor) -> Iterator[Finding]:
+    """Look for columns with a number that occurs often, and far away from all others, which differ."""
+    for sign in (1.0, -1.0):
+        ordered = (sign * table).sort(dim=0).values
+        lowest = ordered[:1]
+        counts = (ordered == lowest).sum(0)
+        is_many = (counts >= _REPEATED) & (counts < _HALF * len(table))
+        following = ordered.gather(0, counts.clamp(max=len(table) - 1)[None])[0]
+        spread = ordered[-1] - following
+        is_far = following - lowest[0] > _APART * spread
+        changes = (ordered[1:] != ordered[:-1]).sum(0)
+        differ = changes > _HALF * (len(table) - counts)
+        found = (is_many & is_far & differ & (spread > 0)).nonzero().flatten()
+        if len(found):
+            column = int(found[0])
+            value = sign * float(lowest[0, column])
+            rest = sorted((sign * float(following[column]), sign * float(ordered[-1, column])))
+            yield Finding(
+                "placeholder-among-numbers",
+                f"{what} have the same outlier in {int(counts[column])} of {len(table)} samples: {value:.6g} in column "
+                f"{column}, where all other numbers lie between {rest[0]:.4g} and {rest[1]:.4g}. It looks like a "
+                "placeholder of missing values, such as -999.",
+                "Make them NaN before means and deviations are taken, and replace them by a usual value afterwards.",
+                "warning",
+            )
+            return
+
+
+def _check_order(inputs: Tensor) -> Iterator[Finding]:
+    """Compare how smooth inputs are with what they are when their memory is read with the channels last."""
+    size, shape = len(inputs), inputs.shape[1:]
+    if inputs.dim() == 4 and 1 < shape[0] <= _CHANNELS and min(shape[1:]) >= _SIDE:  # noqa: PLR2004  # pictures
+        given = _roughness(inputs, 2, 3)
+        other = _roughness(inputs.reshape(size, *shape[1:], shape[0]), 1, 2)
+    elif inputs.dim() == 3 and shape[0] != shape[1] and min(shape) > 1 and max(shape) >= _SIDE:  # noqa: PLR2004  # sequences
+        given = torch.minimum(_roughness(inputs, 1), _roughness(inputs, 2))
+        turned = inputs.reshape(size, shape[1], shape[0])
+        other = torch.minimum(_roughness(turned, 1), _roughness(turned, 2))
+    else:
+        return
+    if float((other < _SMOOTHER * given).double().mean()) > 0.9:  # noqa: PLR2004  # nearly all
+        yield Finding(
+            "dimensions-scrambled",
+            f"Inputs of shape {tuple(shape)} are much smoother when their numbers are read as "
+            f"{(*shape[1:], shape[0])}: a reshape or view has scrambled what were neighbours, such as the pixels of a "
+            "channel.",
+            "Use permute or transpose to exchange dimensions, not reshape or view.",
+            "warning",
+        )
+
+
+def _roughness(inputs: Tensor, *dimensions: int) -> Tensor:
+    """Return for each sample the mean squared difference of neighbours."""
+    return torch.stack([inputs.diff(dim=one).square().flatten(1).mean(1) for one in dimensions]).mean(0)
+
+
+def _check_leak(inputs: Tensor, targets: Tensor | None) -> Iterator[Finding]:
+    """Look for a column of a table that is the target."""
+    if targets is None or inputs.dim() != 2 or inputs.shape[1] < 2:  # noqa: PLR2004  # a table
+        return
+    targets = targets.flatten(1)[:, 0] if targets.dim() > 1 and targets[0].numel() == 1 else targets
+    if targets.dim() != 1 or bool((targets == targets[0]).all()):
+        return
+    table, known = features_of(inputs), targets.double()
+    varies = (table != table[:1]).any(0)
+    if targets.is_floating_point() and len(set(map(float, targets))) > _MOST_CLASSES:
+        centred, wanted = table - table.mean(0), known - known.mean()
+        of_columns = centred.square().sum(0).sqrt()
+        alike = (centred * wanted[:, None]).sum(0).abs() / (of_columns * wanted.square().sum().sqrt() + 1e-12)
+        found = (varies & (alike > _PERFECT)).nonzero().flatten()
+    else:
+        classes = [known == one for one in set(map(float, known))]
+        if len(classes) > _MOST_CLASSES:
+            return
+        firsts = torch.stack([table[rows][0] for rows in classes])
+        is_one = torch.stack([(table[rows] == first).all(0) for rows, first in zip(classes, firsts, strict=True)]).all(
+            0
+        )
+        ordered = firsts.sort(dim=0).values
+        found = (varies & is_one & (ordered.diff(dim=0) != 0).all(0)).nonzero().flatten()
+    if len(found):
+        yield Finding(
+            "target-among-inputs",
+            f"Column {int(found[0])} of the inputs is the target itself, apart from its scale: a leak that predictions "
+            "will lack.",
+            "Leave that column out; let windows of a series end before the value that is predicted.",
+            "warning",
+        )
+
+
+def _check_tokens(tokens: Tensor, model: nn.Module) -> Iterator[Finding]:
+    """Look for texts of which nearly all words are the same token, which is not padding at an end."""
+    tables = [one for one in model.modules() if isinstance(one, (nn.Embedding, nn.EmbeddingBag))]
+    if not tables or tokens.shape[1] < _REPEATED:
+        return
+    value, used = int(tokens.flatten().mode().values), len(set(map(int, tokens.flatten())))
+    is_value = tokens == value
+    at_ends = is_value.long().cumprod(1) + is_value.flip(1).long().cumprod(1).flip(1)
+    share = float(is_value.double().mean())
+    is_padding = float((is_value & (at_ends == 0)).sum()) < _HARDLY_ANY * float(is_value.sum())
+    if share > _DOMINANT and not is_padding and used < _HALF * max(one.num_embeddings for one in tables):
+        yield Finding(
+            "one-token-dominates",
+            f"{share:.0%} of the tokens of {len(tokens)} samples are {value}, and only {used} distinct tokens occur, "
+            "as if nearly all words were unknown (UNK).",
+            "Look at how words are looked up in the vocabulary: lower case, spaces, prefixes of subwords.",
+            "warning",
+        )
