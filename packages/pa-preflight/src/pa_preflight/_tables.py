@@ -35,7 +35,7 @@ def targets_of(samples: Samples) -> Tensor | None:
 
 def _parts(sample: Any) -> tuple[Any, Any]:
     if isinstance(sample, Mapping):
-        named = dict(cast("Mapping[Any, Any]", sample))
+        named: dict[Any, Any] = dict(cast("Any", sample))
         targets = [one for key, one in named.items() if key in TARGET_KEYS]
         inputs = [one for key, one in named.items() if key not in TARGET_KEYS]
         return (inputs[0] if inputs else None), (targets[0] if targets else None)
