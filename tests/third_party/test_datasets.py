@@ -11,9 +11,11 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 from typing_extensions import override
 
 from pa_core import Trainer
+from pa_data import KeyedDataLoader
 
 datasets: Any = pytest.importorskip("datasets")
 
@@ -112,3 +114,84 @@ def test_other_streams_are_not_warned_of(make: Any) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*before the stream is shuffled")
         _train_on_stream(make())
+
+
+class CountedRows:
+    """Counts how many rows are fetched together."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        get_rows = datasets.Dataset.__getitems__
+
+        def count(dataset: Any, rows: list[int]) -> Any:
+            self.sizes.append(len(rows))
+            return get_rows(dataset, rows)
+
+        monkeypatch.setattr(datasets.Dataset, "__getitems__", count)
+
+
+def _noisy(samples: list[dict[str, Any]]) -> tuple[Any, Tensor, float]:
+    return default_collate(samples), torch.rand(()), random.random()
+
+
+def _batches(dataset: Any, **options: Any) -> str:
+    loader: KeyedDataLoader[Any] = KeyedDataLoader(dataset, 4, seed=1, **options)
+    loader.set_epoch(1)
+    return str(list(loader))
+
+
+class OneByOne(torch.utils.data.Dataset[Any]):
+    """The same rows, of a dataset that nobody knows."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.dataset)
+
+    @override
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+@pytest.mark.parametrize("collate_fn", [None, _noisy])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_rows_of_a_table_are_fetched_together(
+    collate_fn: Any, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the batches that rows one by one make, and what a collation draws; random numbers of a script stay."""
+    rows = [{"pixels": [0.1 * i, 0.2], "label": i, "words": ["a"] * (i % 3), "name": str(i)} for i in range(16)]
+    table = datasets.Dataset.from_list(rows).with_format("torch", columns=["pixels", "label", "name"])
+    counted = CountedRows(monkeypatch)
+    state = torch.get_rng_state()
+    for dataset in (table, torch.utils.data.Subset(table, [*range(3, 15)])):
+        options: dict[str, Any] = {"shuffle": True, "collate_fn": collate_fn, "num_workers": num_workers}
+        assert _batches(dataset, **options) == _batches(OneByOne(dataset), **options)
+    assert counted.sizes == ([] if num_workers else [4] * 7)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("changed_at", [0, 2])
+def test_a_transform_that_is_set_later_draws_for_each_sample(changed_at: int) -> None:
+    """Even in the middle of an epoch: what it draws follows from the sample, not from those before it."""
+
+    def add_noise(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"label": [value + random.random() for value in batch["label"]]}
+
+    def batches(first: int) -> list[list[float]]:
+        dataset = datasets.Dataset.from_dict({"label": [*range(16)]})
+        loader: KeyedDataLoader[Any] = KeyedDataLoader(dataset, 4, shuffle=True, seed=1)
+        loader.start_epoch(0, 4 * first)
+        random.seed(first)
+        state = random.getstate()
+        arriving, found = iter(loader), list[list[float]]()
+        for number in range(first, 4):
+            if number >= changed_at:
+                dataset.set_transform(add_noise)
+            found.append(next(arriving)["label"].tolist())
+        assert random.getstate() == state
+        return found
+
+    assert batches(0)[3:] == batches(3)
+    assert any(value % 1 for value in batches(3)[0])

@@ -92,7 +92,7 @@ class SampleFetcher:
 
     @cached_property
     def draws_itself(self) -> bool:
-        """Whether fetching seeds the global generators, whose states the caller then preserves."""
+        """Whether fetching may seed the global generators, whose states the caller then preserves."""
         return self.keyed and not indexes_only(self.dataset)
 
     def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any:
@@ -100,6 +100,10 @@ class SampleFetcher:
         chosen = listed(indices)
         of_each = chosen if draws is None else draws
         try:
+            if self.draws_itself and reads_table(self.dataset):
+                samples = self._all_at_once(chosen)
+                seed_rng(extend_key(key, of_each[-1]))
+                return self._collate(chosen, samples)
             samples = self._samples(key, chosen, of_each)
             if not self.keyed or self.draws_itself or (self.collate_fn is collate and _are_plain(samples)):
                 return self._collate(chosen, samples)
@@ -121,10 +125,11 @@ class SampleFetcher:
         if isinstance(self.dataset, SizedStream):
             return self.dataset.read(key, chosen, cast("range", draws))
         get_samples = None if self.keyed else getattr(self.dataset, "__getitems__", None)
-        if get_samples is None:
-            return self._one_by_one(key, chosen, draws)
+        return self._one_by_one(key, chosen, draws) if get_samples is None else self._all_at_once(chosen)
+
+    def _all_at_once(self, chosen: list[Any]) -> list[Any]:
         try:
-            return cast("list[Any]", get_samples(chosen))
+            return cast("list[Any]", cast("Any", self.dataset).__getitems__(chosen))
         except Exception as error:
             error.add_note(describe_samples(self.dataset, chosen))
             raise
@@ -293,6 +298,36 @@ def indexes_only(dataset: Dataset[Any]) -> bool:
     return False
 
 
+def reads_table(dataset: Dataset[Any]) -> bool:
+    """Tell whether a dataset reads a table of Hugging Face's `datasets`, where nothing of the script is called.
+
+    True for a ``datasets.Dataset`` without a transform, in a format whose rows can be fetched together, and for
+    subsets of it. A transform can be set at any time, so this is asked again for each batch.
+
+    Args:
+        dataset: The dataset.
+    """
+    if isinstance(dataset, Subset):
+        return _indexes_as(dataset, Subset) and reads_table(dataset.dataset)
+    kind = cast("type[object]", type(dataset))
+    if (kind.__module__, kind.__qualname__) != ("datasets.arrow_dataset", "Dataset"):
+        return False
+    table = cast("Any", dataset)
+    return table.format["type"] in _FORMATS_OF_ROWS and _is_of_library(table.features)
+
+
+def _is_of_library(features: Any) -> bool:
+    """Whether a library alone decodes a column; scripts can register classes for it."""
+    if isinstance(features, dict):
+        return all(map(_is_of_library, cast("dict[str, Any]", features).values()))
+    if isinstance(features, list):
+        return all(map(_is_of_library, cast("Iterable[Any]", features)))
+    inner = getattr(features, "feature", None)
+    is_of_library = type(features).__module__.partition(".")[0] == "datasets"
+    return is_of_library and (inner is None or _is_of_library(inner))
+
+
+_FORMATS_OF_ROWS = frozenset({None, "numpy", "python", "torch"})
 _INDEXED = frozenset({range, list, tuple, str, bytes, Tensor})
 _PLAIN_SAMPLES = frozenset({bool, int, float, complex, str, bytes, Tensor})
 

@@ -195,9 +195,9 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         num_workers: The number of processes that load ahead; 0 loads in this process.
         keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 7 microseconds a
             sample and, without workers, some 50 a batch. The draws are then not reproducible. Ranges, lists,
-            arrays, and subsets of them cannot draw, and take no longer with ``True``. A dataset with
-            ``__getitems__`` then fetches all samples of a batch at once, as torch does; keyed samples are fetched one
-            by one.
+            arrays, tables of Hugging Face's `datasets` without a transform, and subsets of them cannot draw, and take
+            hardly longer with ``True``. A dataset with ``__getitems__`` then fetches all samples of a batch at once, as
+            torch does; keyed samples are fetched one by one.
         whole_batches: ``True`` insists on fetching whole batches, ``False`` forbids it. By default batches
             are fetched whole where the dataset can and there is no ``collate_fn``.
         algorithm: The name of the order to reproduce, see `epoch_order`.
