@@ -23,6 +23,7 @@ MODULES = (
     "pa_core.data",
     "pa_core.distributed",
     "pa_core.errors",
+    "pa_core.exchange",
     "pa_core.files",
     "pa_core.orders",
     "pa_core.plot_style",

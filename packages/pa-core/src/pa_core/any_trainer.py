@@ -55,7 +55,13 @@ from pa_core.distributed import processes
 from pa_core.distributed.comparison import advice_for_parted
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.errors import ArgumentTypeError, ConfigurationError, as_configuration_error
+from pa_core.errors import (
+    ArgumentTypeError,
+    ConfigurationError,
+    UnsupportedConfigurationError,
+    as_configuration_error,
+)
+from pa_core.exchange import Exchange
 from pa_core.extra_models import AddedModule
 from pa_core.fingerprint import fingerprint
 from pa_core.model_description import describe_model
@@ -179,6 +185,13 @@ class AnyTrainer(ABC):
             self.callback_handler = self._create_callback_handler(callbacks)
         compatibility.require_usable(accelerator, arguments, model)
         self._engine = Engine(accelerator, watch, read_settings(accelerator, arguments), reproducible is not None)
+        self._engine.exchange = self.create_exchange()
+        if reproducible is not None and not self._engine.exchange.is_exact:
+            raise UnsupportedConfigurationError(
+                "The exchange of this trainer makes no reproducible runs.",
+                given=f"{type(self._engine.exchange).__name__}, whose is_exact is False",
+                do="Leave reproducible out.",
+            )
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -207,6 +220,25 @@ class AnyTrainer(ABC):
         not told otherwise.
         """
         return _accelerate.create_accelerator()
+
+    def create_exchange(self) -> Exchange:
+        """Create what makes one update of the gradients of all processes; override this for another engine.
+
+        It is called once, when the trainer is constructed. The default averages gradients over the processes, or adds
+        them up in a fixed tree if the trainer is ``reproducible``.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> from pa_core.exchange import Alone, Exchange
+            >>> class CountUpdates(Alone):
+            ...     num_updates = 0
+            ...     def start_update(self) -> None:
+            ...         self.num_updates += 1
+            >>> class CountingTrainer(Trainer):
+            ...     def create_exchange(self) -> Exchange:
+            ...         return CountUpdates()
+        """
+        return self._engine.create_exchange()
 
     def _create_callback_handler(self, callbacks: Iterable[CallbackLike[Self]]) -> CallbackHandler[Self]:
         """Create what calls the callbacks; override this for a custom ``CallbackHandler``.

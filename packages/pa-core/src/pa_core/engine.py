@@ -16,6 +16,7 @@ from pa_core.data.loaders import Loaders
 from pa_core.distributed.comparison import Describe
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.errors import ConfigurationError
+from pa_core.exchange import Alone, Averaged, Exchange, Tree
 from pa_core.extra_models import AddedModules
 from pa_core.optimizer_modes import OptimizerModes
 from pa_core.progress import Progress, Stage
@@ -53,6 +54,7 @@ class Engine:
         reproducible: As passed.
         shares_buffers: Whether all processes have the buffers of the models in common: what the first one has, or the
             means of a reproducible run. Otherwise, each process keeps its own from the start of the training on.
+        exchange: What makes one update of what the processes have computed.
         loaders: Makes and splits loaders.
         checkpointer: Saves training states.
         added: The modules that are trained with the model.
@@ -90,6 +92,7 @@ class Engine:
         self.sharding = sharding
         self.reproducible = reproducible
         self.shares_buffers: bool = reproducible or _accelerate.broadcasts_buffers(accelerator)
+        self.exchange: Exchange = Alone()
         self.loaders: Loaders = Loaders(accelerator, fixed_batches=reproducible)
         self.added: AddedModules = AddedModules()
         self.eval_sets: EvaluationSets = EvaluationSets()
@@ -126,6 +129,12 @@ class Engine:
         self.checked_steps: set[str] = set()
         self.last_batch: Any = None
         self.is_at_empty_batch: bool = False
+
+    def create_exchange(self) -> Exchange:
+        """Return the exchange of a run as it was requested and launched."""
+        if self.reproducible:
+            return Tree(self.accelerator, lambda: (self.resumption.seed, self.progress.updates))
+        return Averaged(self.accelerator) if self.num_processes > 1 else Alone()
 
     def _parts_of_run(self) -> RunParts:
         accumulations = {name: one.accumulation for name, one in self.trained.items()}

@@ -99,7 +99,7 @@ class FirstUpdates:
             return
         has_gradients = self._finds_gradients()
         if has_gradients and not self._has_gradients:
-            if self._trained.is_reproducible:
+            if self._trained.exchange.is_exact:
                 raise _own_backward_pass()
             self._of_step = [(one, one.grad.clone()) for one in self._trained.parameters() if one.grad is not None]
         if self._has_gradients and not has_gradients:
@@ -118,7 +118,7 @@ class FirstUpdates:
         of_step, self._of_step = self._of_step, []
         if of_step and all(one.grad is not None and torch.equal(one.grad, 2 * by_step) for one, by_step in of_step):
             raise _own_backward_pass()
-        self._has_gradients = not self._trained.is_reproducible and self._finds_gradients()
+        self._has_gradients = not self._trained.exchange.is_exact and self._finds_gradients()
 
     def begin_update(self) -> None:
         """From here on, the run steps the optimizers."""
@@ -139,7 +139,7 @@ class FirstUpdates:
     def _finds_gradients(self) -> bool:
         if not self._looks_at_gradients:
             return False
-        if self._trained.is_reproducible:
+        if self._trained.exchange.is_exact:
             return any(parameter.grad is not None for parameter in self._trained.parameters())
         return self._trained.has_gradients()
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from pa_core import _accelerate, distributed, scheduler_stepping
+from pa_core import _accelerate, distributed, reproducible_checks, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.attributes import temporarily
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
@@ -24,21 +24,22 @@ from pa_core.data.data_arguments import GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Purpose, batches_on_device
 from pa_core.default_step import no_sample_counted
 from pa_core.distributed import sum_over_processes
-from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.distributed.comparison import Describe
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
+from pa_core.exchange import Exchange
 from pa_core.first_updates import OwnSteps
-from pa_core.model_tensors import BufferPlaces, unwrap_model
+from pa_core.micro_batches import MicroBatch, micro_batches
+from pa_core.model_tensors import unwrap_model
 from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.progress import Phase, Stage
-from pa_core.reproducible_steps import ReproducibleSteps
 from pa_core.run_arguments import RunArguments
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
-from pa_core.trained import MicroBatch, Trained, micro_batches
+from pa_core.trained import Trained
 from pa_core.training_state.checkpointer import EvaluationInterrupted
 from pa_core.training_state.fetched_states import folder_of, homes_of, save_dirs_of
 from pa_core.types import SizedIterable
+from pa_core.undoing import restored
 from pa_core.user_warnings import say
 from pa_data.rng import restored_rng_states
 
@@ -97,7 +98,8 @@ class Loop:
         count: What counts the batches of a custom loader in the training of an epoch.
         num_sets_to_come: How many sets are evaluated after this one, within the same training epoch.
         updates_of_batch: How many updates were made of the current batch of the training loader.
-        reproducible: What makes the steps of a reproducible run; None in others.
+        exchange: What makes one update of what the processes have computed.
+        overlaps: As passed.
         own_steps: What finds steps of a script that the run makes, too.
         gathered_without_rows: What a process without a sample has gathered of the others, which go backward through it.
     """
@@ -122,12 +124,11 @@ class Loop:
         self._clear_gradients = clear_gradients or Trained.zero_grad
         self._stands_in, self._compute = stands_in, compute
         self._has_stand_ins = self._keeps_batch = False
-        self.reproducible: ReproducibleSteps | None = None
-        if engine.reproducible:
-            self.reproducible = ReproducibleSteps(engine, overlaps=overlaps)
+        self.exchange: Exchange = engine.exchange
+        self.overlaps: bool = overlaps
+        self._is_rehearsed = False
         is_trainer = update_weights is not None
         self.own_steps: OwnSteps = OwnSteps(trainer, engine, is_trainer and overlaps, is_trainer and steps_optimizers)
-        self._buffers: BufferPlaces | None = None
         self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
         self.gathered_without_rows: list[Tensor] = []
@@ -201,6 +202,20 @@ class Loop:
 
     # The beginning of a run
 
+    def require_usable(self, loaders: Iterable[SizedIterable | None], models: Mapping[str, nn.Module]) -> None:
+        """Raise an error for loaders and models of a reproducible run with which it would follow the processes.
+
+        Args:
+            loaders: The loaders of the run.
+            models: What it calls, by name.
+
+        Raises:
+            ConfigurationError: A loader is limited or has its own order.
+            UnsupportedConfigurationError: A model is sharded, or has layers that follow the processes.
+        """
+        if self.exchange.is_exact:
+            reproducible_checks.require_usable(loaders, models)
+
     def check_data(self, data: Sequence[GivenData], asked: RunArguments) -> None:
         """Raise an error for data that this trainer or process cannot use, and arguments without effect.
 
@@ -213,8 +228,8 @@ class Loop:
         """
         for one in data:
             one.check_for(type(self.trainer), self.trainer.process_index, self.trainer.num_processes)
-        if self.reproducible is not None:
-            self.reproducible.check_arguments(data, asked)
+        if self.exchange.is_exact:
+            reproducible_checks.check_arguments(data, asked)
         check_arguments_of_loaders(data, asked.per_device_batch_size, asked.collate_fn)
 
     def create_loader(
@@ -259,6 +274,7 @@ class Loop:
     def announce(self) -> None:
         """Call the first event of a run, in which callbacks may replace loaders, and limit them as was asked."""
         self.own_steps.start_run()
+        self._is_rehearsed = False
         self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
         apply_limit_of_environment(self.trainer)
 
@@ -278,9 +294,11 @@ class Loop:
         from pa_core.fitting import BatchSizeFitting  # few runs need it
 
         trainer, engine = self.trainer, self.engine
-        if trainer.is_sharded or self.reproducible is not None:
+        if trainer.is_sharded or self.exchange.is_exact:
             kind = (
-                "A reproducible run has the same batches" if self.reproducible else "A sharded model is called together"
+                "A sharded model is called together"
+                if trainer.is_sharded
+                else "A reproducible run has the same batches"
             )
             raise UnsupportedConfigurationError(
                 f'{kind} on all processes, and per_device_batch_size="fit" chooses them by memory.', do="Pass a number."
@@ -373,8 +391,7 @@ class Loop:
             hook: The method of the trainer that is called before the event.
         """
         engine = self.engine
-        if self.reproducible is not None:
-            self.reproducible.drop_update()
+        self.exchange.drop_update()
         engine.optimizer_modes.end()
         if hook is not None:
             hook()
@@ -449,14 +466,13 @@ class Loop:
         engine.means.reset()
         engine.progress.start_epoch()
         for trained in engine.trained.values():
-            trained.start_epoch()
+            trained.accumulation.items = 0.0
         if hook is not None:
             self.call_hook(hook)
         self.call(TrainerCallback.on_train_epoch_start)
+        self.exchange.start_epoch(self.trainer.named_models().values())
         self._resume_steps(train_dl)
         self.own_steps.start_epoch(self.asked.stepping)
-        if engine.num_processes > 1 and engine.shares_buffers:
-            self._buffers = BufferPlaces(self.trainer.named_models().values())
         self.count = engine.loaders.count_batches(train_dl, "training")
         engine.progress.stage = Stage.TRAINING
 
@@ -483,7 +499,37 @@ class Loop:
             steps_done=steps_done,
             count=count,
         )
-        return Steps(batches)
+        return Steps(self._rehearsed(batches))
+
+    def _rehearsed(self, batches: Iterator[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
+        """Compute the first micro-batch of a reproducible run several times; it must not depend on those before."""
+        if self._compute is None or self._is_rehearsed or not self.exchange.is_exact:
+            return batches
+        started: list[tuple[MicroBatch, Any]] = []
+        for part, batch in batches:
+            started.append((part, batch))
+            if part.micro_batch is not None:
+                self._is_rehearsed = True
+                self._rehearse(part, batch, self._compute)
+                break
+        return chain(started, batches)
+
+    def _rehearse(self, part: MicroBatch, batch: Any, compute: Callable[[Any], Tensor]) -> None:
+        from pa_core.rehearsal import Rehearsal  # nothing else needs it
+
+        trainer, engine = self.trainer, self.engine
+        roots: dict[str, object] = {**trainer.named_models(), **trainer.modules, "trainer": trainer}
+        if trainer.loss_func is not None:
+            roots["loss_func"] = trainer.loss_func
+        handled = [one for one in roots.values() if isinstance(one, nn.Module)]
+
+        @contextmanager
+        def in_turn() -> Generator[None]:
+            with self.exchange.repeating(part), engine.means.step():
+                yield
+
+        with restored(roots, engine.device), engine.kept(trainer):
+            Rehearsal(roots, handled, in_turn, compute).require_independent(batch)
 
     def _remaining_batches(self, train_dl: SizedIterable) -> Iterable[Any]:
         """The batches of the rest of the epoch on the device; a custom data loader is not read ahead."""
@@ -513,9 +559,7 @@ class Loop:
         engine = self.engine
         engine.checkpointer.leave()
         self.own_steps.stop()
-        self._buffers = None
-        if self.reproducible is not None:
-            self.reproducible.drop_update()
+        self.exchange.end_epoch()
         engine.last_batch = None
         engine.means.end_step()
         if hook is not None:
@@ -557,12 +601,9 @@ class Loop:
     # Updates
 
     def start_update(self) -> None:
-        """Begin an update: give all processes the buffers of rank zero, such as statistics of batch norm."""
+        """Begin an update."""
         self.engine.checkpointer.leave()
-        if self.reproducible is not None:
-            self.reproducible.start_update()
-        elif self._buffers is not None:
-            broadcast_tensors(self._buffers.tensors())
+        self.exchange.start_update()
 
     def group(self, steps: Steps) -> Iterator[tuple[MicroBatch, Any]]:
         """Iterate over the batches of one update, each with its part in it.
@@ -588,11 +629,8 @@ class Loop:
             The batch; None where this process has no sample, and nothing needs to be computed.
         """
         self.engine.progress.step = part.step
-        if self.reproducible is not None and self._compute is not None:
-            self.reproducible.rehearse(part, batch, self.trainer, self._compute)
         self.engine.means.start_step()
-        if self.reproducible is not None:
-            self.reproducible.start_step(part)
+        self.exchange.start_batch(part)
         if part.is_empty:
             return self._stand_in(part) if self._has_stand_ins else None
         if self._keeps_batch:
@@ -635,9 +673,9 @@ class Loop:
         progress.steps_in_epoch = progress.step
 
         # agree: every process stops, saves or is preempted at the same update
-        items: float | Tensor = trained.accumulation.items
-        if engine.num_processes > 1 or self.reproducible is not None:
-            items = self._exchange(trained, at_once=at_once, may_stop=is_first)
+        own_items = trained.accumulation.items
+        totals = self.exchange.finish(trained, partial(engine.rank_sync.local_flags, own_items))
+        items = own_items if totals is None else self._act_on(totals, at_once=at_once, may_stop=is_first)
         trained.accumulation.normalise(trained.parameters, items)
 
         # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
@@ -652,7 +690,7 @@ class Loop:
         except StopTrainingError as error:
             engine.rank_sync.ask_to_stop(error)
         self._clear_gradients(trained)
-        trained.end_update()
+        self.exchange.end_step(trained)
         if watch is not None and not watch.end_update():
             self.own_steps.stop()
 
@@ -664,18 +702,12 @@ class Loop:
                 checkpointer.check_optimizer(name, self.trainer)
         return not overflowed
 
-    def _exchange(self, trained: Trained, *, at_once: bool, may_stop: bool) -> float | Tensor:
-        """Exchange the gradients of an update, and return its items; of one that is not made, buffers are put back."""
-        steps, items, rank_sync = self.reproducible, trained.accumulation.items, self.engine.rank_sync
-        if steps is not None:
-            steps.end_step()
-            if self.engine.num_processes == 1:
-                trained.finish_exchange(())
+    def _act_on(self, totals: Tensor, *, at_once: bool, may_stop: bool) -> Tensor:
+        """Do what any process requests, and return the items of the update."""
         try:
-            return rank_sync.before_update(trained.finish_exchange, items, at_once=at_once, may_stop=may_stop)
+            return self.engine.rank_sync.act_on(totals, at_once=at_once, may_stop=may_stop)
         except StopTrainingError:
-            if steps is not None:
-                steps.drop_update()
+            self.exchange.drop_update()
             raise
 
     def _update_by_optimizers(self, trained: Trained, overflowed: bool) -> None:
@@ -735,8 +767,8 @@ class Loop:
     def finish_update(self) -> None:
         """Call the event of an update, between two steps, where an evaluation may be interrupted."""
         engine = self.engine
-        if self.reproducible is not None:
-            self.reproducible.end_update()
+        if (samples := self.exchange.end_update()) is not None:
+            engine.means.count_samples(samples)
         engine.checkpointer.is_between_steps = True
         try:
             self.call(TrainerCallback.on_optimizer_step_end, update=engine.progress.updates)
@@ -783,25 +815,11 @@ class Loop:
             count: What counts them, if they are to be counted.
         """
         batches = batches_on_device(loader, self.trainer.device, count)
-        if self.reproducible is not None:
-            is_trial = loader is not self.trainer.eval_dataloader
-            batches = self.reproducible.batches_to_evaluate(loader, batches, is_trial=is_trial)
+        is_trial = loader is not self.trainer.eval_dataloader
+        batches = self.exchange.batches_to_evaluate(loader, batches, is_trial=is_trial)
         if count is not None and count.may_differ and self.trainer.is_sharded:
             batches = self._until_all_end(batches)
         return enumerate(batches, start=1)
-
-    def has_fewer_batches(self, loader: SizedIterable) -> bool:
-        """Return whether a reproducible evaluation gives this process no batch in its last step.
-
-        Args:
-            loader: The loader.
-        """
-        keyed = innermost(loader)
-        return (
-            self.reproducible is not None
-            and is_keyed(keyed)
-            and not keyed.split.piece(-1 % len(keyed.split), keyed.rank)
-        )
 
     def _until_all_end(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Repeat the last batch, without weight, for as long as other processes have batches of a sharded model."""

@@ -120,6 +120,7 @@ class RunLifecycle:
                     initial_hyperparameters.end_run(optimizer)
             trainer.run_history.clock.stop()
             self._end_workers()
+            engine.exchange.close()
             for trained in engine.trained.values():
                 trained.close()
             engine.placed.close()

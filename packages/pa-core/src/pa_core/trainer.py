@@ -26,6 +26,7 @@ from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.extra_models import require_one_trained_module, trained_loss
 from pa_core.loop import Loop
+from pa_core.micro_batches import MicroBatch
 from pa_core.modes import warn_of_pretrained_parts
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
@@ -35,7 +36,7 @@ from pa_core.sanity_evaluation import sanity_evaluation
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.tracking import RunHistory
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, UpdatedMetrics, recording_with_prefix
-from pa_core.trained import MicroBatch, Trained, zero_loss_of_stand_in
+from pa_core.trained import Trained, zero_loss_of_stand_in
 from pa_core.trainer_methods import TrainerMethods
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 from pa_data.orders import Order
@@ -300,7 +301,7 @@ class Trainer(
                 self._check_optimizer(self.model, self.optimizer)
             self._engine.added.require_usable(self.get_model(), self.optimizer)
             self._loop.check_data(asked.data, asked)
-        trained = Trained(self._engine.accelerator, reproducible=self.reproducible)
+        trained = Trained(self._engine.accelerator, self._engine.exchange)
 
         with self._lifecycle.running("train", {"optimizer": trained}, asked.describe):
             self._trained = trained
@@ -319,10 +320,8 @@ class Trainer(
             self._prepare_model_optimizer_and_dataloaders()
             if asked.per_device_batch_size == "fit":
                 asked = self._loop.fit_batches(asked, self._try_update, self.training_run_start)
-            if self._loop.reproducible is not None:
-                called: dict[str, nn.Module] = {"model": self.get_model(), **self.modules}
-                loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()
-                self._loop.reproducible.require_usable(loaders_of_run, called)
+            loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()
+            self._loop.require_usable(loaders_of_run, {"model": self.get_model(), **self.modules})
             self._start_training_together()
             steps = loaders.steps_per_update(self.train_dataloader, asked.batch_size, gradient_accumulation_steps)
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
@@ -597,7 +596,7 @@ class Trainer(
                     with engine.means.step():
                         self._run_eval_step(batch, step)
                     engine.checkpointer.leave_evaluation_if_asked(self)
-                if loop.has_fewer_batches(loader):
+                if loop.exchange.has_fewer_batches(loader):
                     engine.checkpointer.leave_evaluation_if_asked(self)
             loop.call_hook(self.eval_epoch_end)
             loop.record_means(engine.eval_sets.loss_name(is_training=is_training), count, requires_loss=True)
@@ -634,14 +633,14 @@ class Trainer(
         called: dict[str, nn.Module] = {**self.modules, **trained}
         if isinstance(self.loss_func, nn.Module):
             called.setdefault("loss_func", self.loss_func)
-        self._trained.start(trained, called)
+        self._trained.start(trained, called, overlaps=self._loop.overlaps)
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
             if self.reproducible:
                 raise UnsupportedConfigurationError(
                     f"{type(self).__qualname__}._run_train_epoch replaces the steps of a reproducible run. Override "
                     "what it calls, such as calculate_train_batch_loss, or leave reproducible out."
                 )
-            self._trained.exchange_each_pass()
+            self._loop.exchange.average_each_pass(self._trained)
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:

@@ -256,7 +256,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._loop.asked = self._asked
         with showing_errors_once():
             self._loop.check_data(self._asked.data, self._asked)
-        self._trained = self._given.make_trained(self._accelerator, reproducible=self.reproducible)
+        self._trained = self._given.make_trained(self._accelerator, self._engine.exchange)
         self._evaluations = Evaluations[BatchT](self._loop)
         self._block, self._showing_last_epoch, self._has_begun = ExitStack(), ExitStack(), False
         # Where the script is: in the block, in its loop over epochs, in the training of one of them, in an update.
@@ -319,7 +319,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             *data: Further loaders that the loop uses, whose generators are restored.
         """
         with super().undoing_runs(*self._train_data.held, *data), self._given.undoing_runs():
-            self._trained = self._given.make_trained(self._accelerator, reproducible=self.reproducible)
+            self._trained = self._given.make_trained(self._accelerator, self._engine.exchange)
             self._evaluations, self._asked = Evaluations(self._loop), replace(self._asked, resume_from=None)
             yield
 
@@ -366,8 +366,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self.train_dataloader = loaders.split_for_training(self.train_dataloader)
             if asked.per_device_batch_size == "fit":
                 self._asked = asked = self._loop.fit_batches(asked)
-            if self._loop.reproducible is not None:
-                self._loop.reproducible.require_usable([self.train_dataloader], self.models)
+            self._loop.require_usable([self.train_dataloader], self.models)
             steps = loaders.steps_per_update(self.train_dataloader, size, asked.gradient_accumulation_steps)
             asked = replace(asked, gradient_accumulation_steps=steps)
             per_batch = asked.max_updates_per_batch
@@ -572,7 +571,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 self._leave_update()
                 self._forget_gradients()
                 for trained in self._trained.values():
-                    trained.start_epoch()
+                    trained.forget_update()
                 raise
             finally:
                 self._update = around

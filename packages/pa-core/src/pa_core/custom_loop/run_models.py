@@ -14,6 +14,7 @@ from pa_core.attributes import temporarily
 from pa_core.custom_loop.trained_model import TrainedModel
 from pa_core.distributed import broadcast_weights
 from pa_core.errors import ConfigurationError
+from pa_core.exchange import Exchange
 from pa_core.input_checks import (
     check_kind_of_optimizer,
     check_optimizer,
@@ -114,18 +115,16 @@ class RunModels:
             self._check_optimizer(name, optimizer)
             self.optimizers[name] = optimizer
 
-    def make_trained(self, accelerator: AcceleratorLike, *, reproducible: bool) -> dict[str, TrainedModel]:
+    def make_trained(self, accelerator: AcceleratorLike, exchange: Exchange) -> dict[str, TrainedModel]:
         """Return what each optimizer trains, by its name.
 
         Args:
             accelerator: The accelerator of the run.
-            reproducible: Whether the run is.
+            exchange: What exchanges the gradients.
         """
         is_only = len(self.models) == 1
         return {
-            name: TrainedModel(
-                name, self.trained_by(name), accelerator, is_only_model=is_only, reproducible=reproducible
-            )
+            name: TrainedModel(name, self.trained_by(name), accelerator, is_only_model=is_only, exchange=exchange)
             for name in self.optimizer_names
         }
 

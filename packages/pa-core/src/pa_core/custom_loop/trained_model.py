@@ -19,8 +19,10 @@ from pa_core.custom_loop import mistakes
 from pa_core.default_step import unusable_kind
 from pa_core.distributed.collectives import tensors_in_graph
 from pa_core.errors import ConfigurationError
+from pa_core.exchange import Exchange
+from pa_core.micro_batches import MicroBatch
 from pa_core.model_tensors import parameters_of_module
-from pa_core.trained import MicroBatch, Trained, zero_loss_of_stand_in
+from pa_core.trained import Trained, zero_loss_of_stand_in
 from pa_core.user_warnings import warn_user
 
 
@@ -32,7 +34,7 @@ class TrainedModel(Trained):
         module: What it trains.
         accelerator: The accelerator of the run.
         is_only_model: Whether the run has no other model, whose gradients a backward pass would have to leave alone.
-        reproducible: Whether the run is.
+        exchange: What exchanges its gradients.
 
     Attributes:
         name: As passed.
@@ -46,9 +48,9 @@ class TrainedModel(Trained):
         accelerator: _accelerate.AcceleratorLike,
         *,
         is_only_model: bool,
-        reproducible: bool,
+        exchange: Exchange,
     ) -> None:
-        super().__init__(accelerator, counted_by="num_items", reproducible=reproducible)
+        super().__init__(accelerator, exchange, counted_by="num_items")
         self.name: str = name
         self.module: nn.Module = module
         self._is_only_model = is_only_model

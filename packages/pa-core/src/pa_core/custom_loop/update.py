@@ -20,8 +20,8 @@ from pa_core.default_step import name_backward_pass, require_count
 from pa_core.distributed import gather_objects
 from pa_core.errors import BatchOutputError, ConfigurationError
 from pa_core.loop import Loop, Steps
+from pa_core.micro_batches import MicroBatch
 from pa_core.run_config import check_count
-from pa_core.trained import MicroBatch
 from pa_core.types import BatchT
 from pa_data import move_to_device
 from pa_data.batches import is_mapping
@@ -221,7 +221,7 @@ class Update(Generic[BatchT]):
                 f"backward(...) for {trained.name!r} came after the step of its optimizer in the same update. Step "
                 f"after the last backward pass, or add the losses up and call backward(...) once. {_SEVERAL}"
             )
-        if trained.is_reproducible:
+        if trained.exchange.is_exact:
             raise ConfigurationError(
                 f"backward(...) for {trained.name!r} came after a step in the same update of a reproducible run, where "
                 "other processes may have computed micro-batches with the weights from before it. Step after all "

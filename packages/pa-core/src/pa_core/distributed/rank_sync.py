@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, cast
@@ -73,8 +73,10 @@ class RankSync:
         >>> rank_sync.save.is_asked = True
         >>> rank_sync.local_flags(items=12.0)  # stop, a loss that is not finite, save, preempt, items
         [False, False, True, False, 12.0]
-        >>> rank_sync.before_update(torch.tensor, items=12.0, at_once=False)
-        12.0
+        >>> rank_sync.act_on(torch.tensor(rank_sync.local_flags(items=12.0)), at_once=False)
+        tensor(12.)
+        >>> rank_sync.save.is_agreed
+        True
     """
 
     def __init__(self, device: torch.device, num_processes: int, describe: Describe = dict) -> None:
@@ -144,31 +146,24 @@ class RankSync:
             self._apply(_to_list(self._sums(self._own_flags(), describe or self._describe)))
         self.stop_if_alone()
 
-    def before_update(
-        self, exchange: Callable[[Sequence[float]], Tensor], items: float, *, at_once: bool, may_stop: bool = True
-    ) -> float | Tensor:
+    def act_on(self, sums: Tensor, *, at_once: bool, may_stop: bool = True) -> Tensor:
         """Act on the requests of the processes, and return the items of all of them; every process must call this.
 
         On an accelerator the flags are read two updates later, so that nothing waits for them.
 
         Args:
-            exchange: Called with the flags of this process, returns the sums over all processes: what exchanges the
-                gradients of the update.
-            items: The items of this process in the update.
+            sums: The sums of ``local_flags`` over all processes, which came with the gradients of the update.
             at_once: Whether to wait for the flags. The first update of an epoch must not be made if a process requested
                 a stop when the epoch started.
             may_stop: False leaves the requests to the next update: for further optimizers of an update whose first one
                 was stepped.
 
         Returns:
-            A number on one process, and a tensor on the device on several.
+            A tensor on the device.
 
         Raises:
             StopTrainingError: A process requested a stop.
         """
-        if self._num_processes == 1:
-            return items
-        sums = exchange(self.local_flags(items))
         if may_stop:
             flags = self.reader.read(sums, at_once=at_once)
             if flags is not None:

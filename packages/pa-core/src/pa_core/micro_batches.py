@@ -1,0 +1,210 @@
+"""The batches of an epoch, each with the part that it has in its update."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any, NamedTuple, cast
+
+from torch.utils.data import BatchSampler
+
+from pa_core.data.batch_count import BatchCount
+from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
+from pa_core.data.split_sampler import split_sampler
+from pa_core.distributed import gather_objects
+from pa_core.types import SizedIterable
+from pa_data import MicroBatchSplit, Split
+
+_END, _NOT_YET = object(), object()
+
+
+class MicroBatch(NamedTuple):
+    """The part that one process has in one step of an epoch.
+
+    Attributes:
+        step: The number of the step in its epoch, counted from 1.
+        weight: The factor on the mean loss of this process, such that the averaged gradients of the group are the
+            gradients of the mean over all of its samples.
+        ends_group: Whether an optimizer update follows.
+        global_samples: The number of samples in this step over all processes; None if the loader is not ours and
+            cannot say.
+        samples: The number of samples of this process; None as above.
+        is_empty: Whether this process has no sample in this step, while others do.
+        some_are_empty: Whether any process may have none, as all of them know.
+        micro_batch: The number of the micro-batch in an update that is cut by position; None where it is empty, or the
+            update is not cut so.
+        num_micro_batches: The number of micro-batches of such an update.
+
+    Example:
+        >>> MicroBatch(step=3, weight=0.25, ends_group=True, global_samples=8).is_empty
+        False
+    """
+
+    step: int
+    weight: float
+    ends_group: bool
+    global_samples: int | None = None
+    is_empty: bool = False
+    samples: int | None = None
+    some_are_empty: bool = False
+    micro_batch: int | None = None
+    num_micro_batches: int = 0
+
+
+def micro_batches(
+    loader: SizedIterable,
+    batches: Iterable[Any],
+    *,
+    accumulation_steps: int,
+    rank: int,
+    num_processes: int,
+    steps_done: int = 0,
+    count: BatchCount | None = None,
+) -> Iterator[tuple[MicroBatch, Any]]:
+    """Iterate over the batches of an epoch together with the part that each has in its update.
+
+    Args:
+        loader: The loader of the epoch, which knows the sizes of its batches if it is ours.
+        batches: Its batches, on the device.
+        accumulation_steps: The number of batches of each process in an update; the last group of an epoch may be
+            shorter, and weighs what it holds.
+        rank: The rank of this process.
+        num_processes: The number of processes.
+        steps_done: The number of steps of the epoch that lie before the first of the batches.
+        count: Counts the batches of a custom loader.
+    """
+    keyed, limit = innermost(loader), batches_of_slices(loader)
+    if not is_keyed(keyed):
+        count = BatchCount(loader, "training") if count is None else count
+        count.given = steps_done
+        if count.expected is None:
+            return _of_stream(count, batches, accumulation_steps)
+        sizes = _known_sizes(loader, num_processes)
+        own = _of_custom_loader(count, sizes, batches, accumulation_steps, num_processes)
+        return chain(own, _without_samples(count, steps_done, accumulation_steps)) if count.is_per_process else own
+    limit = None if limit is None else limit - steps_done
+    return _of_keyed_loader(keyed.split, limit, batches, accumulation_steps, rank, steps_done)
+
+
+def _of_keyed_loader(
+    split: Split, limit: int | None, batches: Iterable[Any], accumulation_steps: int, rank: int, steps_done: int
+) -> Iterator[tuple[MicroBatch, Any]]:
+    """Where the split tells the sizes: read only for steps that are not full, as it takes as long as fetching."""
+    arriving = iter(batches)
+    steps = len(split) if limit is None else min(len(split), limit)
+    cut = split if isinstance(split, MicroBatchSplit) else None
+    share = split.num_processes if cut is None else 1  # gradients are averaged, or added up
+    full, size_of_full = split.num_full_steps, split.batch_size * split.num_processes
+    for first in range(0, steps, accumulation_steps):
+        group = range(first, min(first + accumulation_steps, steps))
+        block = range(0) if cut is None else cut.block(first, rank)
+        num_micro_batches = 0 if cut is None else cut.num_micro_batches(first)
+        sizes = [size_of_full if step < full else split.size(step) for step in group]
+        total = sum(sizes)
+        for step, size in zip(group, sizes, strict=True):
+            mine = split.batch_size if step < full else len(split.piece(step, rank))
+            part = MicroBatch(
+                steps_done + step + 1,
+                weight=mine * share / total,
+                ends_group=step == group[-1],
+                global_samples=size,
+                is_empty=mine == 0,
+                samples=mine,
+                some_are_empty=step >= full and not split.piece(step, split.num_processes - 1),
+                micro_batch=block[step - first] if step - first < len(block) else None,
+                num_micro_batches=num_micro_batches,
+            )
+            yield part, None if mine == 0 else next(arriving)
+
+
+def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], int] | None:
+    """The number of samples that this process has in a step of a custom data loader, where its sampler tells.
+
+    On several processes accelerate fills the last batches up, so that all are of one size. A sampler that has split
+    the samples itself gives each process as many.
+    """
+    custom = innermost(loader)
+    sampler = getattr(custom, "batch_sampler", None)
+    is_split = num_processes == 1 or split_sampler(custom) is not None
+    if not is_split or not isinstance(sampler, BatchSampler):
+        return None
+    samples: Any = sampler.sampler
+    try:
+        total = len(samples)
+    except (TypeError, NotImplementedError):
+        return None
+    return lambda step: max(1, min(sampler.batch_size, total - step * sampler.batch_size))
+
+
+def _of_custom_loader(
+    count: BatchCount,
+    size: Callable[[int], int] | None,
+    batches: Iterable[Any],
+    accumulation_steps: int,
+    num_processes: int,
+) -> Iterator[tuple[MicroBatch, Any]]:
+    """Where nothing tells the sizes, the batches of a group weigh the same.
+
+    Within a group one batch is read ahead, so that the group of the last batch is closed even where the length was not
+    true, unless other processes may have more batches. Between two updates none is, so that a training state need not
+    know of it; but the loader comes to its end with the last batch, as it may draw random numbers for that. What
+    it has beyond its length is left.
+    """
+    arriving, expected = iter(batches), cast("int", count.expected)
+    first = count.given
+    batch = next(arriving, _END)
+    while batch is not _END and count.given < expected:
+        step, group = count.given, range(first, min(first + accumulation_steps, expected))
+        is_full = step + 1 == first + accumulation_steps
+        is_last = step + 1 == expected
+        upcoming = _NOT_YET if is_full and not is_last else next(arriving, _END)
+        part = MicroBatch(
+            step + 1,
+            weight=1 / len(group) if size is None else size(step) / sum(map(size, group)),
+            ends_group=is_full or is_last or (upcoming is _END and not count.is_per_process),
+            global_samples=None if size is None else size(step) * num_processes,
+            samples=None if size is None else size(step),
+            some_are_empty=count.may_differ,
+        )
+        count.given += 1
+        count.has_more = is_last and upcoming is not _END
+        first = count.given if is_full else first
+        yield part, batch
+        batch = next(arriving, _END) if upcoming is _NOT_YET else upcoming
+    count.has_ended = batch is _END
+
+
+def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: int) -> Iterator[tuple[MicroBatch, Any]]:
+    """Where only the end of a stream tells how long it is, and each process may have its own stream.
+
+    The batches of an update are fetched together, and the processes tell each other how many they have: the epoch ends
+    when none has any. How much each batch weighs follows from the samples that are counted, see `Accumulation`.
+    """
+    arriving, step = iter(batches), count.given
+    while True:
+        group = deque(islice(arriving, accumulation_steps))
+        of_each = gather_objects(len(group)) if count.is_per_process else [len(group)]
+        fewest, most = min(of_each), max(of_each)
+        if most == 0:
+            break
+        for number in range(most):
+            step += 1
+            count.given = step
+            part = MicroBatch(
+                step,
+                weight=1 / accumulation_steps if group else 0.0,
+                ends_group=number + 1 == most,
+                is_empty=not group,
+                some_are_empty=number >= fewest,
+            )
+            yield part, group.popleft() if group else None
+    count.has_ended = True
+
+
+def _without_samples(count: BatchCount, first: int, accumulation_steps: int) -> Iterator[tuple[MicroBatch, Any]]:
+    """The steps in which other processes may still have batches, and would wait for this one."""
+    expected = cast("int", count.expected)
+    for step in range(count.given, expected):
+        ends_group = (step + 1 - first) % accumulation_steps == 0 or step + 1 == expected
+        yield MicroBatch(step + 1, 0.0, ends_group, is_empty=True, some_are_empty=count.may_differ), None

@@ -1,0 +1,120 @@
+"""Another way to exchange gradients is one class, which a trainer and a custom loop use in place of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import Run, Trainer, UnsupportedConfigurationError
+from pa_core.exchange import Alone, Exchange, MicroBatch, Part
+
+torch.manual_seed(0)
+DATA = TensorDataset(torch.randn(45, 4), torch.randn(45, 1))
+
+
+class InOnePiece(Alone):
+    """Averages gradients and flags after the backward passes, all in one tensor, and counts what it is asked to do."""
+
+    def __init__(self) -> None:
+        self.num_averaged = dist.get_world_size() if dist.is_initialized() else 1
+        self.calls: list[str] = []
+        self.num_samples = 0
+
+    @override
+    def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
+        self.calls.append("add")
+
+    @override
+    def start_batch(self, batch: MicroBatch) -> None:
+        self.num_samples += batch.samples or 0
+
+    @override
+    def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
+        self.calls.append("finish")
+        if self.num_averaged == 1:
+            return None
+        parameters = [one for module in part.modules.values() for one in module.parameters()]
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        own_flags = torch.tensor(flags())
+        flat = torch.cat([*(one.flatten() for one in gradients), own_flags])
+        dist.all_reduce(flat)
+        *averaged, sums = flat.split([*(one.numel() for one in parameters), len(own_flags)])
+        for one, gradient in zip(parameters, averaged, strict=True):
+            one.grad = gradient.view_as(one) / self.num_averaged
+        return sums
+
+    @override
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class OwnTrainer(Trainer[nn.Linear]):
+    """A trainer with this exchange."""
+
+    @override
+    def create_exchange(self) -> Exchange:
+        return InOnePiece()
+
+
+class OwnRun(Run[nn.Linear, Any]):
+    """A custom loop with this exchange."""
+
+    @override
+    def create_exchange(self) -> Exchange:
+        return InOnePiece()
+
+
+def train(trainer_class: type[Trainer[nn.Linear]]) -> tuple[nn.Linear, Trainer[nn.Linear]]:
+    """Train a small model, whose last updates have shares of different sizes."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    trainer = trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.train(DATA, 2, per_device_batch_size=4, gradient_accumulation_steps=2, gradient_clip_norm=0.5)
+    return model, trainer
+
+
+def train_by_loop(run_class: type[Run[nn.Linear, Any]]) -> nn.Linear:
+    """Do the same in a loop of the script."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    options: dict[str, Any] = {"num_epochs": 2, "gradient_clip_norm": 0.5, "gradient_accumulation_steps": 2}
+    with run_class(model, SGD(model.parameters(), lr=0.1), DATA, per_device_batch_size=4, **options) as run:
+        for inputs, targets in run.batches():
+            run.backward((model(inputs) - targets).square().mean())
+            run.step()
+    return model
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_trainer_trains_with_another_exchange() -> None:
+    """Its weights are those of the default, and it is opened and closed with the run."""
+    expected, _ = train(Trainer)
+    model, trainer = train(OwnTrainer)
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
+    exchange = trainer._engine.exchange
+    assert isinstance(exchange, InOnePiece)
+    updates = trainer.num_updates_completed
+    assert exchange.calls == ["add", *["finish"] * updates, "close"]
+    assert trainer.gather(torch.tensor([exchange.num_samples])).sum() == 2 * len(DATA)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_custom_loop_trains_with_another_exchange() -> None:
+    """As the trainer does."""
+    expected, _ = train(Trainer)
+    torch.testing.assert_close(train_by_loop(OwnRun).state_dict(), expected.state_dict())
+
+
+def test_a_reproducible_run_needs_an_exchange_that_is_exact() -> None:
+    """Another one is refused when the trainer is constructed."""
+    model = nn.Linear(4, 1)
+    with pytest.raises(UnsupportedConfigurationError, match="makes no reproducible runs"):
+        OwnTrainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), [], reproducible="any_processes")
