@@ -21,7 +21,7 @@ PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 LIMITS = {
     "code lines of pa-core": 15_300,
     "code lines of all packages": 37_000,
-    "code lines of tests": 60_000,
+    "code lines of tests": 62_000,
     "code lines of a module of pa-core": 550,
     "lines of trainer.py": 700,
     "words of architecture.md": 2_500,
@@ -33,10 +33,10 @@ LIMITS = {
 """The most that there may be of each."""
 
 MOVES = {
-    "one process": 88,
-    "two processes": 120,
-    "reproducible": 130,
-    "reproducible on two processes": 200,
+    "one process": 80,
+    "two processes": 112,
+    "reproducible": 122,
+    "reproducible on two processes": 192,
 }
 """The most calls and returns of an update that lead into another file of ours."""
 

@@ -46,7 +46,7 @@ class InOnePiece(Alone):
         own_flags = torch.tensor(flags())
         flat = torch.cat([*(one.flatten() for one in gradients), own_flags])
         dist.all_reduce(flat)
-        *averaged, sums = flat.split([*(one.numel() for one in parameters), len(own_flags)])
+        *averaged, sums = torch.split(flat, [*(one.numel() for one in parameters), len(own_flags)])
         for one, gradient in zip(parameters, averaged, strict=True):
             one.grad = gradient.view_as(one) / self.num_averaged
         return sums
@@ -59,9 +59,12 @@ class InOnePiece(Alone):
 class OwnTrainer(Trainer[nn.Linear]):
     """A trainer with this exchange."""
 
+    exchange: InOnePiece
+
     @override
     def create_exchange(self) -> Exchange:
-        return InOnePiece()
+        self.exchange = InOnePiece()
+        return self.exchange
 
 
 class OwnRun(Run[nn.Linear, Any]):
@@ -99,8 +102,8 @@ def test_a_trainer_trains_with_another_exchange() -> None:
     expected, _ = train(Trainer)
     model, trainer = train(OwnTrainer)
     torch.testing.assert_close(model.state_dict(), expected.state_dict())
-    exchange = trainer._engine.exchange
-    assert isinstance(exchange, InOnePiece)
+    assert isinstance(trainer, OwnTrainer)
+    exchange = trainer.exchange
     updates = trainer.num_updates_completed
     assert exchange.calls == ["add", *["finish"] * updates, "close"]
     assert trainer.gather(torch.tensor([exchange.num_samples])).sum() == 2 * len(DATA)

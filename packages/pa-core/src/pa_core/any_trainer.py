@@ -232,7 +232,7 @@ class AnyTrainer(ABC):
             >>> from pa_core.exchange import Alone, Exchange
             >>> class CountUpdates(Alone):
             ...     num_updates = 0
-            ...     def start_update(self) -> None:
+            ...     def end_update(self) -> None:
             ...         self.num_updates += 1
             >>> class CountingTrainer(Trainer):
             ...     def create_exchange(self) -> Exchange:

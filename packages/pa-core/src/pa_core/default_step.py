@@ -9,7 +9,7 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import dropwhile
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from pa_core.errors import BatchMismatchError, BatchOutputError, ConfigurationEr
 from pa_core.model_tensors import unwrap_model
 from pa_core.types import LossFunction
 from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
+
+ITEMS: Final = "num_items_in_batch"
+"""What a step may say its loss is the mean over."""
 
 _OF_CLASSES = {"crossentropy", "nll"}
 _ELEMENTWISE = {
@@ -263,7 +266,7 @@ def check_step_output(output: object, method: str, *, trained: nn.Module | None)
     if loss.numel() != 1:
         do = "Return the mean of the losses: loss.mean(), or a loss function without reduction='none'."
         raise _error(method, f"a loss of shape {tuple(loss.shape)}", do)
-    odd = unusable_kind(loss)
+    odd = None if loss.dtype is torch.float32 and loss.is_cpu and loss.layout is torch.strided else unusable_kind(loss)
     if odd is not None and (trained is not None or not _counts(loss)):
         do = "Return a real number that was computed from the outputs: of a complex loss, loss.abs() for example."
         raise _error(method, odd, do)
@@ -295,7 +298,7 @@ def count_items(output: Mapping[str, Any], method: str) -> int | None:
     Raises:
         BatchOutputError: The number cannot be used.
     """
-    items = output.get("num_items_in_batch")
+    items = output.get(ITEMS)
     return None if items is None else require_count(items, f"num_items_in_batch of {method}")
 
 

@@ -77,7 +77,6 @@ class Exchange(Protocol):
         for each epoch:
             start_epoch
             for each update:
-                start_update
                 for each batch:
                     start_batch     then the forward pass; before the backward passes of the last batch:
                     start_last_pass
@@ -117,11 +116,11 @@ class Exchange(Protocol):
         """Leave all modules alone, as the run has ended."""
         ...
 
-    def start_epoch(self, models: Iterable[nn.Module]) -> None:
+    def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
         """Begin the training of an epoch, and forget an update that was not finished; layers may have been added.
 
         Args:
-            models: All models of the run.
+            models: Returns all models of the run, by name.
         """
         ...
 
@@ -129,12 +128,8 @@ class Exchange(Protocol):
         """End the training of an epoch."""
         ...
 
-    def start_update(self) -> None:
-        """Begin an update, before any of its batches."""
-        ...
-
     def start_batch(self, batch: MicroBatch) -> None:
-        """Begin a batch, after the one before.
+        """Begin a batch, after the one before; the first one of an update begins that.
 
         Args:
             batch: Its place in the update; perhaps this process has no sample in it.
@@ -237,13 +232,10 @@ class Alone:
     def close(self) -> None:
         """Do nothing."""
 
-    def start_epoch(self, models: Iterable[nn.Module]) -> None:
+    def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
         """Do nothing."""
 
     def end_epoch(self) -> None:
-        """Do nothing."""
-
-    def start_update(self) -> None:
         """Do nothing."""
 
     def start_batch(self, batch: MicroBatch) -> None:
@@ -324,11 +316,11 @@ class Averaged(Alone):
         self._exchanges, self._num_compared, self._buffers = {}, {}, None
 
     @override
-    def start_epoch(self, models: Iterable[nn.Module]) -> None:
+    def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
         """Find the buffers of the models, unless the launcher was told to leave them alone."""
         for exchange in self._exchanges.values():
             exchange.end_update()
-        self._buffers = BufferPlaces(models) if _accelerate.broadcasts_buffers(self._accelerator) else None
+        self._buffers = BufferPlaces(models().values()) if _accelerate.broadcasts_buffers(self._accelerator) else None
 
     @override
     def end_epoch(self) -> None:
@@ -336,9 +328,9 @@ class Averaged(Alone):
         self._buffers = None
 
     @override
-    def start_update(self) -> None:
-        """Give all processes the buffers of the first one."""
-        if self._buffers is not None:
+    def start_batch(self, batch: MicroBatch) -> None:
+        """Give all processes the buffers of the first one, once in each update."""
+        if batch.starts_group and self._buffers is not None:
             broadcast_tensors(self._buffers.tensors())
 
     @override
@@ -432,7 +424,7 @@ class Tree(Alone):
         self._trees = {}
 
     @override
-    def start_epoch(self, models: Iterable[nn.Module]) -> None:
+    def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
         """Look again for parameters and buffers."""
         for tree in self._trees.values():
             tree.find()
@@ -444,17 +436,14 @@ class Tree(Alone):
         self.drop_update()
 
     @override
-    def start_update(self) -> None:
-        """Begin to count samples."""
-        self._batch, self._samples = None, 0
-
-    @override
     def start_batch(self, batch: MicroBatch) -> None:
         """Take the gradients of the batch before; seed what is drawn in this one, and put buffers back."""
-        self._end_batch()
-        if self._samples == 0:
+        if batch.starts_group:
+            self._samples = 0
             for tree in self._trees.values():
                 tree.start_update(batch.num_micro_batches)
+        else:
+            self._end_batch()
         self._samples += batch.global_samples or 0
         self._batch = batch
         if batch.micro_batch is not None:

@@ -470,7 +470,7 @@ class Loop:
         if hook is not None:
             self.call_hook(hook)
         self.call(TrainerCallback.on_train_epoch_start)
-        self.exchange.start_epoch(self.trainer.named_models().values())
+        self.exchange.start_epoch(self.trainer.named_models)
         self._resume_steps(train_dl)
         self.own_steps.start_epoch(self.asked.stepping)
         self.count = engine.loaders.count_batches(train_dl, "training")
@@ -600,18 +600,27 @@ class Loop:
 
     # Updates
 
-    def start_update(self) -> None:
-        """Begin an update."""
-        self.engine.checkpointer.leave()
-        self.exchange.start_update()
+    @contextmanager
+    def updates(self, train_dl: SizedIterable) -> Generator[Iterator[Iterator[tuple[MicroBatch, Any]]]]:
+        """Return the context of the updates that are left of an epoch; within it, iterate over them.
 
-    def group(self, steps: Steps) -> Iterator[tuple[MicroBatch, Any]]:
-        """Iterate over the batches of one update, each with its part in it.
+        Each is the iterator over its batches, with the part that each has in it.
 
         Args:
-            steps: The steps of the epoch from this update on.
+            train_dl: The loader of the epoch.
         """
-        self.start_update()
+        with self.steps(train_dl) as steps:
+            yield self._updates(steps)
+
+    def _updates(self, steps: Steps) -> Iterator[Iterator[tuple[MicroBatch, Any]]]:
+        """Iterate over updates, with a safe point after each of them."""
+        engine, last = self.engine, self.trainer.run_config.max_num_train_steps
+        while engine.progress.updates != last and steps.has_next():
+            yield self._batches(steps)
+            engine.checkpointer.reach(Phase.STEP, self.trainer, self.call)
+
+    def _batches(self, steps: Steps) -> Iterator[tuple[MicroBatch, Any]]:
+        self.engine.checkpointer.leave()
         is_over = False
         while not is_over:
             part, batch = steps.take()

@@ -27,6 +27,7 @@ class MicroBatch(NamedTuple):
         weight: The factor on the mean loss of this process, such that the averaged gradients of the group are the
             gradients of the mean over all of its samples.
         ends_group: Whether an optimizer update follows.
+        starts_group: Whether it is the first one of its update.
         global_samples: The number of samples in this step over all processes; None if the loader is not ours and
             cannot say.
         samples: The number of samples of this process; None as above.
@@ -50,6 +51,7 @@ class MicroBatch(NamedTuple):
     some_are_empty: bool = False
     micro_batch: int | None = None
     num_micro_batches: int = 0
+    starts_group: bool = False
 
 
 def micro_batches(
@@ -100,7 +102,9 @@ def _of_keyed_loader(
         group = range(first, min(first + accumulation_steps, steps))
         block = range(0) if cut is None else cut.block(first, rank)
         num_micro_batches = 0 if cut is None else cut.num_micro_batches(first)
-        sizes = [size_of_full if step < full else split.size(step) for step in group]
+        sizes = [size_of_full] * len(group)
+        if group[-1] >= full:
+            sizes = [size_of_full if step < full else split.size(step) for step in group]
         total = sum(sizes)
         for step, size in zip(group, sizes, strict=True):
             mine = split.batch_size if step < full else len(split.piece(step, rank))
@@ -114,6 +118,7 @@ def _of_keyed_loader(
                 some_are_empty=step >= full and not split.piece(step, split.num_processes - 1),
                 micro_batch=block[step - first] if step - first < len(block) else None,
                 num_micro_batches=num_micro_batches,
+                starts_group=step == first,
             )
             yield part, None if mine == 0 else next(arriving)
 
@@ -166,6 +171,7 @@ def _of_custom_loader(
             global_samples=None if size is None else size(step) * num_processes,
             samples=None if size is None else size(step),
             some_are_empty=count.may_differ,
+            starts_group=step == first,
         )
         count.given += 1
         count.has_more = is_last and upcoming is not _END
@@ -197,6 +203,7 @@ def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: in
                 ends_group=number + 1 == most,
                 is_empty=not group,
                 some_are_empty=number >= fewest,
+                starts_group=number == 0,
             )
             yield part, group.popleft() if group else None
     count.has_ended = True
@@ -207,4 +214,9 @@ def _without_samples(count: BatchCount, first: int, accumulation_steps: int) -> 
     expected = cast("int", count.expected)
     for step in range(count.given, expected):
         ends_group = (step + 1 - first) % accumulation_steps == 0 or step + 1 == expected
-        yield MicroBatch(step + 1, 0.0, ends_group, is_empty=True, some_are_empty=count.may_differ), None
+        starts_group = (step - first) % accumulation_steps == 0
+        may_differ = count.may_differ
+        yield (
+            MicroBatch(step + 1, 0.0, ends_group, is_empty=True, some_are_empty=may_differ, starts_group=starts_group),
+            None,
+        )

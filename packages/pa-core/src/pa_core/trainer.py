@@ -21,7 +21,7 @@ from pa_core.callbacks.limit_batches import first_batches
 from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.data_arguments import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
-from pa_core.default_step import check_step_output, count_items, name_backward_pass, name_step
+from pa_core.default_step import ITEMS, check_step_output, count_items, name_backward_pass, name_step
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.extra_models import require_one_trained_module, trained_loss
@@ -475,12 +475,11 @@ class Trainer(
         if self.num_processes > 1:
             loss = trained_loss(self.loss_func, self.optimizer, self.get_model())
             require_one_trained_module(vars(self), self.get_model(), [*self.modules.values(), *loss.values()])
-        with loop.steps(train_dl) as steps:
-            while not loop.is_at_last_update and steps.has_next():
-                for part, batch in loop.group(steps):
+        with loop.updates(train_dl) as updates:
+            for update in updates:
+                for part, batch in update:
                     self._run_train_step(batch, part)
                 loop.update(self._trained)
-                loop.reach(Phase.STEP)
         loop.finish_training(self.train_epoch_end, requires_loss=True)
 
     def _run_train_step(self, batch: BatchT, part: MicroBatch) -> None:
@@ -534,7 +533,7 @@ class Trainer(
             )
             raise
         loss = check_step_output(output, "calculate_train_batch_loss", trained=self.model)
-        items = count_items(output, "calculate_train_batch_loss")
+        items = count_items(output, "calculate_train_batch_loss") if ITEMS in output else None
         weight = self._trained.accumulation.take_counts(output["batch_size"], items)
         engine.losses.update(loss, weight)
         engine.means.count_samples(output["batch_size"])
@@ -616,7 +615,7 @@ class Trainer(
             name_step(error, f"evaluation step {step}", batch, self.get_model())
             raise
         loss = check_step_output(output, "calculate_eval_batch_loss", trained=None)
-        items = count_items(output, "calculate_eval_batch_loss")
+        items = count_items(output, "calculate_eval_batch_loss") if ITEMS in output else None
         self._engine.losses.update(loss, output["batch_size"] if items is None else items)
         self._engine.means.count_samples(output["batch_size"])
         self._loop.call(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)

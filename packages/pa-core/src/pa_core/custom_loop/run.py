@@ -533,7 +533,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         loop = self._loop
         loop.start_training(self.train_dataloader)
         with loop.steps(self.train_dataloader) as steps:
-            while not loop.is_at_last_update and steps.has_next():
+            progress, last = self._engine.progress, self.run_config.max_num_train_steps
+            while progress.updates != last and steps.has_next():
                 loop.updates_of_batch = 0
                 self._update = update = Update[BatchT](loop, steps, self._trained, self._evaluations)
                 try:
@@ -542,7 +543,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                     self._training = "left"
                     raise
                 self._end_update(update)
-                loop.reach(Phase.STEP)
+                self._engine.checkpointer.reach(Phase.STEP, self, loop.call)
         self._finish_training()
 
     def _updates_of_loop(self, batches: Iterable[Any], num_samples: int | None) -> Iterator[Update[Any]]:

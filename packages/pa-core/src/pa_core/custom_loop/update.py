@@ -78,7 +78,7 @@ class Update(Generic[BatchT]):
     ) -> None:
         self._loop = loop
         self._steps = steps
-        loop.start_update()
+        loop.engine.checkpointer.leave()
         self.number: int = loop.engine.progress.updates + 1
         self._trained = trained
         self._are_several = len(trained) > 1
@@ -152,6 +152,7 @@ class Update(Generic[BatchT]):
         self._part, batch = self._steps.take()
         if self._is_of_loop:
             self._loop.engine.means.start_step()
+            self._loop.exchange.start_batch(self._part)
         else:
             batch = self._loop.start_step(self._part, batch)
         self._batch, self._is_in_batch = batch, True
@@ -420,5 +421,8 @@ def batches_of_loop(
         for number in range(most):
             is_empty = around.is_empty or number >= len(group)
             batch = group[number] if number < len(group) else stand_in
-            part = MicroBatch(around.step, 1 / most, number + 1 == most, is_empty=is_empty, samples=samples)
+            ends_group, starts_group = number + 1 == most, number == 0
+            part = MicroBatch(
+                around.step, 1 / most, ends_group, is_empty=is_empty, samples=samples, starts_group=starts_group
+            )
             yield part, batch
