@@ -104,7 +104,7 @@ TEST_TOOLS = ("hypothesis>=6.140", "pytest>=9", "pytest-cov>=7", "pytest-timeout
 LINT_TOOLS = ("import-linter>=2.13", "ruff")
 BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "packaging>=25", "pyyaml>=6", "twine>=6.2", *TEST_TOOLS)
 DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
-TRACKERS = ("mlflow", "trackio", "wandb")
+TRACKERS = ("mlflow", "swanlab", "trackio", "wandb")
 NOTEBOOKS = ("ipykernel", "matplotlib", "nbclient")
 FOR_METRICS = ("pycocotools", "rouge-score")
 THIRD_PARTY = (

@@ -37,6 +37,7 @@ KINDS: dict[str, str | tuple[str, int]] = {
     "docs/hyperparameters.md": ("how-to", 480),
     "docs/index.md": "index",
     "docs/launching.md": "scaling",
+    "docs/logging.md": ("how-to", 1240),
     "docs/migrating-from-determined.md": "migration",
     "docs/migrating.md": ("migration", 1320),
     "docs/object-stores.md": ("scaling", 720),

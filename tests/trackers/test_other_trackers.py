@@ -5,29 +5,24 @@ These packages are many and large, so that they have a session of their own in n
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from PIL import Image
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.trackers.offline_runs import Point, package, points_of_swanlab, points_of_wandb, records_of
 
+if TYPE_CHECKING:
     from tests.launching import Launch
 
 Points = dict[str, list[int]]
 """For each metric the steps at which it has a value."""
 Read = Callable[[Path], tuple[Points, dict[str, str]]]
 """Reads metrics and settings of the only run in a folder."""
-
-
-def package(name: str) -> Any:
-    """A package that is installed only where these tests run."""
-    return importlib.import_module(name)
 
 
 def read_mlflow(folder: Path) -> tuple[Points, dict[str, str]]:
@@ -54,38 +49,34 @@ def read_trackio(folder: Path) -> tuple[Points, dict[str, str]]:
 
 def read_wandb(folder: Path) -> tuple[Points, dict[str, str]]:
     """Read what Weights & Biases would send: a file for each time that a run is opened, here once."""
-    record_class = package("wandb.proto.wandb_internal_pb2").Record
-    steps: Points = {}
+    record: Any = package("wandb.proto.wandb_internal_pb2").Record()
     config: dict[str, str] = {}
     (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    for content in records_of_wandb(file.read_bytes()):
-        record = record_class()
+    for content in records_of(file.read_bytes()):
         record.ParseFromString(content)
         config |= {entry.key: str(json.loads(entry.value_json)) for entry in record.config.update}
-        for item in record.history.item:
-            name: str = item.key or "/".join(item.nested_key)
-            steps.setdefault(name, []).append(record.history.step.num)
-    return {name: found for name, found in steps.items() if not name.startswith("_")}, config
+    return steps_of(points_of_wandb([file])), config
 
 
-def records_of_wandb(content: bytes) -> Iterator[bytes]:
-    """Take apart a log in the format of LevelDB: blocks of 32 KiB, pieces with a header of seven bytes."""
-    position, record = 7, b""
-    while position + 7 <= len(content):
-        left_in_block = -position % 2**15
-        if 0 < left_in_block < 7:
-            position += left_in_block
-        length, kind = int.from_bytes(content[position + 4 : position + 6], "little"), content[position + 6]
-        record += content[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # a whole record, or its last piece
-            yield record
-            record = b""
+def read_swanlab(folder: Path) -> tuple[Points, dict[str, str]]:
+    """Read what SwanLab would send: a folder for each time that a run is opened, here once."""
+    (file,) = folder.glob("swanlog/run-*/run-*.swanlab")
+    config: dict[str, Any] = yaml.safe_load((file.parent / "files" / "config.yaml").read_text())
+    return steps_of(points_of_swanlab([file])), {name: str(entry["value"]) for name, entry in config.items()}
 
 
-READERS = {"mlflow": read_mlflow, "trackio": read_trackio, "wandb": read_wandb}
+def steps_of(points: Iterable[Point]) -> Points:
+    """The steps of each metric."""
+    steps: Points = {}
+    for name, step, _ in points:
+        steps.setdefault(name, []).append(step)
+    return steps
+
+
+READERS = {"mlflow": read_mlflow, "swanlab": read_swanlab, "trackio": read_trackio, "wandb": read_wandb}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "mlflow": {"run_name": "lr 0.1", "tags": {"of": "mine"}},
+    "swanlab": {"mode": "offline"},
     "wandb": {"mode": "offline"},
 }
 
@@ -138,7 +129,7 @@ def test_each_trainer_has_a_run_of_its_own(
     """Two trainers of one process, as in a search for settings, are two runs: the second does not join the first."""
     for name, value in without_network(tmp_path).items():
         monkeypatch.setenv(name, value)
-    arguments = json.dumps({"mode": "offline"} if tracker == "wandb" else {})
+    arguments = json.dumps({"mode": "offline"} if tracker in ("swanlab", "wandb") else {})
     launched = launch(SCRIPT, tracker, arguments, "--twice", fresh=True)
     assert launched.status == 0
     (ids,) = [line.removeprefix("runs: ") for line in launched.output.splitlines() if line.startswith("runs: ")]
@@ -154,7 +145,7 @@ def test_a_script_that_fails_is_a_run_that_has_failed(
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     record = package("wandb.proto.wandb_internal_pb2").Record()
     codes: list[int] = []
-    for content in records_of_wandb(file.read_bytes()):
+    for content in records_of(file.read_bytes()):
         record.ParseFromString(content)
         if record.HasField("exit"):
             codes.append(record.exit.exit_code)

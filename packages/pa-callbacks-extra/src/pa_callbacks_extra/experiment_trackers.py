@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import atexit
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from pa_callbacks_extra.reported_points import RecentReports, RecordedPoints, WithoutRepeats
+from pa_callbacks_extra.tracker_like import TrackerLike
+from pa_callbacks_extra.well_known_trackers import WELL_KNOWN, WellKnownTracker
 from pa_core import ConfigurationError, UnsupportedConfigurationError
 from pa_core.distributed import connect, rank
+from pa_core.user_warnings import warn_user
 
 __all__ = [
     "ExperimentTrackers",
@@ -92,28 +94,6 @@ def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
     return wanted
 
 
-class TrackerLike(Protocol):
-    """The members of accelerate's trackers that a run uses.
-
-    Attributes:
-        tracker: The run or the writer of the tracker's own package.
-    """
-
-    tracker: Any
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Record what the run was started with."""
-        ...
-
-    def log(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Record values at a step."""
-        ...
-
-    def finish(self) -> None:
-        """Write what is left, and end the run."""
-        ...
-
-
 class ExperimentTrackers:
     """Trackers that are open, as ``open_trackers`` returns them.
 
@@ -123,6 +103,7 @@ class ExperimentTrackers:
     Args:
         trackers: The trackers by their names.
         run_ids: What is known of their runs.
+        unsettled: What the ``unsettled`` of the trackers before returned, if these continue their runs.
 
     Attributes:
         run_ids: What names the run in each of the trackers that can continue it; for ``open_trackers``.
@@ -138,9 +119,21 @@ class ExperimentTrackers:
         (('tensorboard',), False)
     """
 
-    def __init__(self, trackers: Mapping[str, TrackerLike], run_ids: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        trackers: Mapping[str, TrackerLike],
+        run_ids: Mapping[str, str],
+        unsettled: Iterable[tuple[int, Mapping[str, float]]] = (),
+    ) -> None:
         self.run_ids: dict[str, str] = dict(run_ids)
         self._trackers = dict(trackers)
+        self._known = [WELL_KNOWN[name] for name in trackers if name in WELL_KNOWN]
+        self._recent = RecentReports(
+            max((known.late_seconds for known in self._known), default=0.0),
+            max((known.late_reports for known in self._known), default=0),
+        )
+        for step, values in unsettled:
+            self._recent.add(step, values)
         self.is_open: bool = True
         if trackers:
             atexit.register(self._finish_at_exit)
@@ -159,9 +152,28 @@ class ExperimentTrackers:
         """
         for tracker in self._trackers.values():
             tracker.log(dict(values), step=step)
+        self._recent.add(step, values)
+
+    def settle(self) -> None:
+        """Wait until everything is written that was recorded, in MLflow with its asynchronous logging.
+
+        Other trackers have no way to wait; ``unsettled`` returns what they may not have written.
+        """
+        if self.is_open:
+            for known in self._known:
+                known.settle()
+
+    def unsettled(self) -> list[tuple[int, dict[str, float]]]:
+        """Return what a tracker may not have written yet, and would lose if this process were killed now.
+
+        Returns:
+            Steps and the values recorded at them, in their order; for ``open_trackers``. Nothing once the trackers are
+            finished.
+        """
+        return [(step, values) for step, values in self._recent.reports()] if self.is_open else []
 
     def log_image(self, name: str, image: Tensor, step: int) -> None:
-        """Record an image, in MLflow, TensorBoard, Trackio and Weights & Biases; needs pillow.
+        """Record an image, in MLflow, SwanLab, TensorBoard, Trackio and Weights & Biases; needs pillow.
 
         Args:
             name: What the trackers call the image. The images of all steps are shown together.
@@ -174,11 +186,11 @@ class ExperimentTrackers:
             UnsupportedConfigurationError: A tracker is another one; ``native`` gives you its own object.
         """
         for tracker_name, tracker in self._trackers.items():
-            if tracker_name not in _WELL_KNOWN:
+            if tracker_name not in WELL_KNOWN:
                 raise UnsupportedConfigurationError(
                     f"It is not known how {tracker_name!r} takes images. Use what native({tracker_name!r}) returns."
                 )
-            _WELL_KNOWN[tracker_name].log_image(tracker.tracker, name, _pixels(image), step)
+            WELL_KNOWN[tracker_name].log_image(tracker.tracker, name, _pixels(image), step)
 
     def native(self, name: str) -> Any:
         """Return the object of a tracker's own package, for figures, text, audio, tables and all else that it takes.
@@ -238,22 +250,30 @@ def open_trackers(
     init_kwargs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     run_ids: Mapping[str, str] = MappingProxyType({}),
     last_step: int = 0,
+    unsettled: Sequence[tuple[int, Mapping[str, float]]] = (),
 ) -> ExperimentTrackers:
     """Open trackers on the first process; every process may call this.
 
     Trackers that are still open when Python ends are finished then.
 
+    A process that is killed leaves runs that lack what the trackers had not written, and that have what it recorded
+    after its last training state. With ``unsettled`` and ``last_step`` of that state, the runs get what they lack. What
+    MLflow and the local database of Trackio have is not recorded a second time, unless the values differ by more than
+    0.1 percent, as they do after a change of settings.
+
     Args:
         names: One name or several of ``known_trackers``.
         project_name: What the trackers call the project. For TensorBoard it is a folder in ``logging_dir``.
         logging_dir: The folder of trackers that write files; ``tensorboard --logdir runs`` shows the default.
-        config: What the run was started with, in any form that ``flatten_config`` takes. A resumed run has it
-            already, and is given it again only by Trackio, which would forget it.
+        config: What the run was started with, in any form that ``flatten_config`` takes. Runs that continue in MLflow
+            and TensorBoard have it already.
         init_kwargs: For each tracker by its name, further arguments, which override the defaults.
-        run_ids: The ``run_ids`` of trackers that were open before: their runs continue, with MLflow, TensorBoard,
-            Trackio and Weights & Biases. Others begin a new run.
+        run_ids: The ``run_ids`` of trackers that were open before: their runs continue, with MLflow, SwanLab,
+            TensorBoard, Trackio and Weights & Biases. Others begin a new run.
         last_step: For resumed runs, the last step that belongs to them. What was recorded for later ones before
             an interruption is recorded again; TensorBoard leaves out the first recording.
+        unsettled: For resumed runs, what the ``unsettled`` of the trackers before returned. The trackers that write
+            late, which are SwanLab, Trackio and Weights & Biases, are sent what they may lack of it.
 
     Raises:
         ConfigurationError: A name is wrong, or a tracker rejects its arguments.
@@ -267,63 +287,43 @@ def open_trackers(
     connect()  # where no trainer has
     with ExitStack() as opened:
         for name in names if rank() == 0 else ():
-            known = _WELL_KNOWN.get(name)
+            known = WELL_KNOWN.get(name)
             continued = None if name not in run_ids else known
             kwargs = {} if continued is None else continued.arguments(run_ids[name], last_step)
             tracker = _start(name, project_name, logging_dir, {**kwargs, **init_kwargs.get(name, {})})
             opened.callback(tracker.finish)
-            trackers[name] = tracker
             if known is not None:
                 ids[name] = known.id_of(tracker.tracker)
             if config is not None and (continued is None or continued.forgets_config):
                 tracker.store_init_configuration(dict(flatten_config(config)))
+            trackers[name] = tracker if continued is None else _catch_up(name, tracker, continued, last_step, unsettled)
         opened.pop_all()
-    return ExperimentTrackers(trackers, ids)
+    return ExperimentTrackers(trackers, ids, unsettled)
 
 
-@dataclass(frozen=True)
-class _WellKnownTracker:
-    """How a tracker names a run, by which arguments it continues one, and how it takes an image.
-
-    Attributes:
-        id_of: Called with the tracker's own object.
-        arguments: Called with what ``id_of`` returned and the last step that belongs to the run.
-        log_image: Called with the tracker's own object, the name of the image, its pixels and the step.
-        forgets_config: Whether the config is lost when a run continues.
-    """
-
-    id_of: Callable[[Any], str]
-    arguments: Callable[[str, int], dict[str, Any]]
-    log_image: Callable[[Any, str, Any, int], object]
-    forgets_config: bool = False
-
-
-_WELL_KNOWN = {
-    "mlflow": _WellKnownTracker(
-        lambda run: str(run.info.run_id),
-        lambda run, step: {"run_id": run},
-        lambda run, name, pixels, step: import_module("mlflow").log_image(
-            pixels, key=name, step=step, synchronous=True
-        ),
-    ),
-    # A folder is the run; what was written there for later steps is not shown any more.
-    "tensorboard": _WellKnownTracker(
-        lambda writer: str(writer.log_dir),
-        lambda run, step: {"purge_step": step + 1},
-        lambda writer, name, pixels, step: writer.add_image(name, pixels, step, dataformats="HWC"),
-    ),
-    "trackio": _WellKnownTracker(
-        lambda run: str(run.name),
-        lambda run, step: {"name": run, "resume": "allow"},
-        lambda run, name, pixels, step: run.log({name: import_module("trackio").Image(pixels)}, step=step),
-        forgets_config=True,
-    ),
-    "wandb": _WellKnownTracker(
-        lambda run: str(run.id),
-        lambda run, step: {"id": run, "resume": "allow"},
-        lambda run, name, pixels, step: run.log({name: import_module("wandb").Image(pixels)}, step=step),
-    ),
-}
+def _catch_up(
+    name: str,
+    tracker: TrackerLike,
+    known: WellKnownTracker,
+    last_step: int,
+    unsettled: Sequence[tuple[int, Mapping[str, float]]],
+) -> TrackerLike:
+    """Send a run what it lacks of the last reports, and return a tracker that sends it nothing twice."""
+    since = min([last_step, *(step for step, _ in unsettled)])
+    try:
+        recorded = RecordedPoints(known.points(tracker.tracker, since))
+    except Exception as error:  # of any kind, from a package or a server that is not ours
+        warn_user(
+            f"What the tracker {name!r} has of this run cannot be read ({error}). Points around step {last_step} may "
+            "be there twice, or be missing if the process before was killed."
+        )
+        return tracker
+    continued = WithoutRepeats(tracker, recorded)
+    first = known.begins_at(tracker.tracker)
+    for step, values in unsettled if known.writes_late else ():
+        if step >= first:
+            continued.log(dict(values), step=step)
+    return continued
 
 
 def _pixels(image: Tensor) -> Any:

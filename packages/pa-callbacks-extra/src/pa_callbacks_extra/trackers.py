@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pa_callbacks_extra.experiment_trackers import ExperimentTrackers, flatten_config, open_trackers, require_trackers
+from pa_callbacks_extra.reported_points import MEMORY, SPEED
 from pa_core import AnyTrainer, LogMetricsCallback
 from pa_core.callbacks import ScalarTransfer, check_count
 from pa_core.distributed import sum_over_processes
@@ -66,10 +67,11 @@ class TrackerCallback(LogMetricsCallback):
     - ``train/accelerator_memory_gib``: the peak memory of tensors, on a CUDA device of the first process.
 
     The x axis is the number of optimizer updates. It continues over several calls of ``train()`` and over
-    interruptions, and so does the run in MLflow, TensorBoard, Trackio and Weights & Biases; other trackers begin a new
-    run. Trackers are opened when ``train()`` or ``evaluate()`` starts and stay open until ``finish()``, the end of the
-    script, or until another ``TrackerCallback`` opens the same ones, of which a process has one run at a time. Only the
-    first process opens and writes.
+    interruptions, and so does the run in MLflow, SwanLab, TensorBoard, Trackio and Weights & Biases; other trackers
+    begin a new run. A training state holds the last reports: if the process was killed before a tracker had written
+    them, the resumed run sends them again. Trackers are opened when ``train()`` or ``evaluate()`` starts and stay open
+    until ``finish()``, the end of the script, or until another ``TrackerCallback`` opens the same ones, of which a
+    process has one run at a time. Only the first process opens and writes.
 
     Between reports nothing is read from an accelerator, and a report waits for nothing: it is
     sent when its values have arrived, a few updates later.
@@ -123,6 +125,7 @@ class TrackerCallback(LogMetricsCallback):
         self.every_n_updates = every_n_updates
         self._open: ExperimentTrackers | None = None
         self._run_ids: dict[str, str] = {}
+        self._unsettled: list[tuple[int, dict[str, float]]] = []
         self._stored_config: dict[str, bool | int | float | str] | None = None
         self._last_step = 0
         self._epoch = 0
@@ -203,7 +206,9 @@ class TrackerCallback(LogMetricsCallback):
                 init_kwargs=self.init_kwargs,
                 run_ids=self._run_ids,
                 last_step=self._last_step,
+                unsettled=self._unsettled,
             )
+            self._unsettled = []
             self._run_ids |= self._open.run_ids
             _last_opened.update(dict.fromkeys(self.tracker_names, self._open))
         return self._open
@@ -227,7 +232,7 @@ class TrackerCallback(LogMetricsCallback):
         return self._updates_of_earlier_runs + self._updates_of_this_run
 
     def log_image(self, name: str, image: Tensor) -> None:
-        """Send an image to MLflow, TensorBoard, Trackio or Weights & Biases; every process may call this.
+        """Send an image to MLflow, SwanLab, TensorBoard, Trackio or Weights & Biases; every process may call this.
 
         Args:
             name: The name of the image in the trackers.
@@ -314,7 +319,7 @@ class TrackerCallback(LogMetricsCallback):
     def _samples_per_second(self, trainer: AnyTrainer) -> dict[str, float]:
         clock = trainer.run_history.clock
         seconds = clock.seconds - self._window.seconds
-        return {"train/samples_per_second": (clock.samples - self._window.samples) / seconds} if seconds > 0 else {}
+        return {SPEED: (clock.samples - self._window.samples) / seconds} if seconds > 0 else {}
 
     def _send_when_known(self, step: int, values: Mapping[str, float | Tensor]) -> None:
         on_device = {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -335,8 +340,16 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the position on the x axis and what was sent: a resumed run sends later reports again."""
+        """Return the position on the x axis and what was sent: a resumed run sends later reports again.
+
+        It waits until MLflow has written what it logs asynchronously.
+        """
         self._send(self._under_way.wait_for_all())
+        if self._open is not None and self._open.is_open:
+            self._open.settle()
+            unsettled = self._open.unsettled()
+        else:
+            unsettled = self._unsettled
         totals = self._window.loss_totals
         return {
             "updates_of_earlier_runs": self._updates_of_earlier_runs,
@@ -345,6 +358,7 @@ class TrackerCallback(LogMetricsCallback):
             "last_step": self._last_step,
             "epoch": self._epoch,
             "run_ids": dict(self._run_ids),
+            "unsettled": [[step, values] for step, values in unsettled],
         }
 
     @override
@@ -359,6 +373,7 @@ class TrackerCallback(LogMetricsCallback):
         self._last_step = state_dict["last_step"]
         self._epoch = state_dict.get("epoch", 0)
         self._run_ids = dict(state_dict["run_ids"])
+        self._unsettled = [(step, values) for step, values in state_dict.get("unsettled", [])]
 
 
 def _learning_rates_of(optimizer: Optimizer) -> list[float | Tensor]:
@@ -370,4 +385,4 @@ def _learning_rates_of(optimizer: Optimizer) -> list[float | Tensor]:
 def _accelerator_memory(device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         return {}
-    return {"train/accelerator_memory_gib": torch.cuda.max_memory_allocated(device) / _BYTES_IN_GIB}
+    return {MEMORY: torch.cuda.max_memory_allocated(device) / _BYTES_IN_GIB}

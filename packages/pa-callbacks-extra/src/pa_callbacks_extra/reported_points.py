@@ -1,0 +1,152 @@
+"""What was reported to experiment trackers: what a killed run may have lost of it, and what a resumed run repeats."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pa_callbacks_extra.tracker_like import TrackerLike
+
+SPEED = "train/samples_per_second"
+MEMORY = "train/accelerator_memory_gib"
+_MEASURED = (SPEED, MEMORY)
+"""Have another value each time that the same update is done."""
+_SAME = 1e-3
+"""The relative difference up to which values of a step are one point: a chart shows no smaller one."""
+_MOST_KEPT = 1000
+
+
+class Point(NamedTuple):
+    """A value of a metric in a tracker.
+
+    Attributes:
+        name: The metric.
+        step: The place on the x axis.
+        value: The value.
+    """
+
+    name: str
+    step: int
+    value: float
+
+
+class Report(NamedTuple):
+    """What was sent to trackers in one call.
+
+    Attributes:
+        step: The place on the x axis.
+        values: Numbers by their names.
+    """
+
+    step: int
+    values: dict[str, float]
+
+
+class RecentReports:
+    """The last reports, which trackers may not have written yet.
+
+    Args:
+        seconds: How old a report is by the time that it is written.
+        reports: How many later reports there are by then, for trackers that wait for so many. One of the two is enough
+            to keep a report.
+
+    Example:
+        >>> recent = RecentReports(seconds=0, reports=1)
+        >>> recent.add(1, {"loss": 0.5})
+        >>> recent.add(2, {"loss": 0.25})
+        >>> recent.reports()
+        [Report(step=2, values={'loss': 0.25})]
+    """
+
+    def __init__(self, seconds: float, reports: int) -> None:
+        self._seconds = seconds
+        self._reports = reports
+        self._kept: deque[tuple[float, Report]] = deque()
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep a report."""
+        self._kept.append((time.monotonic(), Report(step, dict(values))))
+        self._forget()
+
+    def reports(self) -> list[Report]:
+        """Return the reports, the oldest one first."""
+        self._forget()
+        return [report for _, report in self._kept]
+
+    def _forget(self) -> None:
+        now = time.monotonic()
+        while len(self._kept) > self._reports and (
+            now - self._kept[0][0] >= self._seconds or len(self._kept) > _MOST_KEPT
+        ):
+            self._kept.popleft()
+
+
+class RecordedPoints:
+    """The points that a resumed run has in a tracker already.
+
+    Args:
+        points: The points.
+
+    Example:
+        >>> recorded = RecordedPoints([Point("loss", 5, 0.5)])
+        >>> recorded.lacking(5, {"loss": 0.5, "accuracy": 0.75})
+        {'accuracy': 0.75}
+        >>> recorded.lacking(5, {"loss": 0.625})
+        {'loss': 0.625}
+    """
+
+    def __init__(self, points: Iterable[Point]) -> None:
+        self._values: dict[tuple[str, int], list[float]] = {}
+        for name, step, value in points:
+            self._values.setdefault((name, step), []).append(value)
+        self._last_step = max((step for _, step in self._values), default=-1)
+
+    def lacking(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Return the values that are not recorded, and those that differ from what is recorded.
+
+        Args:
+            step: Their step.
+            values: Numbers by their names.
+        """
+        if step > self._last_step:
+            return dict(values)
+        return {name: value for name, value in values.items() if not self._has(name, step, value)}
+
+    def _has(self, name: str, step: int, value: float) -> bool:
+        recorded = self._values.get((name, step), ())
+        return (name in _MEASURED and len(recorded) > 0) or any(_are_same(one, value) for one in recorded)
+
+
+def _are_same(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=_SAME) or (math.isnan(first) and math.isnan(second))
+
+
+class WithoutRepeats:
+    """A tracker of a resumed run, to which no point is sent that it has already.
+
+    Args:
+        tracker: The tracker, which is open.
+        recorded: What it has.
+    """
+
+    def __init__(self, tracker: TrackerLike, recorded: RecordedPoints) -> None:
+        self.tracker: Any = tracker.tracker
+        self._tracker = tracker
+        self._recorded = recorded
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Record what the run was started with."""
+        self._tracker.store_init_configuration(values)
+
+    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Record the values that the tracker lacks."""
+        lacking = values if step is None else self._recorded.lacking(step, values)
+        if lacking:
+            self._tracker.log(lacking, step=step)
+
+    def finish(self) -> None:
+        """Write what is left, and end the run."""
+        self._tracker.finish()

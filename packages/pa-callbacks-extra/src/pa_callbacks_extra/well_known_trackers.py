@@ -1,0 +1,118 @@
+"""What is known of the trackers whose runs continue: MLflow, SwanLab, TensorBoard, Trackio, Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from pa_callbacks_extra.reported_points import Point
+
+
+def _points_nobody_reads(run: Any, since: int) -> Iterable[Point]:
+    return ()
+
+
+def _waits_for_nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class WellKnownTracker:
+    """How a tracker names a run, how it continues one, what it loses with a killed process, and how it takes an image.
+
+    Attributes:
+        id_of: Called with the tracker's own object.
+        arguments: Called with what ``id_of`` returned and the last step that belongs to the run.
+        log_image: Called with the tracker's own object, the name of the image, its pixels and the step.
+        forgets_config: Whether the config is lost when a run continues.
+        points: Called with the tracker's own object and a step: yields what the run has at this step and later ones.
+        late_seconds: How old a report is when it is certainly written.
+        late_reports: How many later reports there are when it is certainly written.
+        begins_at: Called with the tracker's own object: the first step that it takes.
+        settle: Waits until everything that was reported is written, where the tracker has a way.
+    """
+
+    id_of: Callable[[Any], str]
+    arguments: Callable[[str, int], dict[str, Any]]
+    log_image: Callable[[Any, str, Any, int], object]
+    forgets_config: bool = False
+    points: Callable[[Any, int], Iterable[Point]] = _points_nobody_reads
+    late_seconds: float = 0.0
+    late_reports: int = 0
+    begins_at: Callable[[Any], int] = lambda run: 0
+    settle: Callable[[], object] = _waits_for_nothing
+
+    @property
+    def writes_late(self) -> bool:
+        """Whether a process that is killed leaves reports that were not written."""
+        return self.late_seconds > 0 or self.late_reports > 0
+
+
+def _points_of_mlflow(run: Any, since: int) -> Iterator[Point]:
+    client: Any = import_module("mlflow").MlflowClient()
+    run_id: str = run.info.run_id
+    for name in client.get_run(run_id).data.metrics:
+        if name.startswith("system/"):  # MLflow's own, which count steps of their own
+            continue
+        for point in client.get_metric_history(run_id, name):
+            if point.step >= since:
+                yield Point(name, point.step, point.value)
+
+
+def _points_of_trackio(run: Any, since: int) -> Iterator[Point]:
+    if run.url is not None:
+        raise NotImplementedError("only the database of this machine can be read")
+    storage: Any = import_module("trackio.sqlite_storage").SQLiteStorage
+    for row in storage.get_logs(run.project, run.name, run_id=run.id):
+        if row["step"] >= since:
+            numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+            yield from (Point(name, row["step"], value) for name, value in numbers.items() if name != "step")
+
+
+WELL_KNOWN = {
+    "mlflow": WellKnownTracker(
+        lambda run: str(run.info.run_id),
+        lambda run, step: {"run_id": run},
+        lambda run, name, pixels, step: import_module("mlflow").log_image(
+            pixels, key=name, step=step, synchronous=True
+        ),
+        points=_points_of_mlflow,
+        # Does nothing but with MLFLOW_ENABLE_ASYNC_LOGGING.
+        settle=lambda: import_module("mlflow").flush_async_logging(),
+    ),
+    # An offline run is written when 4 to 8 KiB have come together, with one to six reports in 1 KiB.
+    "swanlab": WellKnownTracker(
+        lambda run: str(run.id),
+        lambda run, step: {"id": run, "resume": "allow"},
+        lambda run, name, pixels, step: run.log({name: import_module("swanlab").Image(pixels)}, step=step),
+        forgets_config=True,
+        late_seconds=10.0,
+        late_reports=100,
+    ),
+    # A folder is the run; what was written there for later steps is not shown any more.
+    "tensorboard": WellKnownTracker(
+        lambda writer: str(writer.log_dir),
+        lambda run, step: {"purge_step": step + 1},
+        lambda writer, name, pixels, step: writer.add_image(name, pixels, step, dataformats="HWC"),
+    ),
+    # Written every half second.
+    "trackio": WellKnownTracker(
+        lambda run: str(run.name),
+        lambda run, step: {"name": run, "resume": "allow"},
+        lambda run, name, pixels, step: run.log({name: import_module("trackio").Image(pixels)}, step=step),
+        forgets_config=True,
+        points=_points_of_trackio,
+        late_seconds=30.0,
+    ),
+    # Written every 15 seconds.
+    "wandb": WellKnownTracker(
+        lambda run: str(run.id),
+        lambda run, step: {"id": run, "resume": "allow"},
+        lambda run, name, pixels, step: run.log({name: import_module("wandb").Image(pixels)}, step=step),
+        forgets_config=True,
+        late_seconds=60.0,
+        begins_at=lambda run: int(run.starting_step),
+    ),
+}

@@ -1,0 +1,129 @@
+"""Runs that are killed and resumed, in each tracker with its own package and without a network: what they show.
+
+Like the tests next to this one, they run in the session `trackers` of noxfile.py.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.event_files import read_curves
+from tests.launching import Launch
+from tests.trackers.killed_script import EPOCHS, UPDATES_PER_EPOCH
+from tests.trackers.offline_runs import package, points_of_swanlab, points_of_wandb
+
+Points = Counter[tuple[str, int, float]]
+"""How often each metric has a value at a step."""
+SCRIPT = Path(__file__).with_name("killed_script.py")
+MEASURED = "train/samples_per_second"
+LAST_UPDATE = EPOCHS * UPDATES_PER_EPOCH
+
+
+def read_mlflow(folder: Path) -> Points:
+    """Read the only run in the database of MLflow."""
+    client = package("mlflow").MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'digits'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    names: list[str] = list(run.data.metrics)
+    points = [point for name in names for point in client.get_metric_history(run.info.run_id, name)]
+    return counted((point.key, point.step, point.value) for point in points)
+
+
+def read_trackio(folder: Path) -> Points:
+    """Read the only run in the database of Trackio, whose folder the environment names."""
+    storage = package("trackio.sqlite_storage").SQLiteStorage
+    (run,) = storage.get_runs("digits")
+    rows: list[dict[str, Any]] = storage.get_logs("digits", run)
+    return counted(
+        (name, row["step"], value) for row in rows for name, value in row.items() if name not in ("step", "timestamp")
+    )
+
+
+def read_wandb(folder: Path) -> Points:
+    """Read the files of all starts, which are one run when they are uploaded."""
+    files = list(folder.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len({file.name for file in files}) == 1
+    return counted(points_of_wandb(files))
+
+
+def read_swanlab(folder: Path) -> Points:
+    """Read the files of all starts, which are one run when they are uploaded."""
+    files = list(folder.glob("swanlog/run-*/run-*.swanlab"))
+    assert len({file.name for file in files}) == 1
+    return counted(points_of_swanlab(files))
+
+
+def read_tensorboard(folder: Path) -> Points:
+    """Read what TensorBoard shows of the folder of a run."""
+    curves = read_curves(folder / "runs" / "digits")
+    return counted((name, step, value) for name, curve in curves.items() for step, value in curve)
+
+
+def counted(points: Iterator[tuple[str, int, float]]) -> Points:
+    """Count points, the speeds, which differ from run to run, without their values."""
+    return Counter((name, step, 0.0 if name == MEASURED else round(value, 4)) for name, step, value in points)
+
+
+READERS: dict[str, Callable[[Path], Points]] = {
+    "mlflow": read_mlflow,
+    "swanlab": read_swanlab,
+    "tensorboard": read_tensorboard,
+    "trackio": read_trackio,
+    "wandb": read_wandb,
+}
+SEVERAL_FOLDERS = ("swanlab", "wandb")
+"""Have a folder for each start if they are offline."""
+
+
+def train(
+    tracker: str, folder: Path, kills: Sequence[int], *, seconds: float = 0.0, asynchronous: bool = False
+) -> Points:
+    """Train in a folder, killed in some updates and started again each time, and return what the tracker shows."""
+    folder.mkdir()
+    environment = {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_ENABLE_ASYNC_LOGGING": str(asynchronous).lower(),
+        "GRADIO_ANALYTICS_ENABLED": "False",
+        "TRACKIO_DIR": str(folder / "trackio"),
+    }
+    arguments = json.dumps({"mode": "offline"} if tracker in SEVERAL_FOLDERS else {})
+    for update in [*kills, 0]:
+        options = ["--seconds", str(seconds), "--kill-in", str(update)]
+        launched = Launch(folder, environment)(SCRIPT, tracker, arguments, *options, fresh=True)
+        assert launched.status == (-9 if update else 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACKIO_DIR", environment["TRACKIO_DIR"])
+        return READERS[tracker](folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Points:
+    """What a run shows that was not killed."""
+    points = train("tensorboard", tmp_path_factory.mktemp("run") / "whole", [])
+    assert len({step for name, step, _ in points if name == "train/loss"}) == LAST_UPDATE
+    return points
+
+
+@pytest.mark.filterwarnings("default")  # what these packages warn of is their own concern
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("tracker", ["mlflow", "mlflow, asynchronous", "swanlab", "tensorboard", "trackio", "wandb"])
+def test_a_run_that_was_killed_shows_each_point(tracker: str, tmp_path: Path, undisturbed: Points) -> None:
+    """Killed in two updates, a run lacks no point of an undisturbed one, and shows none twice.
+
+    Where each start has a file, the files together have all points.
+    """
+    name, _, kind = tracker.partition(", ")
+    kills = sorted(random.Random(tracker).sample(range(8, LAST_UPDATE), 2))
+    points = train(name, tmp_path / "killed", kills, seconds=0.02, asynchronous=bool(kind))
+    assert points.keys() == undisturbed.keys()
+    if name not in SEVERAL_FOLDERS:
+        assert {point: number for point, number in points.items() if number > undisturbed[point]} == {}
