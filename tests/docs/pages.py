@@ -36,7 +36,6 @@ REASONS = {
     "needs a GPU",
     "needs a server",
     "needs this repository",
-    "several machines",
     "takes minutes",
 }
 """Why a block need not be executed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -21,7 +22,9 @@ pytestmark = [pytest.mark.whole_proof, pytest.mark.timeout(300)]
 
 PAGE = "docs/several-machines.md"
 TRAIN = str(Path(train.__file__).relative_to(ROOT))
-SOON = "last_call_timeout=5,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"
+SOON = re.findall(r"`--rdzv-conf (\S+)`", (ROOT / PAGE).read_text())[0]
+"""What the page shortens the waiting with."""
+needs_namespaces = pytest.mark.skipif(not has_namespaces(), reason="needs network namespaces")
 
 
 @pytest.fixture
@@ -42,15 +45,26 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
 
 
 def on_two_machines(
-    line: str, machines: tuple[Machine, Machine], folder: Path, port: int, *run: str
+    line: str,
+    machines: tuple[Machine, Machine],
+    folder: Path,
+    *run: str,
+    soon: bool = False,
+    with_addresses: bool = False,
 ) -> list[list[str]]:
-    """What to type on each machine, after a line of the page: one process each, and the addresses of these machines."""
+    """What to type on each machine, after a line of the page, which is for eight GPUs and another script."""
+    port = free_port()
     commands: list[list[str]] = []
     for number, machine in enumerate(machines):
-        words = shlex.split(line.replace("node1:29400", f"{machines[0].address}:{port}"))
+        words = shlex.split(line)
         words[words.index("--nproc-per-node") + 1] = "1"
-        # Namespaces have no host names by which a launcher would know that it is the first one.
-        own = ["--local-addr", machine.address, "--rdzv-conf", f"is_host={int(number == 0)},{SOON}"]
+        settings = [SOON] if soon else []
+        own = ["--local-addr", machine.address] if with_addresses or machine.namespace is None else []
+        if machine.namespace is None:  # two launchers on one machine, which both have its name
+            words[words.index("node1:29400")] = f"{machine.address}:{port}"
+            settings += [f"is_host={int(number == 0)}"]
+        own += ["--rdzv-conf", ",".join(settings)] if settings else []
+        assert words[-1] == "train.py"
         commands.append(["env", *words[:-1], *own, TRAIN, str(folder), *run])  # before which a line may set variables
     return commands
 
@@ -86,22 +100,47 @@ def require_weights_of(folder: Path, expected: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-12)
 
 
-def test_torchrun(machines: tuple[Machine, Machine], tmp_path: Path, undisturbed: dict[str, torch.Tensor]) -> None:
+def require_torchrun(
+    machines: tuple[Machine, Machine],
+    folder: Path,
+    expected: dict[str, torch.Tensor],
+    before: str = ":",
+    *,
+    with_addresses: bool = False,
+) -> None:
     """Started by torchrun on both machines, a run ends with the weights of one process."""
     line = printed_commands(PAGE, "torchrun --nnodes 2")[0]
-    commands = on_two_machines(line, machines, tmp_path, free_port(), "0", "600")
-    launchers = [one.start(command, tmp_path / "log") for one, command in zip(machines, commands, strict=True)]
-    assert [launcher.wait(timeout=120) for launcher in launchers] == [0, 0], (tmp_path / "log").read_text()
-    assert {count for _, count in updates(tmp_path)} == {2}
-    require_weights_of(tmp_path, undisturbed)
+    commands = on_two_machines(line, machines, folder, "0", "600", with_addresses=with_addresses)
+    launchers = [one.start(typed, folder / "log", before) for one, typed in zip(machines, commands, strict=True)]
+    assert [launcher.wait(timeout=120) for launcher in launchers] == [0, 0], (folder / "log").read_text()
+    assert {count for _, count in updates(folder)} == {2}
+    require_weights_of(folder, expected)
+
+
+def test_torchrun(machines: tuple[Machine, Machine], tmp_path: Path, undisturbed: dict[str, torch.Tensor]) -> None:
+    """Started by torchrun on both machines, a run ends with the weights of one process."""
+    require_torchrun(machines, tmp_path, undisturbed)
+
+
+@needs_namespaces
+@pytest.mark.parametrize(("own_address", "with_addresses"), [("127.0.1.1", False), ("127.0.0.1", True)])
+def test_torchrun_where_the_name_of_a_machine_leads_to_itself(
+    tmp_path: Path, undisturbed: dict[str, torch.Tensor], own_address: str, *, with_addresses: bool
+) -> None:
+    """It takes the line of the page that names the interface, and for 127.0.0.1 the option that it names."""
+    (before,) = printed_commands(PAGE, "GLOO_SOCKET_IFNAME")
+    assert "`--local-addr`" in (ROOT / PAGE).read_text()
+    with two_machines(own_address) as machines:
+        require_torchrun(machines, tmp_path, undisturbed, before, with_addresses=with_addresses)
 
 
 def test_accelerate(machines: tuple[Machine, Machine], tmp_path: Path, undisturbed: dict[str, torch.Tensor]) -> None:
     """Started by accelerate on both machines, a run ends with the weights of one process."""
-    port = str(free_port())
+    here = {"16": "2"}
+    if machines[0].namespace is None:
+        here |= {"29500": str(free_port()), "node1": machines[0].address}
     launchers: list[subprocess.Popen[bytes]] = []
     for machine, line in zip(machines, printed_commands(PAGE, "accelerate launch"), strict=True):
-        here = {"16": "2", "29500": port, "node1": machines[0].address}
         words = [here.get(word, word) for word in shlex.split(line)]
         launchers.append(machine.start([*words[:-1], TRAIN, str(tmp_path), "0", "600"], tmp_path / "log"))
     assert [launcher.wait(timeout=120) for launcher in launchers] == [0, 0], (tmp_path / "log").read_text()
@@ -114,7 +153,7 @@ def test_a_machine_that_is_killed_and_comes_back(
 ) -> None:
     """A run whose second machine is killed goes on with the first, and with both when it is back; nothing is lost."""
     line = printed_commands(PAGE, "torchrun --nnodes 1:2")[0]
-    first, second = on_two_machines(line, machines, tmp_path, free_port(), "0.25", "600")
+    first, second = on_two_machines(line, machines, tmp_path, "0.25", "600", soon=True)
     launcher = machines[0].start(first, tmp_path / "first.log")
     machines[1].start(second, tmp_path / "second.log")
     wait_for(lambda: len(updates(tmp_path)) >= 7, launcher)
@@ -129,18 +168,18 @@ def test_a_machine_that_is_killed_and_comes_back(
     require_weights_of(tmp_path, undisturbed)
 
 
-@pytest.mark.skipif(not has_namespaces(), reason="needs network namespaces, whose cable can be pulled")
+@needs_namespaces
 def test_a_machine_that_is_cut_off(
     machines: tuple[Machine, Machine], tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
     """A machine that vanishes without closing a connection is given up after max_wait_seconds; the run goes on."""
     line = printed_commands(PAGE, "torchrun --nnodes 1:2")[0]
-    commands = on_two_machines(line, machines, tmp_path, free_port(), "0.25", "15")
+    commands = on_two_machines(line, machines, tmp_path, "0.25", "15", soon=True)
     launcher, _ = (
-        one.start(command, tmp_path / f"{one.interface}.log") for one, command in zip(machines, commands, strict=True)
+        one.start(command, tmp_path / f"{one.name}.log") for one, command in zip(machines, commands, strict=True)
     )
     wait_for(lambda: len(updates(tmp_path)) >= 7, launcher)
     machines[1].pull_cable()
-    assert launcher.wait(timeout=200) == 0, (tmp_path / f"{machines[0].interface}.log").read_text()
+    assert launcher.wait(timeout=200) == 0, (tmp_path / "node1.log").read_text()
     assert updates(tmp_path)[-1][1] == 1
     require_weights_of(tmp_path, undisturbed)

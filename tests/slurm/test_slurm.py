@@ -1,4 +1,7 @@
-"""The job of docs/several-machines.md with a real Slurm, without GPUs: it trains, is stopped or hit, and resumes."""
+"""The job of docs/several-machines.md with a real Slurm, without GPUs: it trains, is stopped or hit, and resumes.
+
+The command is that of examples/slurm/README.md.
+"""
 
 from __future__ import annotations
 

@@ -65,6 +65,9 @@ def test_what_a_module_counts_is_resumed_in_a_loop_of_ones_own(tmp_path: Path) -
         ({"train_dataset": scripts.Counted()}, "dataset.fetched"),
         ({"train_dataset": scripts.OwnNoise(), "train_dataloader_kwargs": {"num_workers": 1}}, "dataset.generator"),
         ({"train_dataset": scripts.data(), "collate_fn": scripts.DrawsInCollation()}, "collate_fn.generator"),
+        ({"train_dataset": scripts.data(), "collate_fn": scripts.SeedsLate()}, "collate_fn.generator"),
+        ({"train_dataset": scripts.MakesLate(), "train_dataloader_kwargs": {"num_workers": 0}}, "dataset.generator"),
+        ({"train_dataset": scripts.MakesLate(), "train_dataloader_kwargs": {"num_workers": 1}}, "dataset.generator"),
     ],
 )
 def test_what_samples_depend_on_is_named(options: dict[str, Any], place: str, tmp_path: Path) -> None:

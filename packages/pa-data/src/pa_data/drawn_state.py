@@ -29,9 +29,10 @@ _SET_FROM_OUTSIDE: Final = ("__init__", "set_")
 
 
 class DrawnState:
-    """Compares what fetching samples may move on at two moments.
+    """Compares what fetching samples may move on at several moments.
 
-    A generator that is seeded for each sample is not state, nor is a number that something else has set.
+    A generator that is seeded for each sample is not state, nor is a number that something else has set. One that the
+    first sample makes is compared from the next moment on.
 
     Args:
         roots: What fetches samples, by name.
@@ -40,11 +41,18 @@ class DrawnState:
 
     def __init__(self, roots: Mapping[str, object], without: Iterable[object] = ()) -> None:
         self._roots, self._without = roots, [*without]
-        self._before = {one.place: (one.value, mark_of(one.value), _stream_of(one.value)) for one in self._found()}
+        self._before = dict[str, tuple[object, object, object]]()
+        self.moved()
 
     def moved(self) -> list[str]:
-        """Return the places whose state has moved on since."""
-        return [one.place for one in self._found() if one.place in self._before and self._has_moved(one)]
+        """Return the places whose state has moved on since they were first seen."""
+        moved = list[str]()
+        for one in self._found():
+            if one.place not in self._before:
+                self._before[one.place] = (one.value, mark_of(one.value), _stream_of(one.value))
+            elif self._has_moved(one):
+                moved.append(one.place)
+        return moved
 
     def _found(self) -> Iterator[Found]:
         return filter(_is_drawn, find_state(self._roots, without=self._without))

@@ -468,13 +468,37 @@ class CountsAlone(OwnNoise):
         return self.kept.setdefault(0.5, 0.5)
 
 
+class MakesLate(OwnNoise):
+    """The same, with a generator that the first sample makes, where samples are fetched."""
+
+    def __init__(self) -> None:
+        self.generator = None
+
+    @override
+    def draw(self) -> float:
+        self.generator = self.generator or np.random.default_rng(0)
+        return super().draw()
+
+
 class DrawsInCollation:
     """A collation with a seed of its own, as some of language models have."""
 
     def __init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(42)
+        self.generator: torch.Generator | None = torch.Generator().manual_seed(42)
 
     def __call__(self, samples: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """Return a batch with noise."""
         inputs, targets = (torch.stack(one) for one in zip(*samples, strict=True))
         return [inputs + torch.rand((), generator=self.generator), targets]
+
+
+class SeedsLate(DrawsInCollation):
+    """The same, which the first batch makes a generator for, as transformers 5 does."""
+
+    def __init__(self) -> None:
+        self.generator = None
+
+    @override
+    def __call__(self, samples: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        self.generator = self.generator or torch.Generator().manual_seed(42)
+        return super().__call__(samples)
