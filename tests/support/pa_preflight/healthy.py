@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.support.pa_preflight import (
+    healthy_fetching,
     healthy_loss_calls,
     healthy_losses,
     healthy_samples,
@@ -20,6 +21,7 @@ HEALTHY: dict[str, Callable[[], Script]] = {
     **healthy_losses.healthy.cases,
     **healthy_loss_calls.healthy.cases,
     **healthy_samples.healthy.cases,
+    **healthy_fetching.healthy.cases,
 }
 TUTORIALS = healthy_tutorials.healthy.cases
 """What is checked each night."""

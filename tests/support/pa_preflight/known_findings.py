@@ -31,6 +31,7 @@ KNOWN: dict[str, dict[str, Known]] = {
     "data": {
         "augmentation-in-evaluation": Known("random augmentation", "dataset without random augmentation"),
         "augmentation-repeats": Known("samples seed global generators", "Leave seeding to the trainer"),
+        "batches-mix-samples": Known("targets of other samples", "Look at collate_fn"),
         "dimensions-scrambled": Known("`reshape` for `permute`", "Use permute or transpose", "warning"),
         "evaluation-inputs-differ": Known("normalised differently", "Give both datasets the same"),
         "inputs-blank": Known("one constant number", "how they are read and scaled", "warning"),
@@ -42,7 +43,10 @@ KNOWN: dict[str, dict[str, Known]] = {
         "same-samples-in-evaluation": Known("trained on what is evaluated", "Divide the samples"),
         "samples-equal": Known("an index that is not used", "how __getitem__ uses its index"),
         "samples-repeat": Known("an index that is not used", "how __getitem__ uses its index", "warning"),
+        "sampler-leaves-samples-out": Known("most are never drawn", "ne weight for each sample"),
+        "samples-never-used": Known("too short a `__len__`", "Let __len__ return", "warning"),
         "sorted-by-class": Known("class after class", "Leave out shuffle=False"),
+        "stored-data-change": Known("augmented in place", "Copy a sample"),
         "target-among-inputs": Known("a leak", "Leave that column out", "warning"),
         "targets-not-finite": Known(_UNFINISHED, "missing values"),
         "workers-are-the-bottleneck": Known("steps wait for batches", "Pass num_workers=", "note"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.support.pa_preflight import (
     planted_in_data,
+    planted_in_fetching,
     planted_in_loss_calls,
     planted_in_losses,
     planted_in_models,
@@ -18,6 +19,7 @@ PLANTED: dict[str, Planted] = {
     **planted_in_loss_calls.planted.cases,
     **planted_in_models.planted.cases,
     **planted_in_data.planted.cases,
+    **planted_in_fetching.planted.cases,
     **planted_in_samples.planted.cases,
     **planted_in_runs.planted.cases,
     **planted_in_states.planted.cases,

@@ -35,6 +35,7 @@ class FirstBatch:
         loss_calls: The calls of loss functions.
         layer_inputs: What the first layer with a matrix was called with.
         batch_size: How many samples a batch has.
+        smallest_batch: How many the smallest batch of an epoch has.
         is_own_step: Whether the step is one of the script, which may need no targets.
         needs_graph: Whether the step fails without a graph, as it computes gradients.
     """
@@ -47,6 +48,7 @@ class FirstBatch:
     loss_calls: list[LossCall]
     layer_inputs: list[Tensor]
     batch_size: int
+    smallest_batch: int
     is_own_step: bool
     needs_graph: bool = False
 
@@ -202,6 +204,7 @@ def _check_size(first: FirstBatch) -> Iterator[Finding]:
             f"The loss of some samples is {once:.4g}, and {double:.4g} of the same samples twice: gradients grow "
             "with the batch, and the last batch of an epoch counts less.",
             'Use reduction="mean", or divide by the number of samples.',
+            "note" if first.smallest_batch == first.batch_size else "mistake",
         )
 
 

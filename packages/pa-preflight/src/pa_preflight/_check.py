@@ -15,6 +15,7 @@ from pa_core import Run, Trainer
 from pa_preflight._arguments import Trains, arguments_of, evaluated_sets, is_run, require_alone
 from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
 from pa_preflight._evaluation import check_evaluation
+from pa_preflight._fetch_checks import check_fetching
 from pa_preflight._findings import LEVELS, Finding, Report, failure, first_line
 from pa_preflight._learning import check_learning
 from pa_preflight._loss_calls import check_calls
@@ -109,7 +110,7 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
         try:
             train = Samples(data)
             findings += check_model(trainer.get_model(), modules_of(trainer), trainer.named_optimizers())
-            findings += _check_data(trainer, train, data, loader_kwargs)
+            findings += _check_data(trainer, train, asked, loader_kwargs)
             for name, one in evaluated.items():
                 samples[name] = Samples(one)
                 found = check_evaluation_samples(train, samples[name], data, one)
@@ -120,9 +121,9 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
             findings.append(failure("Fetching a sample", error, do))
             return Report(findings, left_out, time.monotonic() - started)
     batch_size, _ = train.batches(asked, loader_kwargs)
-    steps = Steps(trainer, asked, batch_size)
+    smallest_batch = train.smallest_batch(asked, loader_kwargs)
+    steps = Steps(trainer, asked, batch_size, smallest_batch)
     if steps.observer.is_training:  # a step has begun, so the arguments are valid
-        smallest_batch = train.smallest_batch(asked, loader_kwargs)
         in_training = steps.observer.in_training - steps.observer.over_lengths
         findings += check_batch_norm(in_training, batch_size, smallest_batch)
     findings += steps.check()
@@ -157,13 +158,14 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
 
 
 def _check_data(
-    trainer: Trainer[Any, Any, Any, Any], train: Samples, data: Any, loader_kwargs: dict[str, Any]
+    trainer: Trainer[Any, Any, Any, Any], train: Samples, asked: dict[str, Any], loader_kwargs: dict[str, Any]
 ) -> Iterator[Finding]:
     # others may mask targets
     is_torch_loss = type(trainer.loss_func).__module__ == nn.CrossEntropyLoss.__module__
-    yield from check_samples(train, data, loader_kwargs, is_torch_loss=is_torch_loss)
+    yield from check_samples(train, train.data, loader_kwargs, is_torch_loss=is_torch_loss)
     is_own_step = is_overridden(trainer, "calculate_train_batch_loss")
     yield from check_many_samples(train, trainer.get_model(), is_own_step=is_own_step)
+    yield from check_fetching(train, loader_kwargs, *train.batches(asked, loader_kwargs))
 
 
 def _check_targets(steps: Steps, targets: Tensor | None) -> Iterator[Finding]:

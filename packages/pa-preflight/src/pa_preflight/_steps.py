@@ -38,6 +38,7 @@ class Steps:
         trainer: The trainer.
         asked: The arguments of the run.
         batch_size: How many samples a batch has.
+        smallest_batch: How many the smallest batch of an epoch has.
 
     Attributes:
         findings: What was found in the first batch.
@@ -46,8 +47,11 @@ class Steps:
         error: What ended them, if they did not work.
     """
 
-    def __init__(self, trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any], batch_size: int) -> None:
-        self._trainer, self._asked, self._batch_size = trainer, asked, batch_size
+    def __init__(
+        self, trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any], batch_size: int, smallest_batch: int
+    ) -> None:
+        self._trainer, self._asked = trainer, asked
+        self._batch_size, self._smallest_batch = batch_size, smallest_batch
         self.findings: list[Finding] = []
         self.left_out: list[str] = []
         model = trainer.get_model()
@@ -87,6 +91,7 @@ class Steps:
             list(observer.loss_calls),
             list(observer.first_inputs),
             self._batch_size,
+            self._smallest_batch,
             is_overridden(trainer, "calculate_train_batch_loss"),
         )
 
