@@ -27,6 +27,7 @@ from pa_core.progress import Stage
 from pa_core.run_config import TrainerRunConfig, check_count
 from pa_core.run_lifecycle import RunLifecycle
 from pa_core.trained import Trained
+from pa_core.training_state.own_buffers import buffers_of_first_process
 from pa_core.types import BatchT, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 from pa_distributed import showing_errors_once
 
@@ -446,7 +447,8 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(run.batch_size, 1, 1, None, None)
-            with self._loop.evaluating(Stage.PREDICTION):
+            shares_buffers = self._engine.shares_buffers
+            with self._loop.evaluating(Stage.PREDICTION), buffers_of_first_process(self, shares_buffers=shares_buffers):
                 self.model.eval()
                 self._engine.added.eval()
                 yield

@@ -19,7 +19,7 @@ from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallb
 from tests.launching import Launch
 from tests.support.pa_core.training_states import own_queues
 from tests.support.pa_core.training_states import script_states as scripts
-from tests.support.pa_core.training_states.own_queues import CentredLoss, train
+from tests.support.pa_core.training_states.own_queues import CentredLoss, WithOwnQueue, train
 from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted
 
 
@@ -200,6 +200,26 @@ def test_without_broadcasts_each_process_evaluates_its_samples_with_its_own_buff
         own = nn.functional.mse_loss(trainer.get_model().eval()(inputs), targets).item()
     expected = sum(gather_objects(own)) / 2
     assert trainer.evaluate(scripts.data(), 1)["evaluation_loss"] == pytest.approx(expected)
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("kind", [WithOwnQueue, PlainNorms])
+def test_predictions_are_those_of_the_first_process(kind: type[scripts.Scripted]) -> None:
+    """They are the same on any number of processes; afterwards, each process has its own buffers again."""
+    trainer = kind()
+    trainer.train(scripts.data(), 1, per_device_batch_size=2)
+    modules = [trainer.get_model().eval(), *trainer.modules.values()]
+    own = [one.clone() for module in modules for one in module.buffers()]
+    inputs = scripts.data().tensors[0]
+    with torch.no_grad():
+        expected = gather_objects(trainer.get_model()(inputs))[0]
+    data = cast("Any", inputs)  # indexed as a dataset is
+    predicted = list(trainer.predict(data, per_device_batch_size=2))
+    if dist.get_rank() == 0:
+        torch.testing.assert_close(torch.cat(predicted), expected)
+    left = [one for module in modules for one in module.buffers()]
+    assert all(map(torch.equal, own, left))
+    assert any(not one.equal(other) for each in gather_objects(own) for one, other in zip(each, own, strict=True))
 
 
 def test_the_centre_of_a_loss_is_in_checkpoints(tmp_path: Path) -> None:

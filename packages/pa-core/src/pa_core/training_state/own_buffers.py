@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from pa_checkpoint import StoredTensor
 from pa_core import distributed
+from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.model_tensors import is_sharded, parameters_of, parameters_of_module
 from pa_core.training_state.script_state import shown_places
 from pa_core.training_state.snapshotable import ResumableRun
@@ -20,7 +22,6 @@ _T = TypeVar("_T", int, str)
 
 _MOST_NUMBERS = 2**20
 _PIECE: Final = 2**22
-_LOSS_FUNC = "loss_func"
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -95,6 +96,29 @@ def restore_own_buffers(run: ResumableRun, stored: Mapping[str, Tensor | StoredT
                 StoredTensor.of(one).read_into(buffers[place])
 
 
+@contextmanager
+def buffers_of_first_process(run: ResumableRun, *, shares_buffers: bool) -> Generator[None]:
+    """Within the context, all processes have the buffers of the first one, but a loss function keeps its own.
+
+    Every process must enter it. Afterwards, each has its own again.
+
+    Args:
+        run: The run, with its modules on the device.
+        shares_buffers: Whether all processes have the buffers of the models in common.
+    """
+    modules = _modules(run, of_models=not shares_buffers)
+    own = {} if distributed.num_processes() == 1 else _buffers_of(modules)
+    kept = {place: one.detach().clone() for place, one in own.items()}
+    broadcast_tensors(own.values())
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for place, one in _buffers_of(modules).items():
+                if place in kept:
+                    one.copy_(kept[place])
+
+
 def _compare(tensors: Mapping[str, Tensor], digest: Callable[[Tensor], _T]) -> dict[str, list[_T | None]]:
     """Return the digests of tensors that are not the same on all processes, in the order of the ranks."""
     if distributed.num_processes() == 1 or not tensors:
@@ -111,9 +135,18 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _buffers(run: ResumableRun, *, of_models: bool) -> dict[str, Tensor]:
-    modules = {**(run.named_models() if of_models else {}), **run.untrained_modules()}
-    if isinstance(run.loss_func, nn.Module):
-        modules[_LOSS_FUNC] = run.loss_func
+    return _buffers_of({**_modules(run, of_models=of_models), **_loss_func(run)})
+
+
+def _modules(run: ResumableRun, *, of_models: bool) -> dict[str, nn.Module]:
+    return {**(run.named_models() if of_models else {}), **run.untrained_modules()}
+
+
+def _loss_func(run: ResumableRun) -> dict[str, nn.Module]:
+    return {"loss_func": run.loss_func} if isinstance(run.loss_func, nn.Module) else {}
+
+
+def _buffers_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     return {
         f"{name}.{inner}": one
         for name, module in modules.items()
@@ -142,9 +175,7 @@ def _name_differing_weights(run: ResumableRun) -> None:
 
 
 def _untrained_weights(run: ResumableRun) -> Iterator[tuple[str, Tensor]]:
-    modules = {**run.named_models(), **run.untrained_modules()}
-    if isinstance(run.loss_func, nn.Module):
-        modules[_LOSS_FUNC] = run.loss_func
+    modules = {**_modules(run, of_models=True), **_loss_func(run)}
     trained = {id(one) for optimizer in run.named_optimizers().values() for one in parameters_of(optimizer)}
     for name, module in modules.items():
         if trained.isdisjoint(map(id, parameters_of_module(module))):
