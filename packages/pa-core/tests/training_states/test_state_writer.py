@@ -21,6 +21,7 @@ from typing_extensions import override
 from pa_checkpoint import Folder, load
 from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import make_regression
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted
 
 
@@ -50,6 +51,40 @@ class Momentum(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.velocity = [tensor.clone() for tensor in state_dict["velocity"]]
         self.age = state_dict["age"]
+
+
+class InGroups(SGD):
+    """Counts its steps, and adapts its rate, in the groups: as AdamP and Prodigy do."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        for group in self.param_groups:
+            group.update(step=0, d=1e-3)
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["step"] += 1
+            group["d"] *= 1.5
+            group["lr"] = group["d"] / group["step"]
+        super().step()
+
+
+class Nested(SGD):
+    """Keeps lists and dictionaries for each parameter: as heavyball does."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state.setdefault("0", {"seen": [torch.zeros_like(parameter)], "is_first": True})
+            state["0"]["seen"][0].lerp_(parameter.grad, 0.5)
+            parameter.grad.add_(state["0"]["seen"][0])
+        super().step()
 
 
 class Quantised(Tensor):
@@ -103,6 +138,59 @@ def test_an_optimizer_with_a_form_of_its_own_is_resumed_bit_for_bit(shared_tmp_p
     assert train(resumed, resume_from=shared_tmp_path) == whole
     assert isinstance(resumed.optimizer, Momentum)
     assert resumed.optimizer.age == resumed.num_updates_completed
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("kind", [InGroups, Nested])
+def test_whatever_an_optimizer_keeps_is_resumed_bit_for_bit(kind: type[Optimizer], shared_tmp_path: Path) -> None:
+    """Counters and adapted values in its groups are those of the state, although settings there are the script's."""
+    whole = train(make_trainer(kind))
+    states = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=2)
+
+    with pytest.raises(Interrupted):
+        train(make_trainer(kind, states, InterruptAt("on_train_step_end", 3)))
+
+    assert train(make_trainer(kind, SaveTrainingStateCallback(shared_tmp_path)), resume_from=shared_tmp_path) == whole
+
+
+class WarmUp:
+    """Raises the rates over ten updates, without a `step` that a run could call: as the package pytorch-warmup does."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.count = 0
+
+    def dampen(self) -> None:
+        """Set the rates of the next update."""
+        self.count += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, self.count / 10)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many updates there were."""
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue after so many updates."""
+        self.count = state_dict["count"]
+
+
+def test_a_warm_up_without_a_step_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    """Called by a callback, and registered with the trainer."""
+
+    def warmed_up(*callbacks: TrainerCallback) -> Trainer:
+        trainer = make_trainer(Adam, *callbacks)
+        warm_up = WarmUp(trainer.optimizer)
+        warm_up.dampen()
+        trainer.callback_handler.add_callback(CallAt("on_optimizer_step_end", lambda _: warm_up.dampen()))
+        trainer.register_for_checkpointing(warm_up)
+        return trainer
+
+    whole = train(warmed_up())
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
+    with pytest.raises(Interrupted):
+        train(warmed_up(states, InterruptAt("on_train_step_end", 3)))
+    assert train(warmed_up(SaveTrainingStateCallback(tmp_path)), resume_from=tmp_path) == whole
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
