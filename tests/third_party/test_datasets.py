@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 from typing_extensions import override
 
-from pa_core import Trainer
+from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_data import KeyedDataLoader
+from tests.support.callbacks import KillAt, KilledError, Notes
 
 datasets: Any = pytest.importorskip("datasets")
 
@@ -195,3 +197,49 @@ def test_a_transform_that_is_set_later_draws_for_each_sample(changed_at: int) ->
 
     assert batches(0)[3:] == batches(3)
     assert any(value % 1 for value in batches(3)[0])
+
+
+class Seen(TrainerCallback):
+    """Notes what is trained on."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = Notes()
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        self.batches.append(batch["pixels"].tolist())
+
+
+def _interleaved() -> Any:
+    return datasets.interleave_datasets(
+        [_stream(), _stream()], probabilities=[0.7, 0.3], seed=0, stopping_strategy="first_exhausted"
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [_stream, lambda: _stream().shuffle(seed=0, buffer_size=4), _interleaved],
+    ids=["plain", "with a shuffle buffer", "interleaved"],
+)
+def test_a_stream_is_resumed_in_the_second_of_three_passes(make: Any, tmp_path: Path) -> None:
+    """Later passes are whole: those of `datasets` itself would begin where the state was taken."""
+
+    def train(folder: str, *callbacks: TrainerCallback, **options: Any) -> list[Any]:
+        torch.default_generator.manual_seed(0)
+        seen, model = Seen(), WithLoss(3, 2)
+        save = SaveTrainingStateCallback(tmp_path / folder, save_every_n_steps=5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        Trainer(model, None, optimizer, callbacks=[seen, save, *callbacks]).train(
+            make().with_format("torch"),
+            1,
+            max_num_train_steps=20,
+            per_device_batch_size=2,
+            train_dataloader_kwargs={"num_workers": 0},
+            **options,
+        )
+        return [*seen.batches, *(one.tolist() for one in model.parameters())]
+
+    whole = train("whole")
+    with pytest.raises(KilledError):
+        train("killed", KillAt(12))
+    assert train("killed", resume_from=tmp_path / "killed") == whole[10:]
