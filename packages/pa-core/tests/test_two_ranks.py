@@ -65,6 +65,21 @@ def test_processes_that_compute_in_another_way_make_no_reproducible_run() -> Non
         torch.set_num_threads(before)
 
 
+def test_a_model_that_was_evaluated_first_trains_alike_on_both_ranks() -> None:
+    """As it would have without: accelerate 1.14 and later do not wrap such a model for training."""
+    ends: list[list[torch.Tensor]] = []
+    for evaluates_first in (True, False):
+        torch.default_generator.manual_seed(0)
+        trainer = make_trainer()
+        if evaluates_first:
+            trainer.evaluate(samples(8))
+        trainer.train(samples(16), 2)
+        ends.append(list(trainer.model.parameters()))
+    assert all(map(torch.equal, *ends))
+    first, second = gather_objects([one.tolist() for one in ends[0]])
+    assert first == second
+
+
 def test_fewer_samples_than_ranks_cannot_be_evaluated() -> None:
     """One sample on two ranks is refused before anything starts."""
     trainer = Trainer(network(), nn.MSELoss(), None, callbacks=[])

@@ -50,6 +50,14 @@ def test_neighbouring_positions_and_epochs_are_independent() -> None:
         assert abs(chi_squared((one * 4 + other).bincount(minlength=16), pairs)) < 4
 
 
+def test_there_may_be_more_weights_than_torch_draws_from() -> None:
+    """Torch's `multinomial`, and so its sampler, ends at 2**24."""
+    weights = torch.zeros(2**24 + 1, dtype=torch.float32)
+    weights[-1] = 1
+    order = Weighted(weights, num_samples=3).epoch_order(len(weights), seed=0, epoch=0)
+    assert order.indices(0, 3).tolist() == [2**24] * 3
+
+
 def test_without_replacement_each_comes_once_and_the_heavy_ones_early() -> None:
     """The first sample of an epoch is drawn by weight, the others from those that are left."""
     weights = torch.tensor([1.0, 2.0, 3.0, 4.0, 0.0])
