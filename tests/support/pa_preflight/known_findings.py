@@ -25,6 +25,8 @@ _STATE = "a run could not be resumed"
 _TWICE = "applied twice"
 _UNFINISHED = "NaN or infinite numbers"
 _MAYBE = "may be meant so"
+_NO_EFFECT = "nobody reads it"
+_SCHEDULE = "rates that do not fit the run"
 _UNTRAINED = "some weights do not learn"
 
 KNOWN: dict[str, dict[str, Known]] = {
@@ -97,6 +99,21 @@ KNOWN: dict[str, dict[str, Known]] = {
         "trains-in-evaluation": Known("`model.train()` in evaluations", "Call model.eval()"),
         "weight-decay-on-norms": Known("may be meant so", "another parameter group, with weight_decay=0", "note"),
         "weights-do-not-change": Known("nothing learns", "optimizer_step that does not call the optimizer"),
+    },
+    "settings": {
+        "callback-settings": Known("never acts, or too early", "", "warning"),
+        "flag-without-effect": Known(_NO_EFFECT, "Call requires_grad_(False)"),
+        "frozen-norm-moves": Known("statistics follow the batches", "Call eval() on frozen", "warning"),
+        "layer-repeated": Known("the same weights again", "Make a new layer each time", "warning"),
+        "layers-not-registered": Known("layers in a list", "Use nn.ModuleList", "warning"),
+        "option-without-effect": Known(_NO_EFFECT, "Call it lr"),
+        "rate-far-below": Known(_SCHEDULE, "return factors", "warning"),
+        "schedule-does-not-fit": Known(_SCHEDULE, "", "warning"),
+        "scheduler-not-given": Known(_SCHEDULE, "create_scheduler_fn", "warning"),
+        "units-are-identical": Known("constant weights", "Initialise weights at random"),
+        "unusual-option": Known("such as swapped betas", "unless it was chosen on purpose", "warning"),
+        "weights-hardly-move": Known(_RATE, "Raise the learning rate", "warning"),
+        "weights-not-initialised": Known("numbers from memory", "torch.empty()", "warning"),
     },
 }
 """By the part of a script that they are in."""

@@ -10,6 +10,7 @@ from tests.support.pa_preflight import (
     planted_in_models,
     planted_in_runs,
     planted_in_samples,
+    planted_in_settings,
     planted_in_states,
 )
 from tests.support.pa_preflight.scripts import Planted
@@ -22,6 +23,7 @@ PLANTED: dict[str, Planted] = {
     **planted_in_fetching.planted.cases,
     **planted_in_samples.planted.cases,
     **planted_in_runs.planted.cases,
+    **planted_in_settings.planted.cases,
     **planted_in_states.planted.cases,
 }
 

@@ -13,15 +13,18 @@ from torch.utils.data import Dataset
 
 from pa_core import Run, Trainer
 from pa_preflight._arguments import Trains, arguments_of, evaluated_sets, is_run, require_alone
+from pa_preflight._callback_checks import check_callbacks
 from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
 from pa_preflight._evaluation import check_evaluation
 from pa_preflight._fetch_checks import check_fetching
 from pa_preflight._findings import LEVELS, Finding, Report, failure, first_line
+from pa_preflight._layer_checks import check_layers, check_running_statistics
 from pa_preflight._learning import check_learning
 from pa_preflight._loss_calls import check_calls
 from pa_preflight._loss_checks import check_all_targets
 from pa_preflight._model_checks import check_batch_norm, check_model, modules_of
 from pa_preflight._observer import is_overridden
+from pa_preflight._optimizer_checks import check_options
 from pa_preflight._own_loops import check_run
 from pa_preflight._plan import plan_of
 from pa_preflight._sample_checks import check_many_samples
@@ -109,7 +112,7 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
     with trainer.undoing_runs(*given.values()):
         try:
             train = Samples(data)
-            findings += check_model(trainer.get_model(), modules_of(trainer), trainer.named_optimizers())
+            findings += _check_parts(trainer, given)
             findings += _check_data(trainer, train, asked, loader_kwargs)
             for name, one in evaluated.items():
                 samples[name] = Samples(one)
@@ -127,6 +130,7 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
         in_training = steps.observer.in_training - steps.observer.over_lengths
         findings += check_batch_norm(in_training, batch_size, smallest_batch)
     findings += steps.check()
+    findings += _check_lengths(trainer, steps)
     findings = [replace(one, level="note") if _may_be_meant(one, trainer, steps) else one for one in findings]
     left_out += steps.left_out
     findings += _check_targets(steps, train.targets())
@@ -172,6 +176,22 @@ def _check_targets(steps: Steps, targets: Tensor | None) -> Iterator[Finding]:
     if steps.observer.loss_calls:
         yield from check_all_targets(steps.observer.loss_calls[:1], targets)
     yield from check_calls(steps.observer.function_calls, targets)
+
+
+def _check_parts(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what is wrong with model and optimizers before any batch."""
+    model, optimizers = trainer.get_model(), trainer.named_optimizers()
+    yield from check_model(model, modules_of(trainer), optimizers)
+    yield from check_layers(model)
+    has_schedulers = given["create_scheduler_fn"] is not None or bool(trainer.named_schedulers())
+    yield from check_options(optimizers, has_schedulers=has_schedulers)
+
+
+def _check_lengths(trainer: Trainer[Any, Any, Any, Any], steps: Steps) -> Iterator[Finding]:
+    """Yield what does not fit the number of updates of the run."""
+    yield from check_running_statistics(trainer.get_model(), steps.planned.updates)
+    first_loss = float(steps.observer.losses[0]) if steps.observer.losses else None
+    yield from check_callbacks(trainer.callback_handler.callbacks, steps.planned, first_loss)
 
 
 def _may_be_meant(finding: Finding, trainer: Trainer[Any, Any, Any, Any], steps: Steps) -> bool:

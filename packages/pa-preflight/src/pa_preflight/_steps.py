@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
@@ -18,9 +19,13 @@ from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
 from pa_preflight._batch_checks import FirstBatch, check_batch, check_outputs, is_of_model
 from pa_preflight._findings import Finding, failure, first_line
+from pa_preflight._layer_checks import check_units
 from pa_preflight._loss_checks import check_loss, check_sigmoid
 from pa_preflight._model_checks import check_gradients, check_progress, not_in_training_mode
 from pa_preflight._observer import Observer, ignore, is_overridden
+from pa_preflight._optimizer_checks import Movement, check_decay
+from pa_preflight._planned_run import PlannedRun
+from pa_preflight._schedule_checks import check_schedules
 
 _UPDATES = 10
 """Enough to see layers that are left out at random."""
@@ -43,6 +48,7 @@ class Steps:
     Attributes:
         findings: What was found in the first batch.
         observer: What was seen.
+        planned: What the run is going to do.
         left_out: What could not be tried, and why.
         error: What ended them, if they did not work.
     """
@@ -56,7 +62,7 @@ class Steps:
         self.left_out: list[str] = []
         model = trainer.get_model()
         self._first: FirstBatch | None = None
-        optimizers = trainer.named_optimizers().values()
+        optimizers = list(trainer.named_optimizers().values())
         self.observer = Observer(model, optimizers, self._note, _UPDATES, self._experiment)
         self.error: Exception | None = None
         self.has_changed = False
@@ -65,7 +71,11 @@ class Steps:
         if order is not None and order.makes_batches:  # the batch size is the one of evaluations, which are left out
             usual = inspect.signature(Trainer.train).parameters["per_device_batch_size"].default
             asked = {**asked, "per_device_batch_size": usual}
-        registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, self.observer])
+        self.planned = PlannedRun(trainer, asked)
+        self._movement = Movement(trainer.named_optimizers())
+        self._of_weights: list[Finding] = []
+        registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, self.planned, self.observer])
+        hooks = [one.register_step_pre_hook(self._note_gradients) for one in optimizers]
         with trainer.undoing_runs(*asked.values()), registered:
             try:
                 trainer.train(**asked)
@@ -73,7 +83,11 @@ class Steps:
                 self.error = error
             finally:
                 self.observer.close()
+                for hook in hooks:
+                    hook.remove()
             self.has_changed = before != _numbers_of(model)
+            if self.error is None and self.has_changed:
+                self._of_weights += check_units(model)
 
     def _note(self, batch: Any, loss: Tensor) -> None:
         trainer, observer = self._trainer, self.observer
@@ -94,6 +108,11 @@ class Steps:
             self._smallest_batch,
             is_overridden(trainer, "calculate_train_batch_loss"),
         )
+
+    def _note_gradients(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        self._movement.note(optimizer)
+        if not self._of_weights:
+            self._of_weights += check_decay({"": optimizer}, self._trainer.get_model())
 
     def _experiment(self) -> None:
         trainer, first = self._trainer, self._first
@@ -144,6 +163,11 @@ class Steps:
                 "Gradients are still there after an update, so that the next one adds to them.",
                 "Look for an overridden optimizer_zero_grad that does not call zero_grad.",
             )
+        yield from self._of_weights
+        yield from check_schedules(self.planned)
+        yield from self._movement.check(
+            self.planned, self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
+        )
         yield from check_gradients(observer.model, observer.stepped - observer.with_gradient)
         yield from check_sigmoid(observer.loss_calls)
         yield from check_outputs(observer.model_calls, len(observer.losses))

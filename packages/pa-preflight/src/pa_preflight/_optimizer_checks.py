@@ -1,0 +1,219 @@
+"""Options of optimizers, and how far they can move the weights in the whole run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam
+
+from pa_preflight._findings import Finding
+from pa_preflight._plan_records import PlannedRate
+from pa_preflight._planned_run import PlannedRun
+
+_OTHER_NAMES: Mapping[str, str] = {
+    "alpha": "lr",
+    "decay": "weight_decay",
+    "l2": "weight_decay",
+    "learning_rate": "lr",
+    "learningrate": "lr",
+    "rate": "lr",
+    "step_size": "lr",
+    "wd": "weight_decay",
+}
+"""What options are called elsewhere."""
+
+_OF_RUN = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
+_ADAMS = (Adam, AdamW, Adamax, NAdam, RAdam)
+_LEAST_BETA, _HIGH_MOMENTUM, _HIGH_EPS, _PULL = 0.5, 0.995, 1e-2, 0.5
+_FEWEST, _STILL, _CLIPPED, _BITES = 10, 0.01, 0.05, 0.99
+
+
+def check_options(optimizers: Mapping[str, Optimizer], *, has_schedulers: bool) -> Iterator[Finding]:
+    """Yield what is wrong with the options of optimizers.
+
+    Args:
+        optimizers: By name.
+        has_schedulers: Whether the run has schedulers.
+    """
+    groups = [(one, group) for one in optimizers.values() for group in one.param_groups]
+    for optimizer, group in groups:
+        yield from _check_names(optimizer, group)
+        yield from _check_values(optimizer, group)
+    if not has_schedulers and any("initial_lr" in group and not one.state for one, group in groups):
+        yield Finding(
+            "scheduler-not-given",
+            "A scheduler was made for the optimizer, and the run has none: the learning rate stays as it is.",
+            "Pass a function that makes it, create_scheduler_fn=lambda optimizer: ..., to train().",
+            "warning",
+        )
+
+
+def _check_names(optimizer: Optimizer, group: Mapping[str, Any]) -> Iterator[Finding]:
+    known = optimizer.defaults.keys()
+    for name in group.keys() - known - _OF_RUN:
+        meant = _OTHER_NAMES.get(name.lower().replace("-", "_")) or next(iter(get_close_matches(name, known, 1)), None)
+        if meant is not None and meant in known and isinstance(group[name], (int, float)):
+            yield Finding(
+                "option-without-effect",
+                f"A parameter group has {name}={group[name]:g}, which {type(optimizer).__name__} ignores; its {meant} "
+                f"is {_shown(group[meant])}.",
+                f"Call it {meant}.",
+                "mistake" if type(optimizer).__module__.startswith("torch.") else "warning",
+            )
+
+
+def _check_values(optimizer: Optimizer, group: Mapping[str, Any]) -> Iterator[Finding]:
+    kind, unusual = type(optimizer).__name__, list[str]()
+    if isinstance(optimizer, _ADAMS):
+        betas: tuple[float, float] = group["betas"]
+        if betas[1] < min(betas[0], _LEAST_BETA) or (betas[0] > betas[1] and betas[0] > _HIGH_MOMENTUM):
+            unusual.append(f"betas={betas}: the second one, of the squares, is usually the larger one, such as 0.999")
+        elif betas[0] > _HIGH_MOMENTUM:
+            unusual.append(f"betas={betas}: the first one averages over {1 / (1 - betas[0]):.0f} updates")
+    momentum = group.get("momentum", 0)
+    if isinstance(optimizer, SGD) and momentum > _HIGH_MOMENTUM:
+        unusual.append(f"momentum={momentum:g}: the usual 0.9 averages over ten updates")
+    if isinstance(optimizer, _ADAMS) and _shrinks(group):
+        unusual.append(f"eps={float(group['eps']):g}: it outweighs the gradients, whose size {kind} divides by")
+    if group.get("maximize"):
+        unusual.append("maximize=True: the loss is to grow")
+    for each in unusual:
+        yield Finding(
+            "unusual-option",
+            f"{kind} has {each}.",
+            "Leave the option out, unless it was chosen on purpose.",
+            "warning",
+        )
+
+
+def _shrinks(group: Mapping[str, Any]) -> bool:
+    return float(group.get("eps", 0.0)) >= _HIGH_EPS
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+
+
+class Movement:
+    """How far updates can move weights, relative to their size, at a rate of one: noted in the first updates.
+
+    Args:
+        optimizers: By name.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self._of_group: dict[tuple[str, int], float] = {}
+        self._is_known, self._norms = True, list[float]()
+        self._names = {id(one): name for name, one in optimizers.items()}
+
+    def note(self, optimizer: Optimizer) -> None:
+        """Look at gradients before an update.
+
+        Args:
+            optimizer: What makes the update.
+        """
+        name = self._names.get(id(optimizer), "")
+        gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        self._norms.append(math.sqrt(sum(_norm(one) ** 2 for one in gradients)))
+        for number, group in enumerate(optimizer.param_groups):
+            reaches = [_reach(optimizer, group, one) for one in group["params"] if one.grad is not None]
+            self._is_known &= None not in reaches
+            known = [one for one in reaches if one is not None]
+            key = name, number
+            self._of_group[key] = max([self._of_group.get(key, 0.0), *known])
+
+    def check(self, planned: PlannedRun, clip_norm: float | None, clip_value: float | None) -> Iterator[Finding]:
+        """Yield a finding if the whole run hardly changes any weight.
+
+        Args:
+            planned: What the run is going to do.
+            clip_norm: The largest norm of the gradients; None for any.
+            clip_value: The largest element; None for any.
+        """
+        if not self._is_known or not self._of_group or planned.updates < _FEWEST or not planned.rates:
+            return
+        sums = {(one.optimizer, one.group): _sum_of(one.course, planned.updates) for one in planned.rates}
+        if not self._of_group.keys() <= sums.keys() or not any(sums.values()):
+            return
+        moved = max(reach * sums[key] for key, reach in self._of_group.items())
+        is_clipped = clip_norm is not None and min(self._norms) > _BITES * clip_norm
+        if 0 < moved < (_CLIPPED if is_clipped else _STILL):
+            clip = next((f" and clipped to {one:g}" for one in (clip_norm, clip_value) if one is not None), "")
+            highest = max(point.rate for one in planned.rates for point in one.course)
+            yield Finding(
+                "weights-hardly-move",
+                f"At learning rates of up to {highest:.3g}, with gradients as in the first updates{clip}, all "
+                f"{planned.updates} updates of the run together move the weights by {100 * moved:.2g} % of their size.",
+                "Raise the learning rate, clip less, or train longer; pa_schedulers.find_learning_rate searches for a "
+                "rate.",
+                "warning",
+            )
+
+
+def _norm(tensor: Tensor) -> float:
+    return math.sqrt(float(tensor.detach().square().sum()))
+
+
+def _sum_of(points: Iterable[PlannedRate], updates: int) -> float:
+    """The sum of the rates of all updates, of which some are known."""
+    known = list(points)
+    spans = pairwise(known)
+    covered = known[-1].update - known[0].update
+    total = sum((other.update - one.update) * (one.rate + other.rate) / 2 for one, other in spans)
+    return total * updates / covered if covered else known[-1].rate * updates
+
+
+def _reach(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> float | None:
+    """The relative change of a matrix by an update at a rate of one; 0 of others, None if it is not known."""
+    if parameter.dim() < 2:  # noqa: PLR2004  # biases may start at 0
+        return 0.0
+    size = _norm(parameter)
+    if not size:
+        return math.inf
+    if isinstance(optimizer, _ADAMS):  # which moves each number by up to the rate
+        return math.sqrt(parameter.numel()) / size
+    if isinstance(optimizer, SGD) and parameter.grad is not None:
+        lasting = (1 - float(group["dampening"])) / max(1 - float(group["momentum"]), 1e-6)
+        return _norm(parameter.grad) * (lasting if group["momentum"] else 1.0) / size
+    return None
+
+
+def check_decay(optimizers: Mapping[str, Optimizer], model: nn.Module) -> Iterator[Finding]:
+    """Yield a finding if weight decay pulls stronger than gradients can.
+
+    Args:
+        optimizers: By name, when gradients are there.
+        model: The model, whose names are shown.
+    """
+    names = {id(one): name for name, one in model.named_parameters()}
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            decay = float(group.get("weight_decay", 0.0))
+            pulled = [one for one in group["params"] if one.dim() > 1 and one.grad is not None]
+            if not decay or not pulled:
+                continue
+            is_apart = isinstance(optimizer, AdamW) or bool(group.get("decoupled_weight_decay"))
+            pulls = {id(one): decay * _pull(one, is_apart=is_apart) for one in pulled}
+            if min(pulls.values()) > (_PULL if is_apart else 1 / _PULL):
+                strongest = max(pulls, key=pulls.__getitem__)
+                yield Finding(
+                    "unusual-option",
+                    f"weight_decay={decay:g} pulls {names.get(strongest, 'the weights')} to 0 "
+                    f"{pulls[strongest]:.2g} times as strongly as {'an update' if is_apart else 'its gradient'} moves "
+                    "it.",
+                    "Use a usual one: 0.01 to 0.1 with AdamW, 0.0001 with SGD.",
+                    "warning",
+                )
+                return
+
+
+def _pull(parameter: Tensor, *, is_apart: bool) -> float:
+    size = _norm(parameter)
+    if is_apart:
+        return size / math.sqrt(parameter.numel())
+    return size / max(_norm(parameter.grad), 1e-12) if parameter.grad is not None else 0.0
