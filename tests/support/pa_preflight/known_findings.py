@@ -112,7 +112,7 @@ KNOWN: dict[str, dict[str, Known]] = {
         "scheduler-not-given": Known(_SCHEDULE, "create_scheduler_fn", "warning"),
         "units-are-identical": Known("constant weights", "Initialise weights at random"),
         "unusual-option": Known("such as swapped betas", "unless it was chosen on purpose", "warning"),
-        "weights-hardly-move": Known(_RATE, "Raise the learning rate", "warning"),
+        "weights-barely-move": Known(_RATE, "Raise the learning rate", "warning"),
         "weights-not-initialised": Known("numbers from memory", "torch.empty()", "warning"),
     },
 }

@@ -161,20 +161,20 @@ def momentum_of_another_library() -> Script:
 
 
 @planted("unusual-option", do="Momentum is the share of the newest batch")
-def statistics_that_hardly_move() -> Script:
+def statistics_that_stay() -> Script:
     """Batch norm averages over more batches than the run has."""
     model = nn.Sequential(nn.BatchNorm1d(8, momentum=0.002), *perceptron(8, 4))
     return script(model, nn.CrossEntropyLoss(), points())
 
 
-@planted("weights-hardly-move")
+@planted("weights-barely-move")
 def rate_of_a_millionth() -> Script:
     """Learning takes place, and far too little of it for the length of the run."""
     model = perceptron(6, 1)
     return script(model, nn.MSELoss(), lines(), optimizer=Adam(model.parameters(), lr=1e-6))
 
 
-@planted("weights-hardly-move")
+@planted("weights-barely-move")
 def clipped_to_a_ten_thousandth() -> Script:
     """Plain SGD moves the weights by what clipping leaves of the gradients."""
     model = perceptron(6, 1)

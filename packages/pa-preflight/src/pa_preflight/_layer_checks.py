@@ -27,7 +27,7 @@ _FLAGS = {
 }
 _USUAL_MOMENTUM, _INITIAL_LEFT, _HARDLY_AVERAGED = 0.05, 0.3, 0.9
 _MOST_WEIGHT = 1e4
-_OF_MODULES = vars(nn.Module()).keys()
+_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def _named(model: nn.Module) -> list[tuple[str, nn.Module]]:

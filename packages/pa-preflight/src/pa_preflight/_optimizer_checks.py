@@ -128,7 +128,7 @@ class Movement:
             self._of_group[key] = max([self._of_group.get(key, 0.0), *known])
 
     def check(self, planned: PlannedRun, clip_norm: float | None, clip_value: float | None) -> Iterator[Finding]:
-        """Yield a finding if the whole run hardly changes any weight.
+        """Yield a finding if the whole run moves no weight noticeably.
 
         Args:
             planned: What the run is going to do.
@@ -146,7 +146,7 @@ class Movement:
             clip = next((f" and clipped to {one:g}" for one in (clip_norm, clip_value) if one is not None), "")
             highest = max(point.rate for one in planned.rates for point in one.course)
             yield Finding(
-                "weights-hardly-move",
+                "weights-barely-move",
                 f"At learning rates of up to {highest:.3g}, with gradients as in the first updates{clip}, all "
                 f"{planned.updates} updates of the run together move the weights by {100 * moved:.2g} % of their size.",
                 "Raise the learning rate, clip less, or train longer; pa_schedulers.find_learning_rate searches for a "

@@ -32,8 +32,7 @@ def check_schedules(planned: PlannedRun) -> Iterator[Finding]:
             yield found
             return
     for one in planned.schedulers.values():
-        for part in _parts(one):
-            yield from _check_length(part, planned)
+        yield from _check_length(one, planned)
 
 
 def _check_course(course: PlannedRates, planned: PlannedRun) -> Iterator[Finding]:
@@ -80,13 +79,6 @@ def _check_end(points: Sequence[PlannedRate], highest: float, planned: PlannedRu
             f"otherwise. {_PREVIEW}",
             "warning",
         )
-
-
-def _parts(scheduler: Any) -> Iterator[Any]:
-    """The schedulers that one consists of."""
-    inner: Sequence[Any] = getattr(scheduler, "_schedulers", ())
-    if not isinstance(scheduler, (lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler)) or not inner:
-        yield scheduler
 
 
 def _check_length(scheduler: Any, planned: PlannedRun) -> Iterator[Finding]:
