@@ -46,7 +46,7 @@ def _check_stopping(callback: Any, planned: PlannedRun, first_loss: float | None
             "callback-settings",
             f"early_stopping_threshold={threshold:g} asks {watched} to improve by that much, and the loss of the first "
             f"batch is {first_loss:.3g} in all: the run ends after early_stopping_patience="
-            f"{callback.early_stopping_patience} epochs, whatever it learns.",
+            f"{callback.early_stopping_patience} epochs.",
             "Pass a threshold that is small beside the loss, such as a hundredth of it, or 0.",
             "warning",
         )

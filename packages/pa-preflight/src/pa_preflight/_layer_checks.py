@@ -43,7 +43,6 @@ def check_layers(model: nn.Module) -> Iterator[Finding]:
     yield from _check_flags(model)
     yield from _check_dropout(model)
     yield from _check_repeated(model)
-    yield from _check_frozen_norms(model)
     yield from _check_registered(model)
     yield from _check_values(model)
 
@@ -110,16 +109,29 @@ def _check_repeated(model: nn.Module) -> Iterator[Finding]:
                 return
 
 
-def _check_frozen_norms(model: nn.Module) -> Iterator[Finding]:
-    """Batch norm whose weights are frozen, and whose statistics are not."""
-    norms = [(name, one) for name, one in _named(model) if isinstance(one, BATCH_NORMS) and one.affine]
-    moving = [
-        name
-        for name, one in norms
-        if one.training and one.running_mean is not None and not any(own.requires_grad for own in one.parameters())
-    ]
-    is_trained = any(one.requires_grad for one in model.parameters())
-    if moving and is_trained and model.training:
+def batches_of_norms(model: nn.Module) -> dict[str, int]:
+    """Return how many batches the running statistics of frozen batch norm have seen.
+
+    Args:
+        model: The model.
+    """
+    norms = {name: one for name, one in _named(model) if isinstance(one, BATCH_NORMS) and one.affine}
+    return {
+        name: int(one.num_batches_tracked)
+        for name, one in norms.items()
+        if one.num_batches_tracked is not None and not any(own.requires_grad for own in one.parameters())
+    }
+
+
+def check_frozen_norms(model: nn.Module, before: Mapping[str, int]) -> Iterator[Finding]:
+    """Yield a finding if the statistics of frozen batch norm have moved.
+
+    Args:
+        model: The model, after some updates.
+        before: What `batches_of_norms` has returned before them.
+    """
+    moving = [name for name, count in batches_of_norms(model).items() if count > before.get(name, count)]
+    if moving:
         yield Finding(
             "frozen-norm-moves",
             f"{listed(moving)} {'is' if len(moving) == 1 else 'are'} frozen, but in training mode: running means and "

@@ -13,7 +13,7 @@ from pa_preflight._planned_run import PlannedRun
 
 _FEWEST = 10
 """Updates of a run whose schedule can be judged."""
-_FAR_BELOW, _NOTHING, _LATE, _RISING = 0.02, 1e-3, 0.6, 1.02
+_USUAL, _FAR_BELOW, _NOTHING, _LATE, _RISING = 0.2, 0.02, 1e-3, 0.6, 1.02
 _LONGER, _SHORTER, _TOO_EARLY = 2.0, 0.8, 0.1
 _PREVIEW = "Preview the schedule with pa_preflight.plan."
 
@@ -40,7 +40,7 @@ def _check_course(course: PlannedRates, planned: PlannedRun) -> Iterator[Finding
     highest = max(point.rate for point in points)
     if not highest:
         return
-    if highest < _FAR_BELOW * first:
+    if highest < _FAR_BELOW * first < _FAR_BELOW * _USUAL:  # a rate of 1 may stand for a factor
         yield Finding(
             "rate-far-below",
             f"The scheduler keeps the learning rate below {highest:.3g} in the whole run; the optimizer has "

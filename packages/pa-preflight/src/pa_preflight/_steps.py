@@ -19,7 +19,7 @@ from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
 from pa_preflight._batch_checks import FirstBatch, check_batch, check_outputs, is_of_model
 from pa_preflight._findings import Finding, failure, first_line
-from pa_preflight._layer_checks import check_units
+from pa_preflight._layer_checks import batches_of_norms, check_frozen_norms, check_units
 from pa_preflight._loss_checks import check_loss, check_sigmoid
 from pa_preflight._model_checks import check_gradients, check_progress, not_in_training_mode
 from pa_preflight._observer import Observer, ignore, is_overridden
@@ -66,7 +66,7 @@ class Steps:
         self.observer = Observer(model, optimizers, self._note, _UPDATES, self._experiment)
         self.error: Exception | None = None
         self.has_changed = False
-        before = _numbers_of(model)
+        before, norms = _numbers_of(model), batches_of_norms(model)
         order: Order | None = asked["order"]
         if order is not None and order.makes_batches:  # the batch size is the one of evaluations, which are left out
             usual = inspect.signature(Trainer.train).parameters["per_device_batch_size"].default
@@ -88,6 +88,7 @@ class Steps:
             self.has_changed = before != _numbers_of(model)
             if self.error is None and self.has_changed:
                 self._of_weights += check_units(model)
+                self._of_weights += check_frozen_norms(model, norms)
 
     def _note(self, batch: Any, loss: Tensor) -> None:
         trainer, observer = self._trainer, self.observer
