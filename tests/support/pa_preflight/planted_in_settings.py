@@ -264,7 +264,7 @@ def weights_of_a_constant() -> Script:
     return script(model, nn.CrossEntropyLoss(), points())
 
 
-@planted("callback-settings", do="small beside the loss")
+@planted("callback-settings", do="small next to the loss")
 def improvements_larger_than_the_loss() -> Script:
     """The loss would have to improve by more than it is."""
     return _with_callback(EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=100.0))

@@ -47,7 +47,7 @@ def _check_stopping(callback: Any, planned: PlannedRun, first_loss: float | None
             f"early_stopping_threshold={threshold:g} asks {watched} to improve by that much, and the loss of the first "
             f"batch is {first_loss:.3g} in all: the run ends after early_stopping_patience="
             f"{callback.early_stopping_patience} epochs.",
-            "Pass a threshold that is small beside the loss, such as a hundredth of it, or 0.",
+            "Pass a threshold that is small next to the loss, such as a hundredth of it, or 0.",
             "warning",
         )
     elif callback.greater_is_better and threshold >= 1 and not is_loss:

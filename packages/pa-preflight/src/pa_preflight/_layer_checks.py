@@ -151,7 +151,7 @@ def _check_values(model: nn.Module) -> Iterator[Finding]:
             yield Finding(
                 "weights-not-initialised",
                 f"The largest weight of {name} is {largest:.3g}.",
-                "Initialise it: torch.empty() has whatever is in memory. Look for NaN in a checkpoint.",
+                "Initialise it: torch.empty() has the numbers that are in memory. Look for NaN in a checkpoint.",
                 "warning",
             )
             return
@@ -172,7 +172,7 @@ def check_units(model: nn.Module) -> Iterator[Finding]:
     if alike:
         yield Finding(
             "units-are-identical",
-            f"All units of {listed(alike)} have the same weights, also after the first updates: they compute the same, "
+            f"All units of {listed(alike)} have the same weights, and keep them in the first updates: they compute the same, "
             "and get the same gradients.",
             "Initialise weights at random, as torch does, and not with a constant.",
         )
@@ -206,7 +206,7 @@ def check_running_statistics(model: nn.Module, updates: int) -> Iterator[Finding
         elif momentum >= _HARDLY_AVERAGED:
             saw = (
                 f"{name or 'The model'} has momentum={momentum:g}: its running statistics, which evaluations use, are "
-                "those of the last batch."
+                "the statistics of the last batch."
             )
         else:
             continue
