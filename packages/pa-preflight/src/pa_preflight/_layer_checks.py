@@ -172,7 +172,7 @@ def check_units(model: nn.Module) -> Iterator[Finding]:
     if alike:
         yield Finding(
             "units-are-identical",
-            f"All units of {listed(alike)} have the same weights, and keep them in the first updates: they compute the same, "
+            f"All units of {listed(alike)} have the same weights, and keep them: they compute the same, "
             "and get the same gradients.",
             "Initialise weights at random, as torch does, and not with a constant.",
         )
