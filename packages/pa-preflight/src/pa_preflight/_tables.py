@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,9 +52,9 @@ def stacked(values: list[Any]) -> Tensor | None:
     """
     if not values:
         return None
-    if all(isinstance(one, (bool, int, float, np.number)) for one in values):
+    if all(isinstance(one, (bool, int, float)) for one in values):
         return torch.tensor(values)
-    tensors = [torch.from_numpy(one) if _is_array(one) else one for one in values]  # pyright: ignore[reportUnknownMemberType]  # NumPy's stubs
+    tensors = [torch.as_tensor(one) if _is_array(one) else one for one in values]
     first = tensors[0]
     if not isinstance(first, Tensor) or first.is_sparse:
         return None
@@ -64,7 +63,8 @@ def stacked(values: list[Any]) -> Tensor | None:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and cast("Any", value).dtype.kind in "biuf"
+    """Whether a value is an array or a number of NumPy, which need not be imported here."""
+    return hasattr(value, "__array_interface__") and value.dtype.kind in "biuf"
 
 
 def features_of(inputs: Tensor) -> Tensor:
