@@ -23,7 +23,7 @@ LIMITS = {
     "code lines of all packages": 39_500,
     "code lines of tests": 62_000,
     "code lines of a module of pa-core": 550,
-    "lines of trainer.py": 700,
+    "lines of trainer.py": 800,
     "words of architecture.md": 2_500,
     "modules of ours that an import loads": 189,
     "other modules that an import loads": 2,  # secrets and hmac
@@ -33,10 +33,10 @@ LIMITS = {
 """The most that there may be of each."""
 
 MOVES = {
-    "one process": 80,
-    "two processes": 112,
-    "reproducible": 122,
-    "reproducible on two processes": 192,
+    "one process": 66,
+    "two processes": 98,
+    "reproducible": 108,
+    "reproducible on two processes": 178,
 }
 """The most calls and returns of an update that lead into another file of ours."""
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import distributed, input_checks
+from pa_core import default_step, distributed, input_checks
 from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
 from pa_core.callbacks.limit_batches import first_batches
@@ -27,7 +27,7 @@ from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedCon
 from pa_core.extra_models import require_one_trained_module, trained_loss
 from pa_core.loop import Loop
 from pa_core.micro_batches import MicroBatch
-from pa_core.modes import warn_of_pretrained_parts
+from pa_core.modes import put_into_training, warn_of_pretrained_parts
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig, check_count
@@ -416,6 +416,112 @@ class Trainer(
             self, lambda data: self._engine.loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
         )
 
+    # The hooks of a run; a callback's event of the same name follows each of them
+
+    def training_run_start(self) -> None:
+        """Called when a training run starts."""
+
+    def train_epoch_start(self) -> None:
+        """Called when a training epoch starts; puts the model into training mode, and added modules that it trains.
+
+        It calls ``model.train()``. Parts that the script has put into evaluation mode, such as batch norm layers of a
+        pretrained model, stay there.
+        """
+        put_into_training(self.model)
+        self._engine.added.train(self.optimizer)
+
+    def train_epoch_end(self) -> None:
+        """Called when a training epoch has ended, before its loss is recorded."""
+
+    def eval_epoch_start(self) -> None:
+        """Called when an evaluation epoch starts; puts the model and all added modules into evaluation mode."""
+        self.model.eval()
+        self._engine.added.eval()
+
+    def eval_epoch_end(self) -> None:
+        """Called when an evaluation epoch has ended, before its loss is recorded."""
+
+    def training_run_epoch_end(self) -> None:
+        """Called after the training epoch and the evaluation epoch that follows it."""
+
+    def training_run_end(self) -> None:
+        """Called when a training run has ended, early or not."""
+
+    def evaluation_run_start(self) -> None:
+        """Called when ``evaluate()`` starts."""
+
+    def evaluation_run_end(self) -> None:
+        """Called when ``evaluate()`` has ended."""
+
+    # The steps and the parts of an update
+
+    def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
+        """Calculate the training loss of a batch.
+
+        Args:
+            batch: What the training loader yields, on the device; by default inputs and targets at the indices 0
+                and 1. With ``loss_func=None``, a mapping that the model is called with as ``model(**batch)``: its
+                outputs have the loss as ``.loss`` or ``["loss"]``, as in Hugging Face models.
+
+        Returns:
+            A dictionary with ``loss``, ``model_outputs`` and ``batch_size``, and any further keys.
+
+        Raises:
+            ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
+            BatchMismatchError: The batch, the model and the loss function do not fit together.
+        """
+        output = default_step.calculate_batch_loss(
+            self.model, self.loss_func, batch, "calculate_train_batch_loss", self._engine.checked_steps
+        )
+        return cast("OutputT_co", output)
+
+    def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
+        """Calculate the evaluation loss of a batch; no gradients are recorded.
+
+        Args:
+            batch: What the evaluation loader yields, on the device.
+
+        Returns:
+            As ``calculate_train_batch_loss``.
+
+        Raises:
+            ConfigurationError: As ``calculate_train_batch_loss``.
+            BatchMismatchError: As ``calculate_train_batch_loss``.
+        """
+        output = default_step.calculate_batch_loss(
+            self.model, self.loss_func, batch, "calculate_eval_batch_loss", self._engine.checked_steps
+        )
+        return cast("OutputT_co", output)
+
+    def backward_step(self, loss: Tensor) -> None:
+        """Run the backward pass.
+
+        Args:
+            loss: The loss of the batch, scaled to its share of the optimizer update.
+        """
+        # not that of accelerate, which would divide the loss by its own accumulation steps
+        scaler = self._engine.accelerator.scaler
+        scaled: Any = loss if scaler is None else scaler.scale(loss)
+        scaled.backward()
+
+    def _clip_gradients(self) -> None:
+        """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
+        if self.run_config.gradient_clip_value is not None or self.run_config.gradient_clip_norm is not None:
+            self._loop.clip(self._trained.parameters)
+
+    def optimizer_step(self) -> None:
+        """Update the parameters by their gradients; not called if gradients overflowed in fp16."""
+        self.optimizer.step()
+
+    def scheduler_step(self) -> None:
+        """Step the scheduler, if there is one: after each update, unless ``step_scheduler`` says otherwise."""
+        if self.scheduler is not None:
+            self._loop.asked.stepping.step(self.scheduler, self)
+
+    def optimizer_zero_grad(self) -> None:
+        """Clear the gradients of all parameters of the optimizer."""
+        self.optimizer.zero_grad()
+
     # The loop
 
     def _run_training(self) -> None:
@@ -501,7 +607,7 @@ class Trainer(
                     raise
                 if watch is not None:
                     watch.after_backward()
-        self._engine.progress.samples_in_group += accumulation.samples_of(part)
+        self._engine.progress.samples_in_group += part.global_samples or accumulation.samples_of(part)
 
     def _compute_gradients(self, batch: BatchT) -> Tensor:
         loss: Tensor = self.calculate_train_batch_loss(batch)["loss"]
@@ -619,6 +725,12 @@ class Trainer(
         self._engine.losses.update(loss, output["batch_size"] if items is None else items)
         self._engine.means.count_samples(output["batch_size"])
         self._loop.call(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
+
+    @override
+    def _check_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super()._check_optimizer(model, optimizer)
+        if getattr(self.optimizer_step, "__func__", None) is Trainer.optimizer_step:
+            input_checks.require_step_without_closure(optimizer)
 
     def _start_training_together(self) -> None:
         """Let one exchange have the gradients of the model and of what is trained with it."""

@@ -1,4 +1,4 @@
-"""What a trainer does that subclasses override: its loaders, steps, hooks and predictions."""
+"""What a trainer makes for its runs, such as loaders, and its predictions; subclasses override it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.loop import Loop
-from pa_core.modes import put_into_training
 from pa_core.placeholders import create_scheduler
 from pa_core.predictions import PieceWriter, PredictionWriter, PredictsBatches
 from pa_core.predictions.types import PredictionT
@@ -38,7 +37,7 @@ __all__ = ["TrainerMethods"]
 
 
 class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
-    """The methods of ``Trainer`` that can be overridden, with sensible defaults; the loop that calls them is there."""
+    """What a trainer makes for its runs, and its predictions; the loop and its hooks are in ``Trainer``."""
 
     model: ModelT_co
     scheduler: SchedulerT | None
@@ -125,44 +124,6 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             return None
         return create_scheduler(factory, self.optimizer, self._loop.placeholder_values())
 
-    def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
-        """Calculate the training loss of a batch.
-
-        Args:
-            batch: What the training loader yields, on the device; by default inputs and targets at the indices 0
-                and 1. With ``loss_func=None``, a mapping that the model is called with as ``model(**batch)``: its
-                outputs have the loss as ``.loss`` or ``["loss"]``, as in Hugging Face models.
-
-        Returns:
-            A dictionary with ``loss``, ``model_outputs`` and ``batch_size``, and any further keys.
-
-        Raises:
-            ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
-            BatchMismatchError: The batch, the model and the loss function do not fit together.
-        """
-        output = default_step.calculate_batch_loss(
-            self.model, self.loss_func, batch, "calculate_train_batch_loss", self._engine.checked_steps
-        )
-        return cast("OutputT_co", output)
-
-    def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
-        """Calculate the evaluation loss of a batch; no gradients are recorded.
-
-        Args:
-            batch: What the evaluation loader yields, on the device.
-
-        Returns:
-            As ``calculate_train_batch_loss``.
-
-        Raises:
-            ConfigurationError: As ``calculate_train_batch_loss``.
-            BatchMismatchError: As ``calculate_train_batch_loss``.
-        """
-        output = default_step.calculate_batch_loss(
-            self.model, self.loss_func, batch, "calculate_eval_batch_loss", self._engine.checked_steps
-        )
-        return cast("OutputT_co", output)
-
     def predict_batch(self, batch: BatchT) -> Any:
         """Return the predictions for a batch; no gradients are recorded, and the model is in evaluation mode.
 
@@ -180,73 +141,6 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             BatchMismatchError: The batch and the model do not fit together.
         """
         return default_step.predict_batch(self.model, batch)
-
-    # The hooks of a run; a callback's event of the same name follows each of them
-
-    def training_run_start(self) -> None:
-        """Called when a training run starts."""
-
-    def train_epoch_start(self) -> None:
-        """Called when a training epoch starts; puts the model into training mode, and added modules that it trains.
-
-        It calls ``model.train()``. Parts that the script has put into evaluation mode, such as batch norm layers of a
-        pretrained model, stay there.
-        """
-        put_into_training(self.model)
-        self._engine.added.train(self.optimizer)
-
-    def train_epoch_end(self) -> None:
-        """Called when a training epoch has ended, before its loss is recorded."""
-
-    def eval_epoch_start(self) -> None:
-        """Called when an evaluation epoch starts; puts the model and all added modules into evaluation mode."""
-        self.model.eval()
-        self._engine.added.eval()
-
-    def eval_epoch_end(self) -> None:
-        """Called when an evaluation epoch has ended, before its loss is recorded."""
-
-    def training_run_epoch_end(self) -> None:
-        """Called after the training epoch and the evaluation epoch that follows it."""
-
-    def training_run_end(self) -> None:
-        """Called when a training run has ended, early or not."""
-
-    def evaluation_run_start(self) -> None:
-        """Called when ``evaluate()`` starts."""
-
-    def evaluation_run_end(self) -> None:
-        """Called when ``evaluate()`` has ended."""
-
-    # The parts of an update
-
-    def backward_step(self, loss: Tensor) -> None:
-        """Run the backward pass.
-
-        Args:
-            loss: The loss of the batch, scaled to its share of the optimizer update.
-        """
-        # not that of accelerate, which would divide the loss by its own accumulation steps
-        scaler = self._engine.accelerator.scaler
-        scaled: Any = loss if scaler is None else scaler.scale(loss)
-        scaled.backward()
-
-    def _clip_gradients(self) -> None:
-        """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
-        self._loop.clip(self._trained.parameters)
-
-    def optimizer_step(self) -> None:
-        """Update the parameters by their gradients; not called if gradients overflowed in fp16."""
-        self.optimizer.step()
-
-    def scheduler_step(self) -> None:
-        """Step the scheduler, if there is one: after each update, unless ``step_scheduler`` says otherwise."""
-        if self.scheduler is not None:
-            self._loop.asked.stepping.step(self.scheduler, self)
-
-    def optimizer_zero_grad(self) -> None:
-        """Clear the gradients of all parameters of the optimizer."""
-        self.optimizer.zero_grad()
 
     # What is prepared for a run
 
@@ -288,8 +182,6 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
 
     def _check_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
         input_checks.check_optimizer(model, optimizer)
-        if getattr(self.optimizer_step, "__func__", None) is TrainerMethods.optimizer_step:
-            input_checks.require_step_without_closure(optimizer)
 
     # Predictions
 
