@@ -1,4 +1,4 @@
-"""The files of offline runs of Weights & Biases and SwanLab."""
+"""What runs without a network leave in files: of SwanLab, Trackio and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.launching import Launch
 
 Point = tuple[str, int, float]
 """The name of a metric, a step and a value."""
@@ -35,6 +37,21 @@ def points_of_swanlab(files: Iterable[Path]) -> Iterator[Point]:
         record.ParseFromString(content)
         if record.HasField("scalar") and not record.scalar.key.startswith("__"):
             yield record.scalar.key, record.scalar.step, record.scalar.value.number
+
+
+def rows_of_trackio(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Read rows and settings of the only run in Trackio's database in a folder: a process knows one such folder."""
+    launched = Launch(folder, {"TRACKIO_DIR": str(folder / "trackio")})(_READ_TRACKIO, fresh=True)
+    rows, config = json.loads(launched.output.splitlines()[-1])
+    return rows, config
+
+
+_READ_TRACKIO = """
+import json
+from trackio.sqlite_storage import SQLiteStorage
+(run,) = SQLiteStorage.get_runs("digits")
+print(json.dumps([SQLiteStorage.get_logs("digits", run), SQLiteStorage.get_run_config("digits", run)], default=str))
+"""
 
 
 def contents(files: Iterable[Path]) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from tests.trackers.offline_runs import Point, package, points_of_swanlab, points_of_wandb, records_of
+from tests.trackers.offline_runs import Point, package, points_of_swanlab, points_of_wandb, records_of, rows_of_trackio
 
 if TYPE_CHECKING:
     from tests.launching import Launch
@@ -38,13 +38,10 @@ def read_mlflow(folder: Path) -> tuple[Points, dict[str, str]]:
 
 def read_trackio(folder: Path) -> tuple[Points, dict[str, str]]:
     """Read the database of Trackio."""
-    storage = package("trackio.sqlite_storage").SQLiteStorage
-    (run,) = storage.get_runs("digits")
-    steps: Points = {}
-    for row in storage.get_logs("digits", run):
-        for name in set(row) - {"step", "timestamp"}:
-            steps.setdefault(name, []).append(row["step"])
-    return steps, {name: str(value) for name, value in storage.get_run_config("digits", run).items()}
+    rows, config = rows_of_trackio(folder)
+    points = ((name, row["step"], value) for row in rows for name, value in row.items())
+    steps = steps_of(point for point in points if point[0] not in ("step", "timestamp"))
+    return steps, {name: str(value) for name, value in config.items()}
 
 
 def read_wandb(folder: Path) -> tuple[Points, dict[str, str]]:

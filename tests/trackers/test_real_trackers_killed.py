@@ -10,14 +10,13 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.event_files import read_curves
 from tests.launching import Launch
 from tests.trackers.killed_script import EPOCHS, UPDATES_PER_EPOCH
-from tests.trackers.offline_runs import package, points_of_swanlab, points_of_wandb
+from tests.trackers.offline_runs import package, points_of_swanlab, points_of_wandb, rows_of_trackio
 
 Points = Counter[tuple[str, int, float]]
 """How often each metric has a value at a step."""
@@ -38,10 +37,8 @@ def read_mlflow(folder: Path) -> Points:
 
 
 def read_trackio(folder: Path) -> Points:
-    """Read the only run in the database of Trackio, whose folder the environment names."""
-    storage = package("trackio.sqlite_storage").SQLiteStorage
-    (run,) = storage.get_runs("digits")
-    rows: list[dict[str, Any]] = storage.get_logs("digits", run)
+    """Read the only run in the database of Trackio."""
+    rows, _ = rows_of_trackio(folder)
     return counted(
         (name, row["step"], value) for row in rows for name, value in row.items() if name not in ("step", "timestamp")
     )
@@ -100,9 +97,7 @@ def train(
         options = ["--seconds", str(seconds), "--kill-in", str(update)]
         launched = Launch(folder, environment)(SCRIPT, tracker, arguments, *options, fresh=True)
         assert launched.status == (-9 if update else 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRACKIO_DIR", environment["TRACKIO_DIR"])
-        return READERS[tracker](folder)
+    return READERS[tracker](folder)
 
 
 @pytest.fixture(scope="module")

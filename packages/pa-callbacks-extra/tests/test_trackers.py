@@ -339,6 +339,11 @@ NOT_INSTALLED = next(name for name in known_trackers() if name not in installed_
         ({"names": ["tensorboard", NOT_INSTALLED]}, UnsupportedConfigurationError, f"pip install {NOT_INSTALLED}"),
         ({"init_kwargs": {"wandb": {}}}, ConfigurationError, "init_kwargs for 'wandb'"),
         ({"init_kwargs": {"tensorboard": {"key": "secret"}}}, ConfigurationError, "key; TypeError: .*'key'"),
+        (
+            {"init_kwargs": {"tensorboard": {"key": "secret"}}, "run_ids": {"tensorboard": "run 7"}},
+            ConfigurationError,
+            "To continue the run 'run 7', start in the same working directory",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

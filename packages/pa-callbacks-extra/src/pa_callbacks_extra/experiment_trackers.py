@@ -290,7 +290,8 @@ def open_trackers(
             known = WELL_KNOWN.get(name)
             continued = None if name not in run_ids else known
             kwargs = {} if continued is None else continued.arguments(run_ids[name], last_step)
-            tracker = _start(name, project_name, logging_dir, {**kwargs, **init_kwargs.get(name, {})})
+            kwargs.update(init_kwargs.get(name, {}))
+            tracker = _start(name, project_name, logging_dir, kwargs, run_ids.get(name))
             opened.callback(tracker.finish)
             if known is not None:
                 ids[name] = known.id_of(tracker.tracker)
@@ -340,7 +341,15 @@ def _pixels(image: Tensor) -> Any:
     return (grey.expand(3, -1, -1) if len(grey) == 1 else grey).permute(1, 2, 0).numpy()
 
 
-def _start(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[str, Any]) -> TrackerLike:
+def _start(
+    name: str, project_name: str, logging_dir: str | Path, kwargs: dict[str, Any], continued: str | None
+) -> TrackerLike:
+    again = (
+        ""
+        if continued is None
+        else f" To continue the run {continued!r}, start in the same working directory, with the same environment "
+        "variables (MLFLOW_TRACKING_URI, for example) and project_name as before."
+    )
     try:
         return _start_tracker(name, project_name, logging_dir, kwargs)
     except Exception as error:
@@ -349,7 +358,7 @@ def _start(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[s
             # without their values, among which may be keys that are nobody's business
             given=f"project_name={project_name!r}, logging_dir={str(logging_dir)!r}, {', '.join(kwargs) or 'no more'}; "
             f"{type(error).__name__}: {error}",
-            do=f"Correct the arguments, or init_kwargs[{name!r}]; see the error above.",
+            do=f"Correct the arguments, or init_kwargs[{name!r}]; see the error above.{again}",
         ) from error
 
 
