@@ -221,6 +221,27 @@ def test_memory_that_runs_out_is_noted_for_the_next_start(tmp_path: Path, capsys
     assert_trained_by_hand(again)
 
 
+def test_an_evaluation_that_does_not_fit_makes_batches_smaller_at_the_next_start(tmp_path: Path) -> None:
+    """It is not tried before: the run ends as if a batch of the training had not fitted."""
+
+    class MoreInEvaluation(Scarce):
+        @override
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.most = 20 if self.training else 15
+            return super().forward(inputs)
+
+    def train() -> Trainer[nn.Module]:
+        trainer = trainer_of(MoreInEvaluation(20), SaveTrainingStateCallback(tmp_path, save_every_n_steps=1))
+        options: dict[str, Any] = {"resume_from": tmp_path, "resume_missing": "start", "samples_per_update": 20}
+        trainer.train(DATA, 2, DATA, per_device_batch_size="fit", **options)
+        return trainer
+
+    with pytest.raises(SmallerBatchNeeded):
+        train()
+    again = train()
+    assert (again.run_config.eval_per_device_batch_size, again.num_updates_completed) == (10, 6)
+
+
 @pytest.mark.parametrize("content", ['{"fits": ', '{"fits": 0}', "{}", "8"])
 def test_a_note_that_says_nothing_is_an_error(content: str, tmp_path: Path) -> None:
     """It names the file, and that it can be removed."""
