@@ -370,3 +370,14 @@ def test_autocast_of_a_trial_computes_in_bf16_and_keeps_weights_in_fp32(shared_t
     assert torch.allclose(weights, plain, atol=0.02)
     (first, *others) = gather_objects(weights.tolist())
     assert all(other == first for other in others)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_trial_with_autocast_is_resumed_with_identical_weights(shared_tmp_path: Path) -> None:
+    """Stopped after two batches and continued to four, it ends as one that went through."""
+    whole = fit(OwnAutocast, shared_tmp_path / "whole", max_length=Batch(4))
+    fit(OwnAutocast, shared_tmp_path / "parts", max_length=Batch(2))
+    (checkpoint,) = (path.name for path in (shared_tmp_path / "parts").iterdir() if path.is_dir())
+    resumed = fit(OwnAutocast, shared_tmp_path / "parts", max_length=Batch(4), latest_checkpoint=checkpoint)
+    assert torch.bfloat16 in resumed.seen
+    assert torch.equal(weights_of(resumed.model), weights_of(whole.model))
