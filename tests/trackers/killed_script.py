@@ -41,7 +41,7 @@ def main(tracker: str, arguments: str, seconds: float, kill_in: int) -> None:
     torch.default_generator.manual_seed(0)
     model = nn.Linear(4, 1)
     track = TrackerCallback(tracker, "digits", every_n_updates=1, init_kwargs={tracker: json.loads(arguments)})
-    save = SaveTrainingStateCallback("states", save_every_n_steps=6)
+    save = SaveTrainingStateCallback("states", save_every_n_steps=5)
     trainer = Trainer(
         model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[track, save, Pace(seconds, kill_in)]
     )

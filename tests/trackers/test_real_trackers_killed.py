@@ -114,11 +114,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Points:
 def test_a_run_that_was_killed_shows_each_point(tracker: str, tmp_path: Path, undisturbed: Points) -> None:
     """Killed in two updates, a run lacks no point of an undisturbed one, and shows none twice.
 
-    Where each start has a file, the files together have all points.
+    The first one resumes with the evaluation at the end of an epoch, which TensorBoard may have twice. Where each start
+    has a file, the files together have all points.
     """
     name, _, kind = tracker.partition(", ")
-    kills = sorted(random.Random(tracker).sample(range(8, LAST_UPDATE), 2))
+    kills = [UPDATES_PER_EPOCH + 3, random.Random(tracker).randrange(UPDATES_PER_EPOCH + 6, LAST_UPDATE)]
     points = train(name, tmp_path / "killed", kills, seconds=0.02, asynchronous=bool(kind))
     assert points.keys() == undisturbed.keys()
     if name not in SEVERAL_FOLDERS:
-        assert {point: number for point, number in points.items() if number > undisturbed[point]} == {}
+        twice = {point[1] for point, number in points.items() if number > undisturbed[point]}
+        ends_of_epochs = {UPDATES_PER_EPOCH, 2 * UPDATES_PER_EPOCH}
+        assert twice <= (ends_of_epochs if name == "tensorboard" else set())
