@@ -21,8 +21,8 @@ from pa_core.user_warnings import warn_user
 _T = TypeVar("_T", int, str)
 
 _MOST_NUMBERS = 2**20
-_PIECE: Final = 2**22
-_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PIECE: Final = 2**24
+_WORD: Final = 8
 
 
 class OwnBuffers:
@@ -185,8 +185,13 @@ def _untrained_weights(run: ResumableRun) -> Iterator[tuple[str, Tensor]]:
 
 def _sum_of_bits(tensor: Tensor) -> int:
     """A number that another value anywhere changes; on the device, as a frozen model may be as large as it can hold."""
-    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    flat = values.contiguous().reshape(-1)
-    bits = flat.view(_INTEGERS[flat.element_size()])
-    sums = [piece.sum(dtype=torch.int64) for piece in torch.split(bits, _PIECE)]
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    sums = [_as_numbers(piece).sum() for piece in torch.split(flat, _PIECE)]
     return int(torch.stack(sums).sum()) if sums else 0
+
+
+def _as_numbers(piece: Tensor) -> Tensor:
+    """Bytes, eight of them as a number."""
+    missing = -len(piece) % _WORD
+    is_aligned = missing == 0 and piece.storage_offset() % _WORD == 0
+    return (piece if is_aligned else nn.functional.pad(piece, (0, missing))).view(torch.int64)
