@@ -8,6 +8,7 @@ from tests.support.pa_preflight import (
     healthy_fetching,
     healthy_loss_calls,
     healthy_losses,
+    healthy_outputs,
     healthy_samples,
     healthy_tutorials,
     healthy_unusual,
@@ -22,6 +23,7 @@ HEALTHY: dict[str, Callable[[], Script]] = {
     **healthy_loss_calls.healthy.cases,
     **healthy_samples.healthy.cases,
     **healthy_fetching.healthy.cases,
+    **healthy_outputs.healthy.cases,
 }
 TUTORIALS = healthy_tutorials.healthy.cases
 """What is checked each night."""

@@ -24,6 +24,7 @@ from pa_preflight._loss_checks import check_loss, check_sigmoid
 from pa_preflight._model_checks import check_gradients, check_progress, not_in_training_mode
 from pa_preflight._observer import Observer, ignore, is_overridden
 from pa_preflight._optimizer_checks import Movement, check_decay
+from pa_preflight._output_experiments import check_output_experiments
 from pa_preflight._planned_run import PlannedRun
 from pa_preflight._schedule_checks import check_schedules
 
@@ -124,6 +125,7 @@ class Steps:
             with restored_rng_states(trainer.device):
                 clip_norm, clip_value = self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
                 self.findings += check_batch(first, clip_norm, clip_value)
+                self.findings += check_output_experiments(first)
         except Exception as error:  # of a step that cannot be repeated, or takes no other batches
             self.left_out.append(f"what the loss of the first batch depends on: {first_line(error)}")
         finally:
