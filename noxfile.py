@@ -494,7 +494,7 @@ def store_kills(session: nox.Session) -> None:
 
 @nox.session
 def several_machines(session: nox.Session) -> None:
-    """Train on two network namespaces, kill one, pull its cable: four minutes."""
+    """Type the lines of the page on two network namespaces, kill one, pull its cable: five minutes."""
     pytest = ["pytest", "tests/several_machines", "--whole-proof", *session.posargs]
     everything(session).run("python", "-m", *pytest)
 

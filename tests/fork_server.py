@@ -141,6 +141,7 @@ def become(request: Request) -> None:
 def draw_anew() -> None:
     """Seed what a new process seeds from the system, or all scripts would draw the same."""
     random.seed()
+    importlib.import_module("torch").default_generator.seed()
     if importlib.util.find_spec("numpy"):
         importlib.import_module("numpy.random").seed()
 

@@ -23,21 +23,24 @@ from tests.launching import free_port
 
 pytestmark = [pytest.mark.whole_proof, pytest.mark.timeout(300)]
 
+PAGES = ("docs/several-machines.md", "docs/maintainers/crash-tests.md")
 CONFIGURATION = Configuration(ranks=2, workers=1)
 ADVERSARIES = Configuration(ranks=2, workers=1, loop="adversaries")
 
 
 def _launch(
-    folder: Path, *, restarts: int = 0, configuration: Configuration = CONFIGURATION
+    folder: Path, *, restarts: int = 0, configuration: Configuration = CONFIGURATION, page: str = PAGES[0]
 ) -> subprocess.Popen[bytes]:
-    """Start the script on two ranks, with the printed line for nodes that may fail."""
-    (line,) = printed_commands("docs/several-machines.md", "--max-restarts")
-    here = {"1:2": "1", "8": "2", "10": str(restarts), "node1:29400": f"localhost:{free_port()}"}
+    """Start the script on two ranks, with the printed line for nodes that may fail, and what a page has before it."""
+    (line,) = printed_commands(page, "--max-restarts")
+    before = printed_commands(page, "export TORCH")
+    address = f"localhost:{free_port()}"
+    here = {"1:2": "1", "8": "2", "10": str(restarts), "node1:29400": address, "localhost:29400": address}
     words = [here.get(word, word) for word in shlex.split(line)]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     script = ["--local-addr=127.0.0.1", "-m", "tests.crashes.script", str(folder), *configuration.arguments()]
     return subprocess.Popen(
-        ["env", *words[:-1], *script],
+        ["sh", "-c", "; ".join([*before, 'exec "$@"']), "sh", "env", *words[:-1], *script],
         cwd=ROOT,
         env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PATH": path},
     )
@@ -50,12 +53,18 @@ def _wait_until_held(watch: Watch) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("configuration", [CONFIGURATION, ADVERSARIES], ids=str)
-def test_a_rank_that_is_killed_is_started_again(lab: CrashLab, tmp_path: Path, configuration: Configuration) -> None:
+@pytest.mark.parametrize(
+    ("configuration", "page"),
+    [(CONFIGURATION, PAGES[0]), (CONFIGURATION, PAGES[1]), (ADVERSARIES, PAGES[0])],
+    ids=str,
+)
+def test_a_rank_that_is_killed_is_started_again(
+    lab: CrashLab, tmp_path: Path, configuration: Configuration, page: str
+) -> None:
     """With --max-restarts, SIGKILL for one of two ranks makes both start again, resume, and end as if nothing was."""
     watches = [Watch(watch_path(tmp_path, rank)) for rank in range(2)]
     watches[1].aim(Phase.FORWARD, 14)
-    launcher = _launch(tmp_path, restarts=3, configuration=configuration)
+    launcher = _launch(tmp_path, restarts=3, configuration=configuration, page=page)
     _wait_until_held(watches[1])
     os.kill(watches[1].pid, signal.SIGKILL)
     watches[1].release()
