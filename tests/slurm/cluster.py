@@ -98,6 +98,15 @@ class Cluster:
         subprocess.run(resume, env=self.env, capture_output=True, check=False)
         wait_until(lambda: self.run("sinfo", "-h", "-n", node, "-o", "%t") == "idle")
 
+    def has_steps(self, job: str) -> bool:
+        """Whether a node still has a process of a job, which Slurm may know nothing of after a failure."""
+        step = f"slurmstepd: [{job}.".encode()
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if process.read_bytes().startswith(step):
+                    return True
+        return False
+
     def start_now(self, job: str) -> None:
         """Let a job that was requeued start before Slurm's two minutes are over."""
         wait_until(lambda: self.state(job) == "PENDING", seconds=90)

@@ -106,6 +106,7 @@ def test_a_node_that_fails_requeues_the_job(slurm: Cluster, folder: Path) -> Non
     wait_for_state(folder / "states")
     slurm.run("scontrol", "update", f"nodename={NODES[0]}", "state=down", "reason=test")
     wait_until(lambda: slurm.state(job) == "PENDING", 120)
+    wait_until(lambda: not slurm.has_steps(job), 90)  # or the node refuses the job as one that it runs already
     slurm.repair(NODES[0])
     wait_until_resumed(slurm, folder, job)
 
