@@ -26,6 +26,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.model_tensors import is_sharded
+from tests.support.callbacks import CallAt, Notes
 from tests.support.pa_core.sharding.by_hand import require_same, updates_by_hand
 from tests.support.sharded_models import (
     LENGTH,
@@ -236,6 +237,23 @@ def test_calls_without_a_backward_pass_leave_nothing_gathered() -> None:
     words, classes = DATA.tensors
     loss = nn.functional.cross_entropy(expected(words), classes).item()
     assert trainer.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(loss, rel=1e-12)
+
+
+def test_a_callback_calls_the_model_after_each_update() -> None:
+    """On all processes, also after the last update, for which one of them has no sample."""
+    seen: list[float] = Notes()
+
+    def call(trainer: AnyTrainer) -> None:
+        with torch.no_grad():
+            seen.append(trainer.get_model()(DATA.tensors[0][:2]).sum().item())
+
+    data = TensorDataset(*(tensor[:9] for tensor in DATA.tensors))
+    trainer_of(sharded(tiny_transformer()), CallAt("on_optimizer_step_end", call)).train(
+        data, 1, per_device_batch_size=2
+    )
+    first, second = gather_objects([*seen])
+    assert first == second
+    assert len(first) == 3
 
 
 def test_a_model_computes_in_the_precision_of_the_run() -> None:
