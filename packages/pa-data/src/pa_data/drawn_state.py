@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,19 @@ _LOOKS_AFTER: Final = 2
 _SET_FROM_OUTSIDE: Final = ("__init__", "set_")
 
 
+class _Seen(NamedTuple):
+    """A piece of state as it was at an earlier moment."""
+
+    value: object
+    mark: object
+    stream: object
+
+    @classmethod
+    def of(cls, found: Found) -> Self:
+        """Note what there is."""
+        return cls(found.value, mark_of(found.value), _stream_of(found.value))
+
+
 class DrawnState:
     """Compares what fetching samples may move on at several moments.
 
@@ -41,27 +54,27 @@ class DrawnState:
 
     def __init__(self, roots: Mapping[str, object], without: Iterable[object] = ()) -> None:
         self._roots, self._without = roots, [*without]
-        self._before = dict[str, tuple[object, object, object]]()
-        self.moved()
+        self._before = {one.place: _Seen.of(one) for one in self._found()}
 
     def moved(self) -> list[str]:
         """Return the places whose state has moved on since they were first seen."""
         moved = list[str]()
         for one in self._found():
-            if one.place not in self._before:
-                self._before[one.place] = (one.value, mark_of(one.value), _stream_of(one.value))
-            elif self._has_moved(one):
-                moved.append(one.place)
+            if one.place in self._before:
+                if self._has_moved(one):
+                    moved.append(one.place)
+            elif is_generator(one.value):
+                self._before[one.place] = _Seen.of(one)
         return moved
 
     def _found(self) -> Iterator[Found]:
         return filter(_is_drawn, find_state(self._roots, without=self._without))
 
     def _has_moved(self, found: Found) -> bool:
-        value, mark, stream = self._before[found.place]
-        if mark_of(found.value) == mark:
+        seen = self._before[found.place]
+        if mark_of(found.value) == seen.mark:
             return False
-        return not is_generator(value) or (value is found.value and _continues(stream, found.value))
+        return not is_generator(seen.value) or (seen.value is found.value and _continues(seen.stream, found.value))
 
 
 def _is_drawn(found: Found) -> bool:
