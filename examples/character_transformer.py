@@ -58,7 +58,7 @@ class CharacterTransformer(nn.Module):
 class ShardingTrainer(Trainer):
     """Splits its model over the processes, even if the launcher does not request it."""
 
-    def _create_accelerator(self) -> Any:
+    def create_accelerator(self) -> Any:
         return Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
 
 

@@ -81,7 +81,7 @@ class CaptionTrainer(Trainer):
 class ShardingCaptionTrainer(CaptionTrainer):
     """Gives each process a piece of the model."""
 
-    def _create_accelerator(self) -> Any:
+    def create_accelerator(self) -> Any:
         return Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
 
 

@@ -63,7 +63,7 @@ class Transformer(nn.Module):
 class ShardingTrainer(Trainer):
     """A trainer that shards its model if there are several processes."""
 
-    def _create_accelerator(self) -> Any:
+    def create_accelerator(self) -> Any:
         return Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=True))
 
 

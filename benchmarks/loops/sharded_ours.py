@@ -17,7 +17,7 @@ class ShardingTrainer(Trainer):
     """Shards its model."""
 
     @override
-    def _create_accelerator(self) -> Any:
+    def create_accelerator(self) -> Any:
         from accelerate.utils import FullyShardedDataParallelPlugin
 
         return accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))

@@ -52,7 +52,7 @@ class ScalingTrainer(Trainer[nn.Module, Any]):
     """Begins with a scale that overflows, so that updates are skipped, and raises it every few updates."""
 
     @override
-    def _create_accelerator(self) -> Any:
+    def create_accelerator(self) -> Any:
         from accelerate import Accelerator
         from accelerate.utils import GradScalerKwargs
 

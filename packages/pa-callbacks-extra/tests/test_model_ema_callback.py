@@ -367,8 +367,8 @@ class Scaled(Trainer[nn.Module]):
     """A trainer whose accelerator scales losses, as accelerate does for fp16."""
 
     @override
-    def _create_accelerator(self) -> Any:
-        accelerator: Any = super()._create_accelerator()
+    def create_accelerator(self) -> Any:
+        accelerator: Any = super().create_accelerator()
         accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
         return accelerator
 
@@ -417,7 +417,7 @@ class Compiling(Trainer[nn.Module]):
     regional = False
 
     @override
-    def _create_accelerator(self) -> Any:
+    def create_accelerator(self) -> Any:
         plugin = TorchDynamoPlugin(backend=DynamoBackend.AOT_EAGER, use_regional_compilation=self.regional)
         return Accelerator(cpu=True, dynamo_plugin=plugin)
 

@@ -154,7 +154,7 @@ def test_a_run_averages_evaluates_and_saves_as_one_without_sharding(is_sharded_b
 
     class Sharding(Trainer[nn.Module]):
         @override
-        def _create_accelerator(self) -> Any:
+        def create_accelerator(self) -> Any:
             from accelerate import Accelerator
             from accelerate.utils import FullyShardedDataParallelPlugin
 

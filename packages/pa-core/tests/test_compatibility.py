@@ -86,7 +86,7 @@ def installed_settings() -> set[str]:
 
 
 def on_cpu(**kwargs: Any) -> Any:
-    """An Accelerator as a user's `_create_accelerator` would make it."""
+    """An Accelerator as a user's `create_accelerator` would make it."""
     return Accelerator(cpu=True, **kwargs)
 
 
@@ -187,7 +187,7 @@ def trainer_with(
     def create_accelerator(_self: object) -> Any:
         return create()
 
-    configured: Any = type("Configured", (kind,), {"_create_accelerator": create_accelerator})
+    configured: Any = type("Configured", (kind,), {"create_accelerator": create_accelerator})
     model = nn.Linear(1, 1) if model is None else model
     optimizer = optimizer or SGD(model.parameters(), lr=0.1, momentum=0.9)
     trainer: Trainer[nn.Module] = configured(model, nn.MSELoss(), optimizer, callbacks=callbacks)

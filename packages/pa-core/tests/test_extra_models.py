@@ -260,7 +260,7 @@ def test_an_update_that_overflows_in_the_module_is_made_in_neither() -> None:
 
     class InFp16(Trainer[nn.Module]):
         @override
-        def _create_accelerator(self) -> Any:
+        def create_accelerator(self) -> Any:
             accelerator: Any = Accelerator(cpu=True, mixed_precision="fp16")
             accelerator.scaler = GradScaler("cpu", init_scale=1024.0)
             return accelerator

@@ -59,7 +59,7 @@ class Overflowing(Trainer[TinyClassifier]):
     """Begins with a scale at which gradients of fp16 are infinite."""
 
     @override
-    def _create_accelerator(self) -> Any:
+    def create_accelerator(self) -> Any:
         from accelerate import Accelerator
         from accelerate.utils import GradScalerKwargs
 

@@ -175,7 +175,7 @@ class AnyTrainer(ABC):
         # They have a value from the first run on, and are typed as if they always had.
         self.run_config = self.train_dataset = self.train_dataloader = self.epoch_lengths = cast("Any", None)
         self.preemptible = False
-        accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)
+        accelerator, arguments = compatibility.create_accelerator(self.create_accelerator, mixed_precision, cpu)
         processes.prepare_process(accelerator)
         with showing_errors_once():  # from here on the processes are connected
             input_checks.check_trainer_arguments(model, loss_func, optimizer)
@@ -212,13 +212,24 @@ class AnyTrainer(ABC):
 
     # What a subclass may create in another way
 
-    def _create_accelerator(self) -> _accelerate.AcceleratorLike:
+    def create_accelerator(self) -> _accelerate.AcceleratorLike:
         """Create the ``accelerate.Accelerator`` that places and compiles what a run needs.
 
         Precision and device are the ones passed to the trainer, and otherwise the launcher's settings. Override this to
         pass other arguments; an Accelerator made here follows the trainer's ``mixed_precision`` and ``cpu`` where it is
         not told otherwise.
+
+        Example:
+            >>> from accelerate import Accelerator, DistributedDataParallelKwargs
+            >>> from pa_core import Trainer
+            >>> class LargeBuckets(Trainer):
+            ...     def create_accelerator(self):
+            ...         return Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=100)])
         """
+        return self._create_accelerator()
+
+    def _create_accelerator(self) -> _accelerate.AcceleratorLike:
+        """Create the Accelerator: the name that ``create_accelerator`` has in pytorch-accelerated."""
         return _accelerate.create_accelerator()
 
     def create_exchange(self) -> Exchange:

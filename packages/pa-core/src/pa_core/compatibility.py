@@ -39,7 +39,7 @@ def create_accelerator(
     """Create the Accelerator of a trainer, in the requested precision and on the requested device.
 
     Args:
-        create: ``Trainer._create_accelerator``, or an override of it.
+        create: ``Trainer.create_accelerator``, or an override of it.
         mixed_precision: The argument of the trainer.
         cpu: The argument of the trainer.
 

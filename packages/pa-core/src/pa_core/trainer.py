@@ -93,7 +93,7 @@ class Trainer(
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
-        ConfigurationError: There is no such precision, or an overridden ``_create_accelerator`` set another one; or
+        ConfigurationError: There is no such precision, or an overridden ``create_accelerator`` set another one; or
             there are both an optimizer and a function that makes one.
         UnsupportedConfigurationError: An earlier trainer of the process has another precision or device.
 

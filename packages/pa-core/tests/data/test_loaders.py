@@ -369,7 +369,7 @@ class EachReadsItsOwn(Trainer):
     """As the error advises."""
 
     @override
-    def _create_accelerator(self) -> Any:
+    def create_accelerator(self) -> Any:
         from accelerate import Accelerator, DataLoaderConfiguration
 
         return Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))

@@ -67,7 +67,7 @@ from accelerate import Accelerator
 from pa_core import Trainer
 
 class WithOwnAccelerator(Trainer):
-    def _create_accelerator(self):
+    def create_accelerator(self):
         return Accelerator()
 
 print(WithOwnAccelerator(torch.nn.Linear(1, 1), None, None).describe_run())
@@ -171,7 +171,7 @@ def test_processes_of_a_notebook_that_has_made_a_trainer(trainer: Trainer[nn.Lin
 
 
 def test_processes_with_an_own_accelerator_are_connected(launch: Launch) -> None:
-    """Where there is no accelerator, `_create_accelerator` need not say that its processes are on CPUs."""
+    """Where there is no accelerator, `create_accelerator` need not say that its processes are on CPUs."""
     launched = launch(WITH_OWN_ACCELERATOR, ranks=2, env=WITHOUT_VARIABLES)
     assert launched.status == 0
     assert launched.output.count("2 processes (gloo), device cpu") == 2

@@ -38,7 +38,7 @@ class ShardingTrainer(Trainer[Any]):
     """A trainer that does, as the page has one."""
 
     @override
-    def _create_accelerator(self) -> Any:
+    def create_accelerator(self) -> Any:
         return accelerator_with()
 
 
@@ -46,7 +46,7 @@ class Sharding(Run[Any, Any]):
     """A loop of one's own that shards its models on several processes."""
 
     @override
-    def _create_accelerator(self) -> Any:
+    def create_accelerator(self) -> Any:
         return accelerator_with()
 
 

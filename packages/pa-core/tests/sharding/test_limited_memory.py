@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class Sharding(Trainer):
-    def _create_accelerator(self):
+    def create_accelerator(self):
         return Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
 
 

@@ -377,7 +377,7 @@ def test_parameters_may_be_unused_on_some_processes_where_accelerate_is_told_so(
 
     class Finds(Trainer):
         @override
-        def _create_accelerator(self) -> Any:
+        def create_accelerator(self) -> Any:
             return Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
 
     torch.manual_seed(0)

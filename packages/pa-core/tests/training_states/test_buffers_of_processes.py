@@ -155,7 +155,7 @@ class PlainNorms(scripts.Scripted):
         super().__init__(*callbacks, model=model)
 
     @override
-    def _create_accelerator(self) -> Any:
+    def create_accelerator(self) -> Any:
         return Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)])
 
     def statistics(self) -> list[float]:

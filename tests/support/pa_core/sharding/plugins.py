@@ -31,7 +31,7 @@ def sharding(
 
     class Sharding(Trainer[nn.Module]):
         @override
-        def _create_accelerator(self) -> Any:
+        def create_accelerator(self) -> Any:
             return accelerator_with(**settings)
 
     return Sharding(model, nn.CrossEntropyLoss(), optimizer, [], create_optimizer_fn=create_optimizer_fn)
