@@ -175,7 +175,9 @@ class AnyTrainer(ABC):
         # They have a value from the first run on, and are typed as if they always had.
         self.run_config = self.train_dataset = self.train_dataloader = self.epoch_lengths = cast("Any", None)
         self.preemptible = False
-        accelerator, arguments = compatibility.create_accelerator(self.create_accelerator, mixed_precision, cpu)
+        is_default = type(self).create_accelerator is AnyTrainer.create_accelerator
+        create = self._create_accelerator if is_default else self.create_accelerator  # messages name it
+        accelerator, arguments = compatibility.create_accelerator(create, mixed_precision, cpu)
         processes.prepare_process(accelerator)
         with showing_errors_once():  # from here on the processes are connected
             input_checks.check_trainer_arguments(model, loss_func, optimizer)

@@ -288,7 +288,7 @@ class Averaged(Alone):
     """
 
     def __init__(self, accelerator: _accelerate.AcceleratorLike) -> None:
-        self.num_averaged = accelerator.num_processes
+        self.num_averaged: int = accelerator.num_processes
         self._accelerator = accelerator
         self._exchanges: dict[Part, GradientExchange] = {}
         self._num_compared: dict[Part, int] = {}
