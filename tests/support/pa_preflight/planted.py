@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.support.pa_preflight import (
     planted_in_data,
+    planted_in_dependence,
     planted_in_fetching,
     planted_in_loss_calls,
     planted_in_losses,
@@ -21,6 +22,7 @@ PLANTED: dict[str, Planted] = {
     **planted_in_loss_calls.planted.cases,
     **planted_in_models.planted.cases,
     **planted_in_data.planted.cases,
+    **planted_in_dependence.planted.cases,
     **planted_in_fetching.planted.cases,
     **planted_in_outputs.planted.cases,
     **planted_in_samples.planted.cases,

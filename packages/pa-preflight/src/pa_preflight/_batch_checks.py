@@ -19,7 +19,7 @@ from pa_preflight._observer import LossCall, ModelCall, is_same, tensors_in, wit
 
 _TARGET_KEYS = ("label", "labels", "target", "targets", "y")
 _FEW = 3
-_LARGE, _SMALL_CLIP, _NEARLY = 30.0, 1000.0, 0.05
+_LARGE, _SMALL_CLIP, _NEARLY, _ROUNDED = 30.0, 1000.0, 0.05, 1e-6
 
 
 @dataclass
@@ -262,7 +262,7 @@ def check_outputs(model_calls: list[ModelCall], num_losses: int) -> Iterator[Fin
             "inputs-do-not-matter",
             "All samples of a batch have the same output, though their inputs differ.",
             "Look for a layer whose outputs are all zero, as a ReLU of negative numbers, or one that is multiplied "
-            "by zero.",
+            "by zero, and for a mask that hides all, such as a padding mask that is True at the words.",
         )
 
 
@@ -271,7 +271,9 @@ def _is_constant(call: ModelCall) -> bool:
     if call.output is None or not call.output.dim() or len(call.output) < _FEW:
         return False
     differ = any(not is_same(one, one[:1].expand_as(one)) for one in call.inputs)
-    return differ and bool((call.output == call.output[:1]).all())
+    outputs = call.output.double()
+    spread, largest = (outputs - outputs[:1]).abs().max(), outputs.abs().max()
+    return differ and bool(spread <= _ROUNDED * largest)
 
 
 def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:

@@ -30,7 +30,12 @@ _MOST_WEIGHT = 1e4
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
-def _named(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def named_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return all modules of a model with their names, which torch annotates in part.
+
+    Args:
+        model: The model.
+    """
     return [*cast("Any", model.named_modules())]
 
 
@@ -49,7 +54,7 @@ def check_layers(model: nn.Module) -> Iterator[Finding]:
 
 def _check_flags(model: nn.Module) -> Iterator[Finding]:
     """Attributes that look like requires_grad, and that nobody reads."""
-    for name, module in _named(model):
+    for name, module in named_layers(model):
         held = cast("dict[str, object]", vars(module))
         replaced = [one for one in ("requires_grad_", "train", "eval") if one in held and not callable(held[one])]
         for flag in ["requires_grad"] * ("requires_grad" in held) + replaced:
@@ -74,7 +79,7 @@ def _check_flags(model: nn.Module) -> Iterator[Finding]:
 
 
 def _check_dropout(model: nn.Module) -> Iterator[Finding]:
-    for name, module in _named(model):
+    for name, module in named_layers(model):
         if isinstance(module, _DROPOUTS) and module.p > _MOST_DROPPED:
             yield Finding(
                 "unusual-option",
@@ -95,7 +100,7 @@ def _check_dropout(model: nn.Module) -> Iterator[Finding]:
 
 
 def _check_repeated(model: nn.Module) -> Iterator[Finding]:
-    for name, module in _named(model):
+    for name, module in named_layers(model):
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
             layers = [one for one in module if any(True for _ in one.parameters())]
             if len({id(one) for one in layers}) < len(layers):
@@ -115,7 +120,7 @@ def batches_of_norms(model: nn.Module) -> dict[str, int]:
     Args:
         model: The model.
     """
-    norms = {name: one for name, one in _named(model) if isinstance(one, BATCH_NORMS) and one.affine}
+    norms = {name: one for name, one in named_layers(model) if isinstance(one, BATCH_NORMS) and one.affine}
     return {
         name: int(one.num_batches_tracked)
         for name, one in norms.items()
@@ -166,7 +171,7 @@ def check_units(model: nn.Module) -> Iterator[Finding]:
     layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     alike = [
         name
-        for name, one in _named(model)
+        for name, one in named_layers(model)
         if isinstance(one, layers) and one.weight.requires_grad and len(one.weight) > 1 and _are_alike(one)
     ]
     if alike:
@@ -193,7 +198,7 @@ def check_running_statistics(model: nn.Module, updates: int) -> Iterator[Finding
         model: The model, before the run.
         updates: The batches of the run.
     """
-    for name, one in _named(model):
+    for name, one in named_layers(model):
         if not isinstance(one, BATCH_NORMS) or one.running_mean is None or one.momentum is None:
             continue
         momentum, left = float(one.momentum), (1 - float(one.momentum)) ** updates
@@ -220,7 +225,7 @@ def check_running_statistics(model: nn.Module, updates: int) -> Iterator[Finding
 def _check_registered(model: nn.Module) -> Iterator[Finding]:
     """Modules with weights that are held in lists and dicts, so that the model does not know them."""
     known = {id(one) for one in model.modules()}
-    for name, module in _named(model):
+    for name, module in named_layers(model):
         for key, value in vars(module).items():
             if key in _OF_MODULES:
                 continue

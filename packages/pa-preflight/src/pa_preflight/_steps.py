@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
 from pa_core.orders import Order
@@ -19,6 +19,8 @@ from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
 from pa_preflight._batch_checks import FirstBatch, check_batch, check_outputs, is_of_model
 from pa_preflight._findings import Finding, failure, first_line
+from pa_preflight._independence import check_dependence
+from pa_preflight._kept_graphs import KeptGraphs
 from pa_preflight._layer_checks import batches_of_norms, check_frozen_norms, check_units
 from pa_preflight._loss_checks import check_loss, check_sigmoid
 from pa_preflight._model_checks import check_gradients, check_progress, not_in_training_mode
@@ -27,9 +29,11 @@ from pa_preflight._optimizer_checks import Movement, check_decay
 from pa_preflight._output_experiments import check_output_experiments
 from pa_preflight._planned_run import PlannedRun
 from pa_preflight._schedule_checks import check_schedules
+from pa_preflight._step_checks import FirstModes, check_divisions, check_modes, check_step
 
 _UPDATES = 10
 """Enough to see layers that are left out at random."""
+_FEWEST_SAMPLES = 3
 _SLOW = 0.005
 """Seconds to fetch a batch that are worth workers."""
 
@@ -75,7 +79,9 @@ class Steps:
         self.planned = PlannedRun(trainer, asked)
         self._movement = Movement(trainer.named_optimizers())
         self._of_weights: list[Finding] = []
-        registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, self.planned, self.observer])
+        graphs, self._modes = KeptGraphs(model), FirstModes(model)
+        noted: list[Any] = [MoveModulesToDeviceCallback, self.planned, graphs, self._modes, self.observer]
+        registered = trainer.callback_handler.replaced_by(noted)
         hooks = [one.register_step_pre_hook(self._note_gradients) for one in optimizers]
         with trainer.undoing_runs(*asked.values()), registered:
             try:
@@ -90,6 +96,7 @@ class Steps:
             if self.error is None and self.has_changed:
                 self._of_weights += check_units(model)
                 self._of_weights += check_frozen_norms(model, norms)
+            self._of_weights += graphs.check()
 
     def _note(self, batch: Any, loss: Tensor) -> None:
         trainer, observer = self._trainer, self.observer
@@ -125,11 +132,30 @@ class Steps:
             with restored_rng_states(trainer.device):
                 clip_norm, clip_value = self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
                 self.findings += check_batch(first, clip_norm, clip_value)
+<<<<<<< HEAD
                 self.findings += check_output_experiments(first)
+=======
+                self.findings += self._check_dependence(first)
+>>>>>>> b122ff2f (preflight: what outputs depend on, kept graphs, and what a step does besides its loss)
         except Exception as error:  # of a step that cannot be repeated, or takes no other batches
             self.left_out.append(f"what the loss of the first batch depends on: {first_line(error)}")
         finally:
             del vars(trainer)["log"]
+
+    def _check_dependence(self, first: FirstBatch) -> Iterator[Finding]:
+        accumulated: int = self._asked["gradient_accumulation_steps"] or 1
+        divisors = {"accumulation steps": accumulated, "samples of the batch": self._batch_size}
+        if first.is_own_step:
+            yield from check_divisions(first.loss, first.loss_calls, divisors)
+            yield from check_step(first.model, first.batch, first.calculate_loss, first.loss_of)
+        yield from check_modes(first.model, self._modes.modes, lambda: first.loss_of(first.batch))
+        call = first.call
+        if call is not None and call.output is not None and len(call.output) >= _FEWEST_SAMPLES:
+            options: dict[str, Any] = self._asked["train_dataloader_kwargs"] or {}
+            data = self._asked["train_dataset"]
+            is_shuffled = self._asked["order"] is None and options.get("shuffle") is not False
+            is_shuffled &= not isinstance(data, (DataLoader, IterableDataset))
+            yield from check_dependence(first.model, call, first.loss_calls, first.batch, is_shuffled=is_shuffled)
 
     def check(self) -> Iterator[Finding]:
         """Yield what was found."""
