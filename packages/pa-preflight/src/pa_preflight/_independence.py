@@ -58,7 +58,7 @@ def check_dependence(
         call: Its call in the first step, whose inputs and output have a row for each sample.
         loss_calls: The calls of loss functions in this step.
         batch: The batch.
-        is_shuffled: Whether the samples of a batch do not follow those of the batch before.
+        is_shuffled: Whether the samples of a batch are unrelated to the batch before.
     """
     forward = Forward(model, call)
     outputs = forward.outputs()
