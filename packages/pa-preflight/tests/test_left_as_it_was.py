@@ -9,6 +9,7 @@ import pytest
 from pa_preflight import check, plan
 from tests.support.held_state import OTHERS, PLACES, WAYS, make
 from tests.support.pa_preflight.configurations import Configuration, changed, state_of
+from tests.support.pa_preflight.healthy import HEALTHY
 
 SEEDS = [*range(10), *(pytest.param(seed, marks=pytest.mark.more_cases) for seed in range(10, 50))]
 
@@ -50,3 +51,13 @@ def test_whatever_holds_state_is_left_as_it_was(look: Callable[..., object], way
     look(looked.trainer, **looked.arguments)
     after_look = looked.weights_after()
     assert make(way, place).weights_after() == after_look
+
+
+def test_no_hook_of_an_optimizer_stays() -> None:
+    """What the check has watched updates with is gone after it."""
+    script = HEALTHY["regression"]()
+    hooks = {name: value for name, value in vars(script.trainer.optimizer).items() if name.endswith("hooks")}
+    before = {name: dict(value) for name, value in hooks.items()}
+    check(script.trainer, **script.arguments)
+    assert {name: dict(value) for name, value in hooks.items()} == before
+    assert before

@@ -110,7 +110,7 @@ KNOWN: dict[str, dict[str, Known]] = {
         "inputs-ignored": Known("some inputs change nothing", "a slice that takes one step", "warning"),
         "loss-divided-twice": Known("gradients are scaled down", "Return the mean over the batch", "warning"),
         "mode-changes-in-step": Known("`eval()` in `forward()`", "Look for eval()", "warning"),
-        "order-ignored": Known("attention without positions", "Add position embeddings", "warning"),
+        "order-ignored": Known("attention without positions", "Add position embeddings", "note"),
         "order-of-samples-matters": Known("outputs with wrong targets", "Look for a view()", "warning"),
         "padding-matters": Known("outputs follow the padding", "Pass padding_idx=0", "warning"),
         "state-between-batches": Known("batches follow each other", "a new state", "warning"),

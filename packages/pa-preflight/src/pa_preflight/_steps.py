@@ -82,8 +82,8 @@ class Steps:
         graphs, self._modes = KeptGraphs(model), FirstModes(model)
         noted: list[Any] = [MoveModulesToDeviceCallback, self.planned, graphs, self._modes, self.observer]
         registered = trainer.callback_handler.replaced_by(noted)
-        hooks = [one.register_step_pre_hook(self._note_gradients) for one in optimizers]
         with trainer.undoing_runs(*asked.values()), registered:
+            hooks = [one.register_step_pre_hook(self._note_gradients) for one in optimizers]
             try:
                 trainer.train(**asked)
             except Exception as error:
