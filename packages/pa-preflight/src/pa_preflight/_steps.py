@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -128,19 +128,25 @@ class Steps:
         if first is None or any(finding.name == "targets-not-finite" for finding in self.findings):
             return
         vars(trainer)["log"] = ignore  # a step may log a name once, and the experiments repeat it
+        clip_norm, clip_value = self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
+        parts = (
+            lambda: check_batch(first, clip_norm, clip_value),
+            lambda: check_output_experiments(first),
+            lambda: self._check_dependence(first),
+        )
         try:
-            with restored_rng_states(trainer.device):
-                clip_norm, clip_value = self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
-                self.findings += check_batch(first, clip_norm, clip_value)
-<<<<<<< HEAD
-                self.findings += check_output_experiments(first)
-=======
-                self.findings += self._check_dependence(first)
->>>>>>> b122ff2f (preflight: what outputs depend on, kept graphs, and what a step does besides its loss)
-        except Exception as error:  # of a step that cannot be repeated, or takes no other batches
-            self.left_out.append(f"what the loss of the first batch depends on: {first_line(error)}")
+            for part in parts:
+                self._try(part)
         finally:
             del vars(trainer)["log"]
+
+    def _try(self, experiment: Callable[[], Iterator[Finding]]) -> None:
+        try:
+            with restored_rng_states(self._trainer.device):
+                self.findings += experiment()
+        except Exception as error:  # of a step that cannot be repeated, or takes no other batches
+            reason = f"what the loss of the first batch depends on: {first_line(error)}"
+            self.left_out += [reason] if reason not in self.left_out else []
 
     def _check_dependence(self, first: FirstBatch) -> Iterator[Finding]:
         accumulated: int = self._asked["gradient_accumulation_steps"] or 1
