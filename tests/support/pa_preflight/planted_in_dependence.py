@@ -113,7 +113,7 @@ class _Bag(nn.Module):
         return logits
 
 
-@planted("padding-matters")
+@planted("padding-matters", level="note")
 def mean_over_padding() -> Script:
     """The mean of the words counts the padding."""
     return script(_Bag(0, is_masked=False), nn.CrossEntropyLoss(), _padded())
@@ -123,6 +123,13 @@ def mean_over_padding() -> Script:
 def padding_index_of_a_word() -> Script:
     """The embedding of a word stays zero, and the one of the padding is learnt."""
     return script(_Bag(1, is_masked=True), nn.CrossEntropyLoss(), _padded())
+
+
+@planted("padding-matters", do="pack sequences")
+def last_step_of_padded_sequences() -> Script:
+    """The output of a recurrence is taken at the last step, which is padding in most samples."""
+    model = nn.Sequential(nn.Embedding(20, 4, padding_idx=0), _Recurrent(-1), nn.Linear(1, 3))
+    return script(model, nn.CrossEntropyLoss(), _padded())
 
 
 @planted("order-ignored")

@@ -237,14 +237,15 @@ def _check_padding(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
     difference = _difference(outputs[shortest : shortest + 1], alone)
     if difference > 10 * _CHANGED:
         indices = {one.padding_idx for one in forward.model.modules() if isinstance(one, nn.Embedding)}
-        of_layer = next((f", and the padding_idx of its embedding is {one}" for one in indices - {token}), "")
+        of_layer = next((f", and the padding_idx of its embedding is {one}" for one in indices - {token, None}), "")
+        is_read = any(isinstance(one, (*_ATTENTION, nn.RNNBase)) for one in forward.model.modules())
         yield Finding(
             "padding-matters",
             f"Sequences are padded with {token}{of_layer}; the output of a sample of {int(lengths[shortest])} tokens "
             f"changes by {difference:.2g} of its size without its padding.",
             f"Pass padding_idx={token} and a padding mask that is True at the padding, pack sequences for RNNs, and "
             "leave padding out of means.",
-            "warning",
+            "warning" if of_layer or is_read else "note",  # a mean over padding is only smaller
         )
 
 
