@@ -10,6 +10,7 @@ from tests.support.pa_preflight import (
     healthy_losses,
     healthy_outputs,
     healthy_samples,
+    healthy_sets,
     healthy_tutorials,
     healthy_unusual,
     healthy_usual,
@@ -22,6 +23,7 @@ HEALTHY: dict[str, Callable[[], Script]] = {
     **healthy_losses.healthy.cases,
     **healthy_loss_calls.healthy.cases,
     **healthy_samples.healthy.cases,
+    **healthy_sets.healthy.cases,
     **healthy_fetching.healthy.cases,
     **healthy_outputs.healthy.cases,
 }

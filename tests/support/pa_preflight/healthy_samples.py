@@ -77,6 +77,7 @@ def samples_repeated_on_purpose() -> Script:
 def series_that_drifts() -> Script:
     """Windows of a random walk, of which the last part is evaluated, far from the first."""
     walk = torch.randn(1100, generator=_seeded()).cumsum(0) / 10
-    windows, rises = walk.unfold(0, 32, 1)[:-1], walk[32:, None] - walk[31:-1, None]
+    windows = walk.unfold(0, 32, 1)
+    rises = windows[:, 24:].mean(1, keepdim=True) - windows[:, :8].mean(1, keepdim=True)
     train, evaluation = TensorDataset(windows[:700], rises[:700]), TensorDataset(windows[800:], rises[800:])
     return script(perceptron(32, 1), nn.MSELoss(), train, eval_dataset=evaluation)

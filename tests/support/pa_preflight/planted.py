@@ -12,6 +12,7 @@ from tests.support.pa_preflight import (
     planted_in_outputs,
     planted_in_runs,
     planted_in_samples,
+    planted_in_sets,
     planted_in_settings,
     planted_in_states,
 )
@@ -26,6 +27,7 @@ PLANTED: dict[str, Planted] = {
     **planted_in_fetching.planted.cases,
     **planted_in_outputs.planted.cases,
     **planted_in_samples.planted.cases,
+    **planted_in_sets.planted.cases,
     **planted_in_runs.planted.cases,
     **planted_in_settings.planted.cases,
     **planted_in_states.planted.cases,

@@ -27,7 +27,9 @@ from pa_preflight._observer import is_overridden
 from pa_preflight._optimizer_checks import check_options
 from pa_preflight._own_loops import check_run
 from pa_preflight._plan import plan_of
+from pa_preflight._relation_checks import check_relation, check_rows
 from pa_preflight._sample_checks import check_many_samples
+from pa_preflight._set_checks import check_sets
 from pa_preflight._states import check_states
 from pa_preflight._steps import Steps
 
@@ -116,7 +118,8 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
             findings += _check_data(trainer, train, asked, loader_kwargs)
             for name, one in evaluated.items():
                 samples[name] = Samples(one)
-                found = check_evaluation_samples(train, samples[name], data, one)
+                found = list(check_evaluation_samples(train, samples[name], data, one))
+                found += () if found else check_sets(train, samples[name])
                 # the training samples may be one of several sets
                 findings += (replace(finding, level="note") if len(evaluated) > 1 else finding for finding in found)
         except Exception as error:
@@ -135,14 +138,7 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
     left_out += steps.left_out
     findings += _check_targets(steps, train.targets())
     if steps.error is None and not any(finding.name.endswith("not-finite") for finding in findings):
-        if train.dataset is None:
-            left_out.append("whether one batch can be learnt by heart, as the data has no positions.")
-        else:
-            try:
-                is_scheduled = given["create_scheduler_fn"] is not None
-                findings += check_learning(trainer, train, asked, is_scheduled=is_scheduled)
-            except Exception as error:  # of a script that trains on all of the data, or not at all
-                left_out.append(f"whether one batch can be learnt by heart: {first_line(error)}")
+        findings += _check_learning(trainer, train, asked, left_out, given)
         for one in samples.values():
             if one.dataset is None:
                 left_out.append("the evaluation, as its data has no positions.")
@@ -172,10 +168,29 @@ def _check_data(
     yield from check_fetching(train, loader_kwargs, *train.batches(asked, loader_kwargs))
 
 
+def _check_learning(
+    trainer: Trainer[Any, Any, Any, Any],
+    train: Samples,
+    asked: dict[str, Any],
+    left_out: list[str],
+    given: Mapping[str, Any],
+) -> Iterator[Finding]:
+    if train.dataset is None:
+        left_out.append("whether one batch can be learnt by heart, as the data has no positions.")
+        return
+    try:
+        yield from check_learning(trainer, train, asked, is_scheduled=given["create_scheduler_fn"] is not None)
+        yield from check_relation(trainer, train, asked)
+    except Exception as error:  # of a script that trains on all of the data, or not at all
+        left_out.append(f"whether one batch can be learnt by heart: {first_line(error)}")
+
+
 def _check_targets(steps: Steps, targets: Tensor | None) -> Iterator[Finding]:
     if steps.observer.loss_calls:
         yield from check_all_targets(steps.observer.loss_calls[:1], targets)
     yield from check_calls(steps.observer.function_calls, targets)
+    if is_overridden(steps.trainer, "calculate_train_batch_loss"):
+        yield from check_rows(steps.observer.rows)
 
 
 def _check_parts(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Iterator[Finding]:

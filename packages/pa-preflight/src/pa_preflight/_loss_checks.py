@@ -16,6 +16,8 @@ _DISTANCES = ("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
 _FEW, _MANY, _TOLERANCE, _ROUGHLY, _HALF = 4, 16, 1e-3, 0.05, 2
 _MANY_OUTPUTS = 20
 """Times as many as classes: what is left of a model for other classes, and not a vocabulary."""
+_NEARLY_ALL, _IMPROBABLE = 0.9, 20.0
+_OVERFLOWS = (128, 256)
 _FAR = 100.0
 """Times the loss of a constant."""
 
@@ -168,6 +170,20 @@ def check_all_targets(calls: list[LossCall], targets: Tensor | None) -> Iterator
                 f"The model has {num_classes} outputs, and the classes of {len(targets)} samples are below {used}.",
                 f"Replace the last layer by one with {used} outputs.",
             )
+        elif targets.dim() == 1 and used < _NEARLY_ALL * num_classes and _are_missing(targets, used, num_classes):
+            yield Finding(
+                "classes-never-occur",
+                f"Among {len(targets)} samples there is none of the classes {used} to {num_classes - 1}, for which the "
+                "model has outputs."
+                + (f" {used - 1} is the largest number of a type such as uint8." if used in _OVERFLOWS else ""),
+                "Look at how targets are read and stored: an overflow, as of uint8 at 255, counts from 0 again.",
+                "warning",
+            )
+
+
+def _are_missing(targets: Tensor, used: int, num_classes: int) -> bool:
+    """Whether classes as frequent as others would be among so many samples."""
+    return len(targets) * math.log(used / num_classes) < -_IMPROBABLE and int(targets.min()) >= 0
 
 
 def broadcast(outputs: Tensor, targets: Tensor) -> Finding:

@@ -31,6 +31,7 @@ _LOSSES: Final = (
 )
 
 _KEPT = 1000
+_ROWS, _COLUMNS = 64, 256
 
 
 @dataclass
@@ -130,6 +131,8 @@ class Observer(TrainerCallback):
         self.model_calls: list[ModelCall] = []
         self.losses: list[Tensor] = []
         self._of_first = 0, 0
+        self._of_step = 0, 0
+        self.rows: list[tuple[Tensor, Tensor]] = []  # what the model got in each step, and what the loss compared with
         self.rates: list[list[float]] = []  # of the parameter groups, before each update
         self.called: list[nn.Module] = [model]
         self.stepped: set[int] = set()  # parameters by their identity: those that optimizers step, and with a gradient
@@ -182,6 +185,7 @@ class Observer(TrainerCallback):
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         self.close()
         self._updated = None
+        self._note_rows()
         self.losses.append(batch_output["loss"].detach())
         if len(self.losses) == 1:
             self._of_first = len(self.loss_calls), len(self.model_calls)
@@ -203,6 +207,16 @@ class Observer(TrainerCallback):
         self.keeps_gradients |= any(one.grad is not None and bool(one.grad.count_nonzero()) for one in trained)
         if update >= self._num_updates:
             raise StopTrainingError("That is enough.")
+
+    def _note_rows(self) -> None:
+        (losses, models), self._of_step = self._of_step, (len(self.loss_calls), len(self.model_calls))
+        of_losses, of_models = self.loss_calls[losses:], self.model_calls[models:]
+        if len(of_losses) != 1 or len(of_models) != 1 or not of_losses[0].targets.dim():
+            return
+        targets, inputs = of_losses[0].targets, of_models[0].inputs
+        if inputs and all(len(one) == len(targets) and one.is_floating_point() for one in inputs):
+            table = torch.cat([one.detach().reshape(len(one), -1)[:_ROWS, :_COLUMNS].cpu() for one in inputs], dim=1)
+            self.rows.append((table, targets[:_ROWS].cpu().clone()))
 
     def _note_call(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         first = next(iter(tensors_in(output)), None)

@@ -20,7 +20,7 @@ from pa_preflight._function_calls import FunctionCall, FunctionCalls
 from pa_preflight._observer import with_tensors
 
 _SURE, _ALMOST, _OPPOSITE = 8.0, 0.98, 4.0
-_MARGIN, _LARGER, _FLAT, _FEW = 1e-3, 1000.0, 0.5, 4
+_MARGIN, _WORSE, _LARGER, _FLAT, _FEW = 1e-3, 0.1, 1000.0, 0.5, 4
 _GROUPS, _SHARE = 20, 0.05
 _DISTANCES = frozenset(
     ("Abs", "Cdist", "EuclideanDist", "Exp", "LinalgVectorNorm", "Mean", "Neg", "Norm", "Pow", "Sqrt", "Sum")
@@ -113,7 +113,7 @@ def _check_direction(first: FirstBatch, output: Tensor, targets: Tensor, made_by
                 losses.append(first.loss_of(first.batch))
         if all(map(math.isfinite, losses)):
             compared.append((losses[0], losses[1]))
-    if compared and all(right > wrong + _MARGIN * max(abs(right), abs(wrong)) for right, wrong in compared):
+    if compared and all(right > wrong + _WORSE * max(abs(right), abs(wrong)) for right, wrong in compared):
         yield Finding(
             "loss-prefers-wrong-outputs",
             f"The loss of perfect outputs, made of the targets, is {compared[0][0]:.4g}, and of outputs that are all "

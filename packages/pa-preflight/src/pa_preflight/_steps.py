@@ -51,6 +51,7 @@ class Steps:
         smallest_batch: How many the smallest batch of an epoch has.
 
     Attributes:
+        trainer: The trainer.
         findings: What was found in the first batch.
         observer: What was seen.
         planned: What the run is going to do.
@@ -61,7 +62,7 @@ class Steps:
     def __init__(
         self, trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any], batch_size: int, smallest_batch: int
     ) -> None:
-        self._trainer, self._asked = trainer, asked
+        self.trainer, self._asked = trainer, asked
         self._batch_size, self._smallest_batch = batch_size, smallest_batch
         self.findings: list[Finding] = []
         self.left_out: list[str] = []
@@ -99,7 +100,7 @@ class Steps:
             self._of_weights += graphs.check()
 
     def _note(self, batch: Any, loss: Tensor) -> None:
-        trainer, observer = self._trainer, self.observer
+        trainer, observer = self.trainer, self.observer
         for call in observer.loss_calls:
             found = check_loss(call)
             if not is_of_model(call, observer.model_calls):  # margins and scores have no usual size
@@ -121,10 +122,10 @@ class Steps:
     def _note_gradients(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         self._movement.note(optimizer)
         if not self._of_weights:
-            self._of_weights += check_decay({"": optimizer}, self._trainer.get_model())
+            self._of_weights += check_decay({"": optimizer}, self.trainer.get_model())
 
     def _experiment(self) -> None:
-        trainer, first = self._trainer, self._first
+        trainer, first = self.trainer, self._first
         if first is None or any(finding.name == "targets-not-finite" for finding in self.findings):
             return
         vars(trainer)["log"] = ignore  # a step may log a name once, and the experiments repeat it
@@ -173,7 +174,7 @@ class Steps:
             explained = [finding for call in failed for finding in check_loss(call)]
             do = "Train one update, max_num_train_steps=1, and look at the traceback."
             plain = failure("The first update", self.error, do)
-            if any(not type(one).__module__.startswith("pa_") for one in self._trainer.callback_handler.callbacks):
+            if any(not type(one).__module__.startswith("pa_") for one in self.trainer.callback_handler.callbacks):
                 plain = replace(plain, saw=f"{plain.saw} Callbacks were not called.", level="note")
             if isinstance(self.error, BatchMismatchError):
                 plain = Finding("targets-broadcast", f"{plain.saw} {self.error.given}.", self.error.do)
