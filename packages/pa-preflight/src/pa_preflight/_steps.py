@@ -143,7 +143,7 @@ class Steps:
 
     def _try(self, experiment: Callable[[], Iterator[Finding]]) -> None:
         try:
-            with restored_rng_states(self._trainer.device):
+            with restored_rng_states(self.trainer.device):
                 self.findings += experiment()
         except Exception as error:  # of a step that cannot be repeated, or takes no other batches
             reason = f"what the loss of the first batch depends on: {first_line(error)}"
