@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from tests.support.pa_preflight.data import lines, points
-from tests.support.pa_preflight.planted_in_outputs import Matching, halves
+from tests.support.pa_preflight.planted_in_outputs import Counting, Matching, halves, two_classes
 from tests.support.pa_preflight.scripts import Healthy, Script, perceptron, script
 
 healthy = Healthy()
@@ -65,3 +65,16 @@ def hinge_of_signs() -> Script:
 
     inputs, targets = points(classes=2).tensors
     return script(perceptron(8, 1), hinge, TensorDataset(inputs, 2.0 * targets[:, None] - 1))
+
+
+@healthy
+def sign_of_one_output() -> Script:
+    """The accuracy takes the sign of one number."""
+
+    class OfSigns(Counting):
+        @override
+        def predicted(self, outputs: Tensor) -> Tensor:
+            return (outputs[:, 0] > 0).long()
+
+    loss_func, data = nn.BCEWithLogitsLoss(), two_classes()
+    return script(perceptron(8, 1), loss_func, data, eval_dataset=two_classes(seed=2), kind=OfSigns)

@@ -96,6 +96,7 @@ KNOWN: dict[str, dict[str, Known]] = {
         "frozen-in-optimizer": Known(_MAYBE, "call requires_grad_(True)", "note"),
         "gradients-not-cleared": Known("updates add up", "optimizer_zero_grad that does not call zero_grad"),
         "half-precision-weights": Known("updates are rounded away", 'mixed_precision="bf16"'),
+        "metric-does-not-depend-on-outputs": Known("such as `argmax` of a column", "argmax of one column", "warning"),
         "not-in-training-mode": Known("dropout is off", "Call model.train()"),
         "optimizer-of-another-model": Known(_UNTRAINED, "Make the optimizer with model.parameters()"),
         "parameters-outside-optimizer": Known(_UNTRAINED, "Make the optimizer after the last layer"),

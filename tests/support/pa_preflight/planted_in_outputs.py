@@ -83,3 +83,30 @@ def halves() -> TensorDataset:
 def multiplied_by_the_temperature() -> Script:
     """Similarities are multiplied by a temperature of 0.1."""
     return script(perceptron(6, 8), None, halves(), kind=Matching)
+
+
+class Counting(Trainer):
+    """Logs the accuracy of two classes, which one output tells apart."""
+
+    @override
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_eval_batch_loss(batch)
+        self.log("accuracy", (self.predicted(output["model_outputs"]) == batch[1].flatten()).float().mean())
+        return output
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """The class of each sample."""
+        return outputs.argmax(dim=1)
+
+
+def two_classes(seed: int = 1) -> TensorDataset:
+    """Points of two classes, with targets of shape (N, 1)."""
+    inputs, targets = points(classes=2, seed=seed).tensors
+    return TensorDataset(inputs, targets[:, None].float())
+
+
+@planted("metric-does-not-depend-on-outputs")
+def argmax_of_one_output() -> Script:
+    """The accuracy takes the largest of one number, which is always the first."""
+    loss_func, data = nn.BCEWithLogitsLoss(), two_classes()
+    return script(perceptron(8, 1), loss_func, data, eval_dataset=two_classes(seed=2), kind=Counting)

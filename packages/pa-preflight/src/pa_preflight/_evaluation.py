@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Trainer, TrainerCallback
 from pa_data.rng import seed_rng
 from pa_preflight._data_checks import Samples, spread
 from pa_preflight._findings import Finding, failure
-from pa_preflight._observer import is_overridden, is_same, tensors_in
+from pa_preflight._observer import is_overridden, is_same, tensors_in, with_tensors
+from pa_preflight._output_experiments import outputs_replaced
 
 _BATCHES = 4
+_QUALITIES = ("acc", "auc", "correct", "dice", "f1", "iou", "mae", "mse", "precision", "r2", "recall", "rmse", "top")
+"""Parts of the names of metrics that follow from outputs."""
 _AWAY, _WIDER, _SMOOTH = 3.0, 5.0, 0.1
 
 
@@ -72,6 +78,8 @@ def check_evaluation(
     except Exception as error:
         yield failure("The evaluation", error, "Call trainer.evaluate on its own, and look at the traceback.")
         return
+    if not is_random and is_overridden(trainer, "calculate_eval_batch_loss"):
+        yield from _check_metrics(trainer, samples, asked, some, results[0])
     inputs = watches[0].inputs
     are_same = len(inputs) == len(watches[1].inputs) and all(map(is_same, inputs, watches[1].inputs))
     if watches[0].was_training:
@@ -90,6 +98,55 @@ def check_evaluation(
         )
     for one, other in zip(train_inputs, inputs, strict=False):
         yield from _check_scale(one, other)
+
+
+def _check_metrics(
+    trainer: Trainer[Any, Any, Any, Any],
+    samples: Samples,
+    asked: dict[str, Any],
+    some: Dataset[Any],
+    before: dict[str, float],
+) -> Iterator[Finding]:
+    """Exchange the outputs of the model: a metric of how good they are must change."""
+    names = {name for name in before if any(part in name.lower() for part in _QUALITIES)}
+    size, collate_fn = samples.batches(asked, asked["eval_dataloader_kwargs"] or {})
+    for change in _CHANGES:
+        if not names:
+            return
+        with (
+            trainer.undoing_runs(samples.dataset, *asked.values()),
+            trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback]),
+            outputs_replaced(trainer.get_model(), partial(with_tensors, change=change)),
+        ):
+            seed_rng(0)
+            try:
+                changed = trainer.evaluate(some, size, {"num_workers": 0}, collate_fn)
+            except Exception:  # of a step that checks what it gets
+                return
+        names = {name for name in names if changed.get(name) == before[name]}
+    for name in sorted(names):
+        yield Finding(
+            "metric-does-not-depend-on-outputs",
+            f"{name} is {before[name]:.6g}, and remains the same when the outputs of the model are negated, noise, or "
+            "exchanged: it is constant, with any outputs.",
+            "Look at how predictions are made of outputs: the argmax of one column is always 0.",
+            "warning",
+        )
+
+
+def _negated(tensor: Tensor) -> Tensor:
+    return -tensor if tensor.is_floating_point() else tensor
+
+
+def _exchanged(tensor: Tensor) -> Tensor:
+    return tensor.flip(0) if tensor.dim() else tensor
+
+
+def _noise(tensor: Tensor) -> Tensor:
+    return 10 * torch.randn_like(tensor) if tensor.is_floating_point() else tensor
+
+
+_CHANGES = (_noise, _negated, _exchanged)
 
 
 def _agree(one: dict[str, float], other: dict[str, float]) -> bool:
