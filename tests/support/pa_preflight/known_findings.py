@@ -112,6 +112,7 @@ KNOWN: dict[str, dict[str, Known]] = {
     },
     "dependence": {
         "draws-repeat": Known("each step seeds", "Seed once", "warning"),
+        "evaluation-unlike-training": Known("the mode changes outputs", "by self.training", "warning"),
         "future-is-seen": Known("no causal mask", "Pass a causal mask"),
         "graphs-kept": Known("memory grows", "keep value.detach()", "warning"),
         "inputs-ignored": Known("some inputs change nothing", "a slice that takes one step", "warning"),

@@ -277,3 +277,20 @@ class _EvaluatesItself(nn.Module):
 def evaluation_mode_in_forward() -> Script:
     """A part of the model is put into evaluation mode in each forward pass."""
     return script(_EvaluatesItself(), nn.CrossEntropyLoss(), pictures())
+
+
+class _TurnsTheSign(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = perceptron(8, 4)
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.layers(inputs)
+        return logits if self.training else -logits
+
+
+@planted("evaluation-unlike-training")
+def other_outputs_in_evaluation() -> Script:
+    """Outputs in evaluation mode have another sign."""
+    return script(_TurnsTheSign(), nn.CrossEntropyLoss(), points())

@@ -306,3 +306,19 @@ def two_models_in_one_file() -> Script:
     one = _with_callback(SaveBestModelCallback("best.pt"))
     one.trainer.callback_handler.add_callback(ModelEmaCallback(decay=0.9, save_path="best.pt"))
     return one
+
+
+class _Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    @override
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs * self.scale, targets)
+
+
+@planted("parameters-outside-optimizer", do="model and loss function", level="warning")
+def weights_of_the_loss_left_out() -> Script:
+    """The loss function has a temperature to be learnt, and the optimizer has the model only."""
+    return script(perceptron(8, 4), _Scaled(), points())

@@ -24,7 +24,7 @@ from pa_preflight._loss_calls import check_calls
 from pa_preflight._loss_checks import check_all_targets
 from pa_preflight._model_checks import check_batch_norm, check_model, modules_of
 from pa_preflight._observer import is_overridden
-from pa_preflight._optimizer_checks import check_options
+from pa_preflight._optimizer_checks import check_loss_weights, check_options
 from pa_preflight._own_loops import check_run
 from pa_preflight._plan import plan_of
 from pa_preflight._relation_checks import check_relation, check_rows
@@ -199,6 +199,7 @@ def _check_parts(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any])
     yield from check_model(model, modules_of(trainer), optimizers)
     yield from check_layers(model)
     has_schedulers = given["create_scheduler_fn"] is not None or bool(trainer.named_schedulers())
+    yield from check_loss_weights(trainer.loss_func, optimizers)
     yield from check_options(optimizers, has_schedulers=has_schedulers)
 
 
@@ -214,7 +215,8 @@ def _may_be_meant(finding: Finding, trainer: Trainer[Any, Any, Any, Any], steps:
     if finding.name == "augmentation-in-evaluation":  # a step that compares random views of a sample
         return is_overridden(trainer, "calculate_train_batch_loss")
     # a teacher that follows the weights of a student
-    return finding.name == "parameters-outside-optimizer" and steps.error is None and not steps.observer.reached_outside
+    is_of_model = finding.name == "parameters-outside-optimizer" and finding.level == "mistake"
+    return is_of_model and steps.error is None and not steps.observer.reached_outside
 
 
 def in_order(findings: list[Finding]) -> list[Finding]:

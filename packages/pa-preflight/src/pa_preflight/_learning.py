@@ -4,31 +4,45 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, MoveModulesToDeviceCallback, StopTrainingError, Trainer, TrainerCallback
 from pa_preflight._data_checks import Samples, subset
 from pa_preflight._findings import Finding, Level
+from pa_preflight._model_checks import BATCH_NORMS
 from pa_preflight._observer import is_overridden
 
 _UPDATES, _SECONDS = 100, 15.0
 _ENOUGH, _NOTHING, _GROWN, _LEARNT = 0.05, 0.001, 3.0, 1e-3
+_WELL, _BADLY, _USUAL_MOMENTUM = 0.1, 0.6, 0.1
 
 
 class _Losses(TrainerCallback):
-    """Notes the loss of each step, and ends the run when time is up."""
+    """Notes the loss of each step, and of the last batch in evaluation mode; ends the run when time is up."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, calculate_loss: Callable[[Any], Tensor] | None) -> None:
+        self._model, self._calculate_loss = model, calculate_loss
         self.losses: list[Tensor] = []
+        self.in_evaluation = math.nan
         self._until = time.monotonic() + _SECONDS
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         self.losses.append(batch_output["loss"].detach())
+        if len(self.losses) == _UPDATES and self._calculate_loss is not None:
+            modes = [(one, one.training) for one in self._model.modules()]
+            self._model.eval()
+            try:
+                with torch.no_grad():
+                    self.in_evaluation = float(self._calculate_loss(batch))
+            finally:
+                for module, is_training in modes:
+                    module.training = is_training
         if time.monotonic() > self._until:
             raise StopTrainingError("Time is up.")
 
@@ -45,7 +59,10 @@ def check_learning(
         is_scheduled: Whether the run has a scheduler, and perhaps never the rate of the optimizer.
     """
     size, collate_fn = train.batches(asked, asked["train_dataloader_kwargs"] or {})
-    noted = _Losses()
+    is_own = is_overridden(trainer, "calculate_train_batch_loss")  # such as of networks that play against each other
+    noted = _Losses(
+        trainer.get_model(), None if is_own else lambda batch: trainer.calculate_train_batch_loss(batch)["loss"]
+    )
     changed: dict[str, Any] = {
         "train_dataset": subset(train.dataset, size),
         "per_device_batch_size": size,
@@ -74,7 +91,6 @@ def check_learning(
     are_finite = all(map(math.isfinite, losses))
     if are_finite and abs(first) < _LEARNT:
         return
-    is_own = is_overridden(trainer, "calculate_train_batch_loss")  # such as of networks that play against each other
     level: Level = "note" if is_scheduled or (is_own and are_finite) else "mistake"
     if not are_finite or last > _GROWN * abs(first) + 1:
         yield Finding(
@@ -93,3 +109,18 @@ def check_learning(
             "from it.",
             level if fall < _NOTHING * abs(first) else "note",
         )
+    elif last < _WELL * first and noted.in_evaluation > _BADLY * first and not _has_slow_norms(trainer.get_model()):
+        yield Finding(
+            "evaluation-unlike-training",
+            f"Trained on one batch, the loss goes from {first:.4g} to {last:.4g}; in evaluation mode, the loss of this "
+            f"very batch is {noted.in_evaluation:.4g}.",
+            "Look at what forward() does by self.training: dropout has to scale what it keeps, and evaluations need "
+            "the same outputs and statistics as the training.",
+            "warning",
+        )
+
+
+def _has_slow_norms(model: nn.Module) -> bool:
+    """Whether running statistics need more batches than these."""
+    norms = [one for one in model.modules() if isinstance(one, BATCH_NORMS)]
+    return any(one.momentum is None or one.momentum < _USUAL_MOMENTUM for one in norms)

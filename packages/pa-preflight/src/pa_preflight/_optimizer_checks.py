@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam
 
 from pa_preflight._findings import Finding
+from pa_preflight._model_checks import listed
 from pa_preflight._plan_records import PlannedRate
 from pa_preflight._planned_run import PlannedRun
 
@@ -217,3 +218,23 @@ def _pull(parameter: Tensor, *, is_apart: bool) -> float:
     if is_apart:
         return size / math.sqrt(parameter.numel())
     return size / max(_norm(parameter.grad), 1e-12) if parameter.grad is not None else 0.0
+
+
+def check_loss_weights(loss: object, optimizers: Mapping[str, Optimizer]) -> Iterator[Finding]:
+    """Yield a finding if the loss function has weights that nobody trains.
+
+    Args:
+        loss: The loss function.
+        optimizers: By name.
+    """
+    trained = {id(one) for each in optimizers.values() for group in each.param_groups for one in group["params"]}
+    parameters = loss.named_parameters() if isinstance(loss, nn.Module) else ()
+    left_out = [name for name, one in parameters if one.requires_grad and id(one) not in trained]
+    if left_out:
+        yield Finding(
+            "parameters-outside-optimizer",
+            f"{listed(left_out)} of the loss function {'is' if len(left_out) == 1 else 'are'} in no optimizer.",
+            "Make the optimizer with the parameters of model and loss function, or freeze them with "
+            "requires_grad_(False).",
+            "warning",
+        )
