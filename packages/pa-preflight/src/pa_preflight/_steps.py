@@ -162,7 +162,9 @@ class Steps:
             data = self._asked["train_dataset"]
             is_shuffled = self._asked["order"] is None and options.get("shuffle") is not False
             is_shuffled &= not isinstance(data, (DataLoader, IterableDataset))
-            yield from check_dependence(first.model, call, first.loss_calls, first.batch, is_shuffled=is_shuffled)
+            names = {finding.name for finding in self.findings}
+            found = check_dependence(first.model, call, first.loss_calls, first.batch, is_shuffled=is_shuffled)
+            yield from (finding for finding in found if finding.name not in names)
 
     def check(self) -> Iterator[Finding]:
         """Yield what was found."""
