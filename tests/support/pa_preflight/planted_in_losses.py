@@ -160,8 +160,8 @@ def compared_with_zeros() -> Script:
 
 @planted("loss-follows-batch-size")
 def sum_of_losses() -> Script:
-    """The loss is the sum over the batch."""
-    return script(perceptron(8, 4), nn.CrossEntropyLoss(reduction="sum"), points())
+    """The loss is the sum over the batch, of which the last one of an epoch is smaller."""
+    return script(perceptron(8, 4), nn.CrossEntropyLoss(reduction="sum"), points(470))
 
 
 @planted("loss-follows-batch-size")
@@ -171,7 +171,7 @@ def sum_of_squares() -> Script:
     def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs - targets).square().sum()
 
-    return script(perceptron(6, 1), squared_error, lines())
+    return script(perceptron(6, 1), squared_error, lines(470))
 
 
 @planted("loss-not-finite")

@@ -71,7 +71,7 @@ class Samples:
         size, _ = self.batches(asked, options)
         is_plain = not _is_loader(self.data) or not getattr(cast("object", self.data), "drop_last", False)
         is_plain &= asked["samples_per_update"] is None and asked["order"] is None and not options.get("drop_last")
-        rest = len(self.dataset) % size if self.dataset is not None and is_plain else 0
+        rest = len(self.dataset) % size if self.dataset is not None and is_plain and size else 0
         return rest or size
 
     def targets(self) -> Tensor | None:
