@@ -80,10 +80,10 @@ def perfect_outputs(output: Tensor, targets: Tensor) -> list[tuple[Tensor, Tenso
     """
     shape = output.shape
     if not targets.is_floating_point() and shape[:1] + shape[2:] == targets.shape and output.dim() > 1:
-        if int(targets.min()) < 0 or int(targets.max()) >= shape[1] or shape[1] == 1:
+        is_known = int(targets.min()) >= 0 and int(targets.max()) < shape[1] > 1
+        # of few classes, outputs may be features, and the loss has a layer
+        if not is_known or len(set(map(int, targets.flatten()))) <= shape[1] / 2:
             return []
-        if len(set(map(int, targets.flatten()))) <= shape[1] / 2:
-            return []  # perhaps features, and the loss has a layer of its own
         hot = functional.one_hot(targets.long(), shape[1]).movedim(-1, 1).to(output)
         return [pair for number in range(1, min(3, shape[1])) for pair in _as_classes(hot, hot.roll(number, 1))]
     if targets.numel() != output.numel():
