@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -49,9 +50,30 @@ def make(kind: type[Trainer[nn.Linear]], *callbacks: Any) -> Trainer[nn.Linear]:
     return kind(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks)
 
 
-def test_a_backward_pass_of_ones_own() -> None:
+class GoesBackwardByFunction(Trainer[nn.Linear]):
+    """Calls the function."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        output = super().calculate_train_batch_loss(batch)
+        torch.autograd.backward([output["loss"]], retain_graph=True)
+        return output
+
+
+class GoesBackwardThroughCopy(Trainer[nn.Linear]):
+    """Divides the loss first, as for accumulation."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        output = super().calculate_train_batch_loss(batch)
+        (output["loss"] / 1).backward(retain_graph=True)
+        return output
+
+
+@pytest.mark.parametrize("kind", [GoesBackward, GoesBackwardByFunction, GoesBackwardThroughCopy])
+def test_a_backward_pass_of_ones_own(kind: type[Trainer[nn.Linear]]) -> None:
     """It would double all gradients; no update is made with them."""
-    trainer = make(GoesBackward)
+    trainer = make(kind)
     before = trainer.model.weight.detach().clone()
     with pytest.raises(ConfigurationError, match=r"its own backward pass(.|\n)*Remove loss\.backward\(\)"):
         trainer.train(DATA, 1)
@@ -89,10 +111,26 @@ def test_an_update_of_ones_own() -> None:
         make(Trainer, CallAt("on_train_step_end", lambda trainer: trainer.optimizer.step())).train(DATA, 1)
 
 
+def zero_in_place(trainer: AnyTrainer) -> None:
+    """Do it by hand."""
+    for parameter in trainer.get_model().parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+
+
+CLEARS: dict[str, Callable[[Any], object]] = {
+    "optimizer": lambda trainer: trainer.optimizer.zero_grad(),
+    "optimizer, to zeros": lambda trainer: trainer.optimizer.zero_grad(set_to_none=False),
+    "model": lambda trainer: trainer.get_model().zero_grad(),
+    "by hand": zero_in_place,
+}
+
+
 @pytest.mark.parametrize("event", ["on_train_step_start", "on_train_step_end"])
-def test_gradients_that_are_cleared_within_an_update(event: str) -> None:
+@pytest.mark.parametrize("how", CLEARS)
+def test_gradients_that_are_cleared_within_an_update(event: str, how: str) -> None:
     """They would be missing in it; where there are none yet, nothing is lost."""
-    clear = CallAt(event, lambda trainer: trainer.optimizer.zero_grad())
+    clear = CallAt(event, CLEARS[how])
     make(Trainer, clear).train(DATA, 1)
     with pytest.raises(
         ConfigurationError, match=r"cleared the gradients of earlier batches(.|\n)*Remove zero_grad\(\)"

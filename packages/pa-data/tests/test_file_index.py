@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import io
 import multiprocessing
 import os
 import pickle
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pa_data.files import JsonLines, ShardedFiles
+from pa_data.files import JsonLines, ShardedFiles, TarSamples, TextLines
 from pa_data.files._cache import KeptPieces
 from tests.support.shards import write_json_lines
 
@@ -55,17 +59,72 @@ def test_a_damaged_index_is_made_again(tmp_path: Path) -> None:
     assert len(index.read_bytes()) == len(whole)
 
 
-def test_one_flipped_bit_of_an_index_changes_no_sample(tmp_path: Path) -> None:
+def write_lines(folder: Path) -> str:
+    """Write lines of text."""
+    folder.mkdir()
+    (folder / "a.txt").write_text("".join(f"line {number}\n" for number in range(30)))
+    return str(folder / "*.txt")
+
+
+def write_compressed_lines(folder: Path) -> str:
+    """Write the same, compressed."""
+    folder.mkdir()
+    (folder / "a.txt.gz").write_bytes(gzip.compress("".join(f"line {number}\n" for number in range(30)).encode()))
+    return str(folder / "*.gz")
+
+
+def write_tar(folder: Path) -> str:
+    """Write samples into an archive."""
+    folder.mkdir()
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for number in range(20):
+            entry = tarfile.TarInfo(f"{number:04}.txt")
+            entry.size = len(content := f"sample {number}".encode())
+            archive.addfile(entry, io.BytesIO(content))
+    return str(folder / "*.tar")
+
+
+FORMATS: dict[str, tuple[Callable[[Path], str], Any]] = {
+    "JSON lines": (lambda folder: write_json_lines(folder, (30,)), JsonLines()),
+    "lines": (write_lines, TextLines()),
+    "compressed lines": (write_compressed_lines, TextLines()),
+    "tar": (write_tar, TarSamples()),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_one_flipped_bit_of_an_index_changes_no_sample(kind: str, tmp_path: Path) -> None:
     """In its arrays or its header: what it says of the places of samples is not believed, and it is made again."""
-    pattern = write_json_lines(tmp_path / "data", (30,))
-    whole = [sample["id"] for sample in ShardedFiles(pattern, JsonLines(), index=tmp_path / "index")]
+    write, layout = FORMATS[kind]
+    pattern = write(tmp_path / "data")
+
+    def read() -> list[str]:
+        return [repr(sample) for sample in ShardedFiles(pattern, layout, index=tmp_path / "index")]
+
+    whole = read()
     (index,) = (path for path in (tmp_path / "index").iterdir() if path.name != ".lock")
     content = index.read_bytes()
     for bit in range(0, 8 * len(content), 13):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         index.write_bytes(flipped)
-        assert [sample["id"] for sample in ShardedFiles(pattern, JsonLines(), index=tmp_path / "index")] == whole
+        assert read() == whole
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_system_may_read_less_than_it_was_asked_for(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Linux does beyond 2 GiB: here, it reads seven bytes at once."""
+    write, layout = FORMATS[kind]
+    pattern, pread = write(tmp_path / "data"), os.pread
+    whole = [repr(sample) for sample in ShardedFiles(pattern, layout)]
+
+    def read_little(file: int, size: int, offset: int) -> bytes:
+        return pread(file, min(size, 7), offset)
+
+    monkeypatch.setattr("os.pread", read_little)
+    assert [repr(sample) for sample in ShardedFiles(pattern, layout)] == whole
 
 
 def count_with_others(pattern: str, index: Path, rank: int) -> int:

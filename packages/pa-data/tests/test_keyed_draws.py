@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -233,9 +233,21 @@ def test_what_may_draw_is_seeded(make: Callable[[], Any]) -> None:
     assert len(set(first)) == len(first)
 
 
-def test_samples_that_cannot_draw_cost_about_what_torch_takes() -> None:
+MANY = range(20_000)
+CHEAP: dict[str, Any] = {
+    "range": MANY,
+    "list": [*MANY],
+    "array": numpy.arange(len(MANY)),
+    "subset": Subset(cast("Any", MANY), MANY),
+    "stack": StackDataset(cast("Any", MANY), cast("Any", [*MANY])),
+    "dictionaries": [{"a": 1, "b": 2.0} for _ in MANY],
+}
+
+
+@pytest.mark.parametrize("kind", CHEAP)
+def test_samples_that_cannot_draw_cost_about_what_torch_takes(kind: str) -> None:
     """They took twenty times as long while each was seeded."""
-    data: Any = range(20_000)
+    data = CHEAP[kind]
     keyed = min(_seconds(KeyedDataLoader(data, 64, shuffle=True)) for _ in range(3))
     assert keyed < 4 * min(_seconds(DataLoader(data, 64, shuffle=True)) for _ in range(3))
 

@@ -9,10 +9,11 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pa_core._torch import calls_step_hooks
+from pa_core._torch import calls_step_hooks, version_of
 from pa_core.any_trainer import AnyTrainer
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError
+from pa_core.model_tensors import is_sharded
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.trained import Trained
 
@@ -84,6 +85,7 @@ class FirstUpdates:
         self._updates_left = _NUM_UPDATES
         self._has_gradients = self._finds_gradients()
         self._of_step: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._left: list[tuple[torch.Tensor, int]] = []  # by earlier batches of the update, and their versions
         self._is_in_update = False
         self._hooks: list[RemovableHandle] = [
             one.register_step_pre_hook(self._require_own_step) for one in optimizers if calls_step_hooks(one)
@@ -102,10 +104,10 @@ class FirstUpdates:
             if self._trained.exchange.is_exact:
                 raise _own_backward_pass()
             self._of_step = [(one, one.grad.clone()) for one in self._trained.parameters() if one.grad is not None]
-        if self._has_gradients and not has_gradients:
+        if self._has_gradients and (not has_gradients or self._are_zeros()):
             raise ConfigurationError(
                 "A step has cleared the gradients of earlier batches of its update.",
-                given="no gradients in the middle of an update of several batches",
+                given="no gradients, or zeros, in the middle of an update of several batches",
                 do="Remove zero_grad() from steps and callbacks: the trainer clears gradients after each update.",
             )
 
@@ -119,6 +121,8 @@ class FirstUpdates:
         if of_step and all(one.grad is not None and torch.equal(one.grad, 2 * by_step) for one, by_step in of_step):
             raise _own_backward_pass()
         self._has_gradients = not self._trained.exchange.is_exact and self._finds_gradients()
+        gradients = [one.grad for one in self._trained.parameters() if one.grad is not None]
+        self._left = [(one, version_of(one)) for one in gradients if not is_sharded(one)]
 
     def begin_update(self) -> None:
         """From here on, the run steps the optimizers."""
@@ -126,7 +130,7 @@ class FirstUpdates:
 
     def end_update(self) -> bool:
         """Note the end of an update; return whether there is another one to look at."""
-        self._is_in_update = False
+        self._is_in_update, self._left = False, []
         self._has_gradients = self._finds_gradients()
         self._updates_left -= 1
         return self._updates_left > 0
@@ -143,6 +147,12 @@ class FirstUpdates:
             return any(parameter.grad is not None for parameter in self._trained.parameters())
         return self._trained.has_gradients()
 
+    def _are_zeros(self) -> bool:
+        """Whether all gradients of earlier batches were changed, which costs no look at their values, to zeros."""
+        return bool(self._left) and all(
+            version_of(one) > before and not _values(one).any() for one, before in self._left
+        )
+
     def _require_own_step(self, *_arguments: object) -> None:
         if not self._is_in_update:
             raise ConfigurationError(
@@ -150,6 +160,10 @@ class FirstUpdates:
                 "agrees, clips, steps and clears after the last batch of an update. To step in another way, override "
                 "optimizer_step()."
             )
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _own_backward_pass() -> ConfigurationError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import random
 from collections import deque
@@ -317,6 +318,47 @@ class TaskWeights(nn.Module):
         return ((-self.log_variances).exp() * errors + self.log_variances).sum()
 
 
+class Centred(nn.Module):
+    """A loss function whose centre is another tensor after each step, as in DINO."""
+
+    centre: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(1))
+
+    @override
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            self.move(outputs.detach().mean())
+        return (outputs - targets - self.centre).square().mean()
+
+    def move(self, mean: Tensor) -> None:
+        """Move the centre."""
+        self.centre = 0.9 * self.centre + 0.1 * mean
+
+
+class CentredInPlace(Centred):
+    """The same, in the same tensor."""
+
+    @override
+    def move(self, mean: Tensor) -> None:
+        self.centre.mul_(0.9).add_(0.1 * mean)
+
+
+class Projected(nn.Module):
+    """A loss function with a trained network, as those for metric learning have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    @override
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        projected: Tensor = self.head(outputs)
+        return (projected - targets).square().mean()
+
+
 TRAINERS: dict[str, Callable[..., Trainer[nn.Module]]] = {
     "teacher": WithTeacher,
     "teacher, replaced": ReplacedTeacher,
@@ -502,3 +544,25 @@ class SeedsLate(DrawsInCollation):
     def __call__(self, samples: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
         self.generator = self.generator or torch.Generator().manual_seed(42)
         return super().__call__(samples)
+
+
+class OfMethod:
+    """A collation that is a method, and draws from NumPy's older generator."""
+
+    def __init__(self) -> None:
+        self.chance = np.random.RandomState(0)
+
+    def collate(self, samples: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """Return a batch with noise."""
+        inputs, targets = (torch.stack(one) for one in zip(*samples, strict=True))
+        return [inputs + self.chance.rand(), targets]
+
+
+def _collate(samples: list[tuple[Tensor, Tensor]], chance: random.Random) -> list[Tensor]:
+    inputs, targets = (torch.stack(one) for one in zip(*samples, strict=True))
+    return [inputs + chance.random(), targets]
+
+
+def bound_collation() -> Callable[[list[tuple[Tensor, Tensor]]], list[Tensor]]:
+    """A collation to which a generator was bound."""
+    return functools.partial(_collate, chance=random.Random(0))

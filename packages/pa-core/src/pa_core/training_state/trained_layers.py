@@ -26,7 +26,7 @@ class TrainedLayers:
         self._held = [*_named_parameters(run).values()]  # an identity is given to another object without them
         self._is_sharded = any(map(is_sharded_module, run.named_models().values()))
         buffers = buffers_of_module(run.loss_func) if isinstance(run.loss_func, nn.Module) else []
-        self._of_loss_func = {id(one): mark_of(one) for one in buffers}
+        self._of_loss_func = [(one, mark_of(one)) for one in buffers]
 
     def check(self, run: ResumableRun) -> None:
         """Raise an error for layers that have been replaced, so that the optimizers train what no model has.
@@ -62,8 +62,10 @@ class TrainedLayers:
         Args:
             loss_func: The loss function.
         """
-        noted = self._of_loss_func
-        return any(id(one) in noted and mark_of(one) != noted[id(one)] for one in buffers_of_module(loss_func))
+        noted, present = self._of_loss_func, buffers_of_module(loss_func)
+        if len(noted) != len(present):
+            return True
+        return any(one is not now or mark_of(now) != mark for (one, mark), now in zip(noted, present, strict=True))
 
 
 def _named_parameters(run: ResumableRun) -> Mapping[str, Tensor]:
