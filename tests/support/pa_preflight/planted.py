@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from tests.support.pa_preflight import (
     planted_in_data,
     planted_in_dependence,
@@ -32,6 +34,11 @@ PLANTED: dict[str, Planted] = {
     **planted_in_settings.planted.cases,
     **planted_in_states.planted.cases,
 }
+
+if importlib.util.find_spec("pa_callbacks_extra") is not None:
+    from tests.support.pa_preflight import planted_in_extra_callbacks
+
+    PLANTED |= planted_in_extra_callbacks.planted.cases
 
 NOT_FOUND = {"linear_model_for_a_product"}
 """A model that learns one batch, and not the task: only a longer run shows it."""

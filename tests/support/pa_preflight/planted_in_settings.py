@@ -19,8 +19,7 @@ from torch.optim.lr_scheduler import (
 )
 from typing_extensions import override
 
-from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback
-from pa_core import SaveBestModelCallback, SaveTrainingStateCallback, StepBasedEvaluationCallback, TrainerCallback
+from pa_core import SaveTrainingStateCallback, StepBasedEvaluationCallback, TrainerCallback
 from tests.support.pa_preflight.data import lines, pictures, points
 from tests.support.pa_preflight.scripts import Planting, Script, conv_net, perceptron, script
 
@@ -31,7 +30,8 @@ def _classified(**arguments: Any) -> Script:
     return script(perceptron(8, 4), nn.CrossEntropyLoss(), points(), **arguments)
 
 
-def _with_callback(callback: TrainerCallback, **arguments: Any) -> Script:
+def with_callback(callback: TrainerCallback, **arguments: Any) -> Script:
+    """Return a script of a regression with an evaluation, and a callback."""
     one = script(perceptron(6, 1), nn.MSELoss(), lines(), eval_dataset=lines(96, seed=2), **arguments)
     one.trainer.callback_handler.add_callback(callback)
     return one
@@ -264,48 +264,16 @@ def weights_of_a_constant() -> Script:
     return script(model, nn.CrossEntropyLoss(), points())
 
 
-@planted("callback-settings", do="small next to the loss")
-def improvements_larger_than_the_loss() -> Script:
-    """The loss would have to improve by more than it is."""
-    return _with_callback(EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=100.0))
-
-
-@planted("callback-settings", do="smaller patience")
-def patience_of_more_than_the_run() -> Script:
-    """A patience of ten epochs, in a run of three."""
-    return _with_callback(EarlyStoppingCallback(early_stopping_patience=10, early_stopping_threshold=0.0))
-
-
-@planted("callback-settings", do="smaller decay")
-def average_of_more_than_the_run() -> Script:
-    """The average looks back over 10,000 updates, in a run of 45."""
-    return _with_callback(ModelEmaCallback(decay=0.9999))
-
-
-@planted("callback-settings", do="share that the average keeps")
-def average_with_the_share_of_the_new() -> Script:
-    """The decay is the share of the newest weights, as batch norm has it."""
-    return _with_callback(ModelEmaCallback(decay=0.01))
-
-
 @planted("callback-settings", do="smaller eval_every_n_steps")
 def evaluation_after_the_run() -> Script:
     """Evaluations are due after 1,000 updates."""
-    return _with_callback(StepBasedEvaluationCallback(1000))
+    return with_callback(StepBasedEvaluationCallback(1000))
 
 
 @planted("callback-settings", do="smaller save_every_n_epochs")
 def state_after_the_run() -> Script:
     """States are due after ten epochs of three, and not at the end."""
-    return _with_callback(SaveTrainingStateCallback("states", save_every_n_epochs=10, save_at_end=False))
-
-
-@planted("callback-settings", do="its own save_path")
-def two_models_in_one_file() -> Script:
-    """The best model and the best average are saved to the same file."""
-    one = _with_callback(SaveBestModelCallback("best.pt"))
-    one.trainer.callback_handler.add_callback(ModelEmaCallback(decay=0.9, save_path="best.pt"))
-    return one
+    return with_callback(SaveTrainingStateCallback("states", save_every_n_epochs=10, save_at_end=False))
 
 
 class _Scaled(nn.Module):
