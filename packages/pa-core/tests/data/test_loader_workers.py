@@ -383,7 +383,7 @@ def test_workers_without_a_main_guard_are_an_error_with_the_remedy(launch: Launc
     assert "The workers of a loader could not start." in refusal
     assert 'if __name__ == "__main__":' in refusal
     assert "num_workers=0" in refusal
-    assert "updates:" not in launched.output
+    assert "updates: 2" not in launched.output
 
 
 def test_asking_how_processes_start_fixes_nothing() -> None:
