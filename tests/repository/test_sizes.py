@@ -73,6 +73,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 is_reproducible = sys.argv[1:] == ["reproducible"]
 options = {"reproducible": "any_processes"} if is_reproducible else {}
 trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[FifthUpdate()], **options)
+torch.manual_seed(0)
 data = TensorDataset(torch.randn(256, 8), torch.randint(0, 3, (256,)))
 sizes = {"samples_per_update": 32} if is_reproducible else {}
 size = 32 // trainer.num_processes if is_reproducible else 16
