@@ -129,13 +129,14 @@ def test_a_loader_of_the_users_own_says_that_it_is_padded() -> None:
         trainer.evaluate(in_double(make_regression(7)), per_device_batch_size=2)
 
 
-def test_a_loader_that_drops_its_last_batch_says_which_batches_are_left_out() -> None:
+@pytest.mark.parametrize(("number", "size"), [(11, 2), (50, 16), (37, 4), (7, 1)])
+def test_a_loader_that_drops_its_last_batch_says_which_batches_are_left_out(number: int, size: int) -> None:
     """Of five whole batches on two processes, accelerate deals out four; the warning gives the number."""
     trainer = make_trainer(Trainer, model=network())
-    data = in_double(make_regression(11))
-    with pytest.warns(UserWarning, match="leaves out 1 of 5 batches of each epoch"):
-        trainer.train(DataLoader(data, batch_size=2, drop_last=True), 1)
-    assert trainer.num_updates_completed == 2
+    data, batches = in_double(make_regression(number)), number // size
+    with pytest.warns(UserWarning, match=f"leaves out 1 of {batches} batches of each epoch"):
+        trainer.train(DataLoader(data, batch_size=size, drop_last=True), 1)
+    assert trainer.num_updates_completed == batches // 2
 
 
 def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
