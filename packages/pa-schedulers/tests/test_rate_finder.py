@@ -360,7 +360,13 @@ def test_only_the_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.M
         curve.plot(tmp_path / "curve.png")
 
 
-@pytest.mark.parametrize(("way", "place"), [("plain_tensor", "model"), ("numpy_array", "dataset"), ("closure", "hook")])
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [
+        *(("plain_tensor", "model"), ("numpy_array", "dataset"), ("closure", "hook")),
+        *(("attribute", "loss_func"), ("deque_of_tensors", "step")),
+    ],
+)
 def test_state_beside_parameters_is_restored(way: str, place: str) -> None:
     """Plain tensors of a model, what a dataset counts, and variables that a hook changes."""
     searched = make(way, place)
