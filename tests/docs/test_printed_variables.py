@@ -28,6 +28,7 @@ NOT_PRINTED = {
     "HF_HOME": "the folder of a user who has not called accelerate config",
     "HF_HUB_OFFLINE": "nothing is downloaded",
     "MLFLOW_DISABLE_TELEMETRY": "nothing leaves the machine",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "MLflow writes at once, and in the background",
     "MLFLOW_TRACKING_URI": "a folder of the test's own",
     "OMP_NUM_THREADS": "torchrun sets it for several processes; the machine does much else",
     "PET_LOCAL_ADDR": "several pages are run at once",
