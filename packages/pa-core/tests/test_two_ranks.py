@@ -139,6 +139,15 @@ def test_a_loader_that_drops_its_last_batch_says_which_batches_are_left_out(numb
     assert trainer.num_updates_completed == batches // 2
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("number", [12, 13])
+def test_a_loader_of_which_nothing_is_left_out_is_not_warned_of(number: int) -> None:
+    """Six whole batches on two processes are three for each, and there is nothing to say."""
+    trainer = make_trainer(Trainer, model=network())
+    trainer.train(DataLoader(in_double(make_regression(number)), batch_size=2, drop_last=True), 1)
+    assert trainer.num_updates_completed == 3
+
+
 def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
     """Gradients of bfloat16 weights cannot carry counts: the ranks agree in another way, and stop together as well."""
     data = TensorDataset(*(tensor.bfloat16() for tensor in make_regression(24).tensors))

@@ -170,25 +170,32 @@ def check_share(loader: DataLoader[Any], share: Share, *, rank: int, num_process
 def warn_of_filling_up(loader: DataLoader[Any]) -> None:
     """Say that accelerate splits a loader, and what it does where the processes would not get equally many samples.
 
+    Nothing is said of whole batches that can be divided evenly.
+
     Args:
         loader: A loader that nothing has split yet.
     """
+    rest = _what_becomes_of_the_rest(loader, num_processes())
+    if rest is None:
+        return
     is_stream = isinstance(loader.dataset, IterableDataset)
     name = type(loader.dataset).__name__
     what = f"{name}, an IterableDataset," if is_stream else f"A custom loader or sampler ({describe_loader(loader)})"
     warn_user(
-        f"{what} is split over the processes by accelerate, which {_what_becomes_of_the_rest(loader, num_processes())} "
+        f"{what} is split over the processes by accelerate, which {rest} "
         "Use a dataset with __len__ and __getitem__, and let the trainer create its loader; or let each process read "
         "its own share: a sampler or a dataset with own_share=True, or split_dataset_by_node of Hugging Face, is used "
         "as it is."
     )
 
 
-def _what_becomes_of_the_rest(loader: DataLoader[Any], num_processes: int) -> str:
-    """What accelerate does with the batches that cannot be divided evenly."""
+def _what_becomes_of_the_rest(loader: DataLoader[Any], num_processes: int) -> str | None:
+    """What accelerate does with the batches that cannot be divided evenly; None where no batch is left out."""
     sampler = cast("Any", loader).batch_sampler
     if getattr(sampler, "drop_last", loader.drop_last) is True:
         rest = len(sampler) % num_processes if hasattr(sampler, "__len__") else None
+        if rest == 0:
+            return None
         number = "the last batches" if rest is None else f"{rest} of {len(sampler)} batches"
         return f"leaves out {number} of each epoch, so that the processes get equally many."
     return (
