@@ -33,8 +33,9 @@ class _Words(nn.Module):
 
 
 def _large_activations() -> tuple[nn.Module, TensorDataset]:
-    layers = [layer for _ in range(5) for layer in (nn.Linear(32, 32), nn.GELU())]
-    return nn.Sequential(*layers, nn.Linear(32, 4)), TensorDataset(torch.randn(2048, 32), torch.randint(0, 4, (2048,)))
+    layers = [layer for _ in range(5) for layer in (nn.Linear(128, 128), nn.GELU())]
+    inputs = torch.randn(4096, 128)  # next to which the tables of some samples, a few megabytes, are small
+    return nn.Sequential(*layers, nn.Linear(128, 4)), TensorDataset(inputs, inputs[:, :4].argmax(1))
 
 
 def _large_weights() -> tuple[nn.Module, TensorDataset]:

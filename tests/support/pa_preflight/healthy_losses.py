@@ -271,6 +271,7 @@ class _Margins(nn.Module):
 @healthy
 def loss_with_margins() -> Script:
     """The first loss is much above the logarithm of the number of classes, by design."""
+    torch.manual_seed(2)  # with centres that the first output is far from
     model, loss = perceptron(8, 16), _Margins()
     optimizer = Adam([*model.parameters(), *loss.parameters()], lr=0.01)
     return script(model, loss, points(), optimizer=optimizer)
@@ -490,6 +491,47 @@ class _Experts(nn.Module):
 def mixture_of_experts() -> Script:
     """Which layers a sample goes through depends on it."""
     return script(_Experts(), nn.CrossEntropyLoss(), points())
+
+
+@healthy
+def expert_that_no_batch_needs() -> Script:
+    """At first, no sample is sent to one of the experts."""
+    model = _Experts()
+    model.gate.bias.data[2] = -20.0
+    return script(model, nn.CrossEntropyLoss(), points())
+
+
+class _Measures(Trainer):
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        inputs, targets = batch
+        self.model.eval()
+        with torch.no_grad():
+            self.log("accuracy", (self.model(inputs).argmax(dim=1) == targets).float().mean())
+        self.model.train()
+        return super().calculate_train_batch_loss(batch)
+
+
+@healthy
+def accuracy_without_dropout() -> Script:
+    """The step measures in evaluation mode, and trains in training mode."""
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4))
+    return script(model, nn.CrossEntropyLoss(), points(), kind=_Measures)
+
+
+class _KeepsStatistics(Trainer):
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        for module in self.model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return super().calculate_train_batch_loss(batch)
+
+
+@healthy
+def batch_norm_frozen_in_each_step() -> Script:
+    """The step leaves the statistics of batch norm as they are."""
+    return script(conv_net(), nn.CrossEntropyLoss(), pictures(), kind=_KeepsStatistics)
 
 
 class _MixesInPlace(Trainer):

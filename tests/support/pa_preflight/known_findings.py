@@ -127,7 +127,7 @@ KNOWN: dict[str, dict[str, Known]] = {
     "settings": {
         "callback-settings": Known("never acts, or too early", "", "warning"),
         "flag-without-effect": Known(_NO_EFFECT, "Call requires_grad_(False)"),
-        "frozen-norm-moves": Known("statistics follow the batches", "Call eval() on frozen", "warning"),
+        "frozen-norm-moves": Known("statistics follow the batches", "Call eval() on frozen", "note"),
         "layer-repeated": Known("the same weights again", "Make a new layer each time", "warning"),
         "layers-not-registered": Known("layers in a list", "Use nn.ModuleList", "warning"),
         "option-without-effect": Known(_NO_EFFECT, "Call it lr"),

@@ -121,6 +121,26 @@ def layer_that_is_not_called() -> Script:
 
 
 @planted("parameters-without-gradient")
+def last_layer_of_a_list_left_out() -> Script:
+    """A loop over a list of layers ends too early."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+            self.head = nn.Linear(8, 4)
+
+        @override
+        def forward(self, inputs: Tensor) -> Tensor:
+            for layer in self.layers[:-1]:
+                inputs = layer(inputs).relu()
+            logits: Tensor = self.head(inputs)
+            return logits
+
+    return script(Network(), nn.CrossEntropyLoss(), points(300))  # with a last batch of fewer samples
+
+
+@planted("parameters-without-gradient")
 def detached_features() -> Script:
     """The features are detached, so only the head learns."""
     features = nn.Sequential(nn.Linear(8, 32), nn.ReLU())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.utils.data import DataLoader, Dataset
@@ -37,6 +38,16 @@ class Planted(NamedTuple):
     level: str = ""
 
 
+def _seeded(make: Callable[[], Script]) -> Callable[[], Script]:
+    """Let a script have the same weights in each run, whatever was drawn before."""
+
+    def seeded() -> Script:
+        torch.manual_seed(0)
+        return make()
+
+    return seeded
+
+
 @dataclass(frozen=True)
 class Planting:
     """Collects scripts with a mistake under the names of the functions that make them."""
@@ -47,7 +58,7 @@ class Planting:
         """A decorator of functions that make a script with the mistake that has this name; the rest as `Planted`."""
 
         def add(make: Callable[[], Script]) -> Callable[[], Script]:
-            self.cases[make.__name__] = Planted(finding, make, **others)
+            self.cases[make.__name__] = Planted(finding, _seeded(make), **others)
             return make
 
         return add
@@ -61,7 +72,7 @@ class Healthy:
 
     def __call__(self, make: Callable[[], Script]) -> Callable[[], Script]:
         """A decorator of functions that make a script."""
-        self.cases[make.__name__] = make
+        self.cases[make.__name__] = _seeded(make)
         return make
 
 

@@ -15,11 +15,11 @@ from pa_data.rng import seed_rng
 from pa_preflight._findings import FILL_GAPS, Finding
 from pa_preflight._loss_checks import broadcast
 from pa_preflight._model_checks import BATCH_NORMS
-from pa_preflight._observer import LossCall, ModelCall, is_same, tensors_in, with_tensors
+from pa_preflight._observer import LossCall, ModelCall, is_repeated, is_same, tensors_in, with_tensors
 
 _TARGET_KEYS = ("label", "labels", "target", "targets", "y")
 _FEW = 3
-_LARGE, _SMALL_CLIP, _NEARLY, _ROUNDED = 30.0, 1000.0, 0.05, 1e-6
+_LARGE, _SMALL_CLIP, _NEARLY = 30.0, 1000.0, 0.05
 
 
 @dataclass
@@ -270,10 +270,9 @@ def _is_constant(call: ModelCall) -> bool:
     """Whether all samples have the same output, though their inputs differ."""
     if call.output is None or not call.output.dim() or len(call.output) < _FEW:
         return False
-    differ = any(not is_same(one, one[:1].expand_as(one)) for one in call.inputs)
-    outputs = call.output.double()
-    spread, largest = (outputs - outputs[:1]).abs().max(), outputs.abs().max()
-    return differ and bool(spread <= _ROUNDED * largest)
+    if call.output.is_complex() or not call.output.numel():
+        return False
+    return is_repeated(call.output) and any(not is_same(one, one[:1].expand_as(one)) for one in call.inputs)
 
 
 def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from pa_data.rng import seed_rng
 from pa_preflight._findings import Finding
-from pa_preflight._observer import LossCall, ModelCall, is_same, tensors_in, with_tensors
+from pa_preflight._observer import LossCall, ModelCall, is_repeated, is_same, tensors_in, with_tensors
 
 _ROUNDED, _CLOSE, _CHANGED = 2e-6, 1e-4, 1e-3
 _FEW, _PARTS, _PADDED = 4, 4, 0.2
+_PART = 100_000
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
@@ -65,8 +66,8 @@ def check_dependence(
     if not outputs:
         return
     drawn = torch.get_rng_state()  # which seeding sets, and draws change
-    flipped, again = forward.outputs(_flipped), forward.outputs()
-    if _difference(outputs[0], again[0]) > 2 * _ROUNDED:
+    flipped = forward.outputs(_flipped)[:1]
+    if _difference(outputs[0], forward.outputs()[0]) > 2 * _ROUNDED:
         yield Finding(
             "state-between-batches",
             "In evaluation mode, the outputs of the same batch differ after another batch: the model carries a state "
@@ -79,7 +80,7 @@ def check_dependence(
     seed_rng(0)
     if not torch.equal(drawn, torch.get_rng_state()):  # noise by position
         return
-    if outputs[0].shape != (size, size) and _difference(outputs[0], _flipped(flipped[0])) > _CHANGED:
+    if outputs[0].shape != (size, size) and _difference(outputs[0], _flipped(flipped.pop())) > _CHANGED:
         yield Finding(
             "samples-mix",
             "In evaluation mode, the output of a sample depends on its position in the batch: other outputs come when "
@@ -102,8 +103,15 @@ def _difference(one: Tensor, other: Tensor) -> float:
     """The largest difference, relative to the largest number."""
     if one.shape != other.shape or not one.numel():
         return 0.0
-    difference = (one.double() - other.double()).abs().max() / one.double().abs().max().clamp(min=1e-12)
-    return float(difference.nan_to_num())
+    parts = zip(_parts(one), _parts(other), strict=True)
+    largest = torch.stack([torch.stack([(a - b).abs().max(), a.abs().max()]) for a, b in parts]).amax(0)
+    return float((largest[0] / largest[1].clamp(min=1e-12)).nan_to_num())
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """Parts of a tensor in double precision, as there may be no memory for a copy of all of it."""
+    rows = tensor if tensor.dim() else tensor[None]
+    return (one.double() for one in rows.split(max(1, _PART * len(rows) // rows.numel())))
 
 
 def _sequence(forward: Forward) -> Tensor | None:
@@ -179,7 +187,7 @@ def _before(output: Tensor, shape: torch.Size, middle: int) -> Tensor | None:
 def _check_ignored(forward: Forward, outputs: list[Tensor]) -> Iterator[Finding]:
     """Exchange parts of the inputs among the samples, and see whether any output changes."""
     inputs = _sequence(forward)
-    if inputs is None or all(is_same(one, one[:1].expand_as(one)) for one in outputs):
+    if inputs is None or all(is_repeated(one) for one in outputs if one.dim() and one.numel()):
         return
     length = inputs.shape[1]
     step = max(1, length // _PARTS)

@@ -23,28 +23,36 @@ _WELL, _BADLY, _USUAL_MOMENTUM = 0.1, 0.6, 0.1
 
 
 class _Losses(TrainerCallback):
-    """Notes the loss of each step, and of the last batch in evaluation mode; ends the run when time is up."""
+    """Notes the loss of each step, and of the last batch in both modes; ends the run when time is up."""
 
     def __init__(self, model: nn.Module, calculate_loss: Callable[[Any], Tensor] | None) -> None:
         self._model, self._calculate_loss = model, calculate_loss
         self.losses: list[Tensor] = []
-        self.in_evaluation = math.nan
+        self.in_evaluation = self.in_training = math.nan  # with the same weights
+        self._batch: Any = None
         self._until = time.monotonic() + _SECONDS
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         self.losses.append(batch_output["loss"].detach())
-        if len(self.losses) == _UPDATES and self._calculate_loss is not None:
-            modes = [(one, one.training) for one in self._model.modules()]
+        self._batch = batch
+        if time.monotonic() > self._until:
+            raise StopTrainingError("Time is up.")
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Compare the modes after the last update, when its graph is gone."""
+        if len(self.losses) < _UPDATES or self._calculate_loss is None:
+            return
+        modes = [(one, one.training) for one in self._model.modules()]
+        with torch.no_grad():
+            self.in_training = float(self._calculate_loss(self._batch))
             self._model.eval()
             try:
-                with torch.no_grad():
-                    self.in_evaluation = float(self._calculate_loss(batch))
+                self.in_evaluation = float(self._calculate_loss(self._batch))
             finally:
                 for module, is_training in modes:
                     module.training = is_training
-        if time.monotonic() > self._until:
-            raise StopTrainingError("Time is up.")
 
 
 def check_learning(
@@ -109,7 +117,7 @@ def check_learning(
             "from it.",
             level if fall < _NOTHING * abs(first) else "note",
         )
-    elif last < _WELL * first and noted.in_evaluation > _BADLY * first and not _has_slow_norms(trainer.get_model()):
+    elif _is_other_in_evaluation(first, last, noted) and not _has_slow_norms(trainer.get_model()):
         yield Finding(
             "evaluation-unlike-training",
             f"Trained on one batch, the loss goes from {first:.4g} to {last:.4g}; in evaluation mode, the loss of this "
@@ -118,6 +126,12 @@ def check_learning(
             "the same outputs and statistics as the training.",
             "warning",
         )
+
+
+def _is_other_in_evaluation(first: float, last: float, noted: _Losses) -> bool:
+    """Whether a batch is learnt in training mode only, and the last update has not thrown off both modes."""
+    is_learnt = max(last, noted.in_training) < _WELL * first
+    return is_learnt and noted.in_evaluation > _BADLY * first
 
 
 def _has_slow_norms(model: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -124,15 +124,19 @@ def check_progress(rates: Sequence[Sequence[float]], updates: int, *, has_change
         yield Finding("weights-do-not-change", f"No parameter has changed after {updates} updates.", do)
 
 
-def check_gradients(model: nn.Module, without_gradient: set[int]) -> Iterator[Finding]:
+def check_gradients(
+    model: nn.Module, without_gradient: set[int], may_be_left_out: Callable[[str], bool]
+) -> Iterator[Finding]:
     """Yield a finding if parameters got no gradient.
 
     Args:
         model: The model.
         without_gradient: The identities of parameters without one.
+        may_be_left_out: Whether batches choose if they use a parameter of this name.
     """
     names = [name for name, one in model.named_parameters() if id(one) in without_gradient]
-    holders = [_holder_of_unused(model, name, without_gradient) for name in names]
+    unexplained = [name for name in names if not may_be_left_out(name)]
+    holders = [_holder_of_unused(model, name, without_gradient) for name in unexplained]
     if names:
         yield Finding(
             "parameters-without-gradient",

@@ -32,6 +32,7 @@ _LOSSES: Final = (
 
 _KEPT = 1000
 _ROWS, _COLUMNS = 64, 256
+_ROUNDED = 1e-6
 
 
 @dataclass
@@ -289,9 +290,19 @@ def is_same(one: Tensor, other: Tensor) -> bool:
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return bool(
-        torch.equal(one, other) or (one.is_floating_point() and torch.equal(one.nan_to_num(), other.nan_to_num()))
-    )
+    if torch.equal(one, other) or not one.is_floating_point():
+        return torch.equal(one, other)
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def is_repeated(tensor: Tensor) -> bool:
+    """Whether all rows of a tensor are the same but for rounding; without a copy, for which there may be no memory.
+
+    Args:
+        tensor: At least one row of real numbers.
+    """
+    highest, lowest = tensor.amax(0).double(), tensor.amin(0).double()
+    return bool((highest - lowest).max() <= _ROUNDED * torch.maximum(highest.abs(), lowest.abs()).max())
 
 
 def is_overridden(trainer: object, name: str) -> bool:

@@ -31,7 +31,7 @@ _OTHER_NAMES: Mapping[str, str] = {
 _OF_RUN = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 _ADAMS = (Adam, AdamW, Adamax, NAdam, RAdam)
 _LEAST_BETA, _HIGH_MOMENTUM, _HIGH_EPS, _PULL = 0.5, 0.995, 1e-2, 0.5
-_FEWEST, _STILL, _CLIPPED, _BITES = 10, 0.01, 0.05, 0.99
+_FEWEST, _STILL, _CLIPPED, _BITES = 10, 0.005, 0.05, 0.99
 
 
 def check_options(optimizers: Mapping[str, Optimizer], *, has_schedulers: bool) -> Iterator[Finding]:
@@ -157,7 +157,7 @@ class Movement:
 
 
 def _norm(tensor: Tensor) -> float:
-    return math.sqrt(float(tensor.detach().square().sum()))
+    return float(tensor.detach().norm())
 
 
 def _sum_of(points: Iterable[PlannedRate], updates: int) -> float:

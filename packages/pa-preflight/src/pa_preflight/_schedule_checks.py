@@ -12,7 +12,7 @@ from pa_preflight._plan_records import PlannedRate, PlannedRates
 from pa_preflight._planned_run import PlannedRun
 
 _FEWEST = 10
-"""Updates of a run whose schedule can be judged."""
+"""Updates of a run whose schedule can be judged, and steps of a scheduler."""
 _USUAL, _FAR_BELOW, _NOTHING, _LATE, _RISING = 0.2, 0.02, 1e-3, 0.6, 1.02
 _LONGER, _SHORTER, _TOO_EARLY = 2.0, 0.8, 0.1
 _PREVIEW = "Preview the schedule with pa_preflight.plan."
@@ -90,7 +90,7 @@ def _check_length(scheduler: Any, planned: PlannedRun) -> Iterator[Finding]:
             f"{kind} {f'begins to change the rate after {begins}' if begins else f'takes {length}'} steps, and the run "
             f"makes {steps}: the learning rate does not come near its end.",
             f"Give it the number of steps that it is called for, or pass step_scheduler. {_PREVIEW}",
-            "warning",
+            "note" if steps < _FEWEST else "warning",  # the beginning of a longer run, as of a first try
         )
     elif isinstance(scheduler, lr_scheduler.CosineAnnealingLR) and length < _SHORTER * steps:
         yield Finding(

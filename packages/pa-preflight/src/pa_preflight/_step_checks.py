@@ -15,7 +15,7 @@ from pa_core import AnyTrainer, TrainerCallback
 from pa_data.rng import capture_rng_state, seed_rng
 from pa_preflight._findings import Finding
 from pa_preflight._layer_checks import named_layers
-from pa_preflight._model_checks import listed
+from pa_preflight._model_checks import BATCH_NORMS, listed
 from pa_preflight._observer import LossCall, tensors_in, with_tensors
 
 _CLOSE, _ORDERED = 1e-3, 1e-3
@@ -76,27 +76,32 @@ class FirstModes(TrainerCallback):
         self.modes = self.modes or {id(one): one.training for one in self._model.modules()}
 
 
-def check_modes(model: nn.Module, modes: Mapping[int, bool], step: Callable[[], object]) -> Iterator[Finding]:
-    """Yield a finding if a step puts parts of the model into evaluation mode.
+def check_modes(model: nn.Module, modes: Mapping[int, bool], calculate_loss: Callable[[], Tensor]) -> Iterator[Finding]:
+    """Yield a finding if parts of the model are in evaluation mode where they compute the loss.
 
     Args:
-        model: The model, in training.
+        model: The model, as the first step has left it.
         modes: What was in training mode before the first step, by identity.
-        step: Makes the step.
+        calculate_loss: Makes the step, and returns its loss.
     """
-    names = {id(one): name for name, one in named_layers(model)}
-    changed: dict[str, None] = {}
+    outputs: list[tuple[nn.Module, Any]] = []
 
-    def note(module: nn.Module, _args: object) -> None:
+    def note(module: nn.Module, _args: object, output: Any) -> None:
         if modes.get(id(module)) and not module.training:
-            changed[names[id(module)] or "the model"] = None
+            outputs.append((module, [one.grad_fn for one in tensors_in(output)]))
 
-    hooks: list[RemovableHandle] = [one.register_forward_pre_hook(note) for one in model.modules()]
+    hooks: list[RemovableHandle] = [one.register_forward_hook(note) for one in model.modules()]
     try:
-        step()
+        seed_rng(0)
+        with torch.enable_grad():
+            loss = calculate_loss()
     finally:
         for hook in hooks:
             hook.remove()
+    graph = _graph_of(loss) if outputs else set[Any]()
+    names = {id(one): name or "the model" for name, one in named_layers(model)}
+    of_loss = [module for module, nodes in outputs if not graph.isdisjoint(nodes)]  # a metric has no part in the graph
+    changed = {names[id(module)]: None for module in of_loss}
     if changed:
         yield Finding(
             "mode-changes-in-step",
@@ -104,8 +109,20 @@ def check_modes(model: nn.Module, modes: Mapping[int, bool], step: Callable[[], 
             "evaluation mode within it: its dropout is off, and batch norm takes running statistics.",
             "Look for eval() and train(False) in forward() and in the step; frozen parts are put into evaluation mode "
             "once, before the run.",
-            "warning",
+            "note" if all(isinstance(one, BATCH_NORMS) for one in of_loss) else "warning",  # which may be meant
         )
+
+
+def _graph_of(loss: Tensor) -> set[Any]:
+    """Return the operations that a loss was computed by."""
+    waiting: list[Any] = [loss.grad_fn]
+    graph = set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in graph:
+            graph.add(node)
+            waiting += (other for other, _ in node.next_functions)
+    return graph
 
 
 def _check_draws(batch: Any, calculate_loss: Callable[[Any], Tensor]) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from pa_preflight._observer import Observer, ignore, is_overridden
 from pa_preflight._optimizer_checks import Movement, check_decay
 from pa_preflight._output_experiments import check_output_experiments
 from pa_preflight._planned_run import PlannedRun
+from pa_preflight._routing import Routing
 from pa_preflight._schedule_checks import check_schedules
 from pa_preflight._step_checks import FirstModes, check_divisions, check_modes, check_step
 
@@ -80,8 +82,9 @@ class Steps:
         self.planned = PlannedRun(trainer, asked)
         self._movement = Movement(trainer.named_optimizers())
         self._of_weights: list[Finding] = []
-        graphs, self._modes = KeptGraphs(model), FirstModes(model)
-        noted: list[Any] = [MoveModulesToDeviceCallback, self.planned, graphs, self._modes, self.observer]
+        graphs, self._modes, self._routing = KeptGraphs(model), FirstModes(model), Routing(model)
+        watching = [self.planned, graphs, self._modes, self.observer, self._routing]  # which watches no experiments
+        noted: list[Any] = [MoveModulesToDeviceCallback, *watching]
         registered = trainer.callback_handler.replaced_by(noted)
         with trainer.undoing_runs(*asked.values()), registered:
             hooks = [one.register_step_pre_hook(self._note_gradients) for one in optimizers]
@@ -91,6 +94,7 @@ class Steps:
                 self.error = error
             finally:
                 self.observer.close()
+                self._routing.close()
                 for hook in hooks:
                     hook.remove()
             self.has_changed = before != _numbers_of(model)
@@ -155,7 +159,7 @@ class Steps:
         if first.is_own_step:
             yield from check_divisions(first.loss, first.loss_calls, divisors)
             yield from check_step(first.model, first.batch, first.calculate_loss, first.loss_of)
-        yield from check_modes(first.model, self._modes.modes, lambda: first.loss_of(first.batch))
+        yield from check_modes(first.model, self._modes.modes, lambda: first.calculate_loss(copy.deepcopy(first.batch)))
         call = first.call
         if call is not None and call.output is not None and len(call.output) >= _FEWEST_SAMPLES:
             options: dict[str, Any] = self._asked["train_dataloader_kwargs"] or {}
@@ -206,7 +210,9 @@ class Steps:
         yield from self._movement.check(
             self.planned, self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
         )
-        yield from check_gradients(observer.model, observer.stepped - observer.with_gradient)
+        yield from check_gradients(
+            observer.model, observer.stepped - observer.with_gradient, self._routing.may_leave_out
+        )
         yield from check_sigmoid(observer.loss_calls)
         yield from check_outputs(observer.model_calls, len(observer.losses))
         yield from self._check_fetching()
