@@ -111,7 +111,8 @@ def _difference(one: Tensor, other: Tensor) -> float:
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
     """Parts of a tensor in double precision, as there may be no memory for a copy of all of it."""
     rows = tensor if tensor.dim() else tensor[None]
-    return (one.double() for one in rows.split(max(1, _PART * len(rows) // rows.numel())))
+    size = max(1, _PART * len(rows) // rows.numel())
+    return (rows[start : start + size].double() for start in range(0, len(rows), size))
 
 
 def _sequence(forward: Forward) -> Tensor | None:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam
 
@@ -157,7 +158,8 @@ class Movement:
 
 
 def _norm(tensor: Tensor) -> float:
-    return float(tensor.detach().norm())
+    numbers = tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach()
+    return float(torch.linalg.vector_norm(numbers))
 
 
 def _sum_of(points: Iterable[PlannedRate], updates: int) -> float:
