@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam
 
@@ -158,8 +157,8 @@ class Movement:
 
 
 def _norm(tensor: Tensor) -> float:
-    numbers = tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach()
-    return float(torch.linalg.vector_norm(numbers))
+    numbers = (tensor.coalesce().values() if tensor.is_sparse else tensor).detach().flatten()
+    return math.sqrt(float(numbers.dot(numbers)))
 
 
 def _sum_of(points: Iterable[PlannedRate], updates: int) -> float:
