@@ -9,6 +9,7 @@ from tests.support.pa_preflight import (
     healthy_loss_calls,
     healthy_losses,
     healthy_outputs,
+    healthy_parts,
     healthy_samples,
     healthy_sets,
     healthy_tutorials,
@@ -26,6 +27,7 @@ HEALTHY: dict[str, Callable[[], Script]] = {
     **healthy_sets.healthy.cases,
     **healthy_fetching.healthy.cases,
     **healthy_outputs.healthy.cases,
+    **healthy_parts.healthy.cases,
 }
 TUTORIALS = healthy_tutorials.healthy.cases
 """What is checked each night."""

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.support.pa_preflight.data import lines, points
+from tests.support.pa_preflight.data import lines, points, sorted_by_target
 from tests.support.pa_preflight.planted_in_sets import Denoising, seeded, windows_of_noise
 from tests.support.pa_preflight.scripts import Healthy, Script, perceptron, script
 
@@ -52,3 +52,22 @@ def fewer_classes_evaluated() -> Script:
     inputs, targets = points(seed=2).tensors
     some = TensorDataset(inputs[targets < 2], targets[targets < 2])
     return script(perceptron(8, 4), nn.CrossEntropyLoss(), points(), eval_dataset=some)
+
+
+@healthy
+def last_class_evaluated() -> Script:
+    """Sorted samples of one class are evaluated on purpose, of which training has its share."""
+    some, others = (sorted_by_target(points(seed=seed)).tensors for seed in (1, 2))
+    last = TensorDataset(*(part[others[1] == 3] for part in others))  # the last of four
+    return script(perceptron(8, 4), nn.CrossEntropyLoss(), TensorDataset(*some), eval_dataset=last)
+
+
+@healthy
+def balanced_for_training() -> Script:
+    """Training has as many samples of each class, and the evaluation has what there is."""
+    inputs, targets = points(1200, seed=2, classes=3).tensors
+    keep = (targets == 0) | (torch.rand(1200, generator=seeded()) < 0.1)
+    train, evaluation = (
+        sorted_by_target(one) for one in (points(classes=3), TensorDataset(inputs[keep], targets[keep]))
+    )
+    return script(perceptron(8, 3), nn.CrossEntropyLoss(), train, eval_dataset=evaluation)

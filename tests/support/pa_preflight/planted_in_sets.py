@@ -65,6 +65,14 @@ def divided_after_sorting() -> Script:
     return script(perceptron(8, 4), nn.CrossEntropyLoss(), train, eval_dataset=evaluation)
 
 
+@planted("classes-of-one-set")
+def last_fifth_of_sorted_samples() -> Script:
+    """The last fifth of samples that are sorted by two classes is evaluated, and has one of them."""
+    inputs, targets = sorted_by_target(points(classes=2)).tensors
+    train, evaluation = TensorDataset(inputs[:384], targets[:384]), TensorDataset(inputs[384:], targets[384:])
+    return script(perceptron(8, 2), nn.CrossEntropyLoss(), train, eval_dataset=evaluation)
+
+
 @planted("classes-never-occur")
 def classes_stored_as_bytes() -> Script:
     """300 classes are stored as uint8, and count from 0 again."""

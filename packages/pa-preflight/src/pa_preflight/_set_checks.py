@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pa_preflight._class_shares import check_classes
 from pa_preflight._data_checks import Samples
 from pa_preflight._findings import Finding
 from pa_preflight._tables import features_of, inputs_of, is_continuous, targets_of
@@ -33,7 +34,11 @@ def check_sets(train: Samples, evaluation: Samples) -> Iterator[Finding]:
         yield from windows or _check_copies(features_of(inputs), features_of(others)[:_MOST])
     targets, wanted = targets_of(train), targets_of(evaluation)
     if targets is not None and wanted is not None and targets.shape[1:] == wanted.shape[1:]:
-        yield from _check_targets(targets, wanted)
+        found = list(_check_targets(targets, wanted))
+        yield from found
+        is_complete = all(len(one.samples) == len(one.positions) for one in (train, evaluation))
+        if is_complete and not found:
+            yield from check_classes(targets, wanted)
 
 
 def _check_windows(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:

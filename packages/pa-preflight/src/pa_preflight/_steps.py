@@ -28,6 +28,7 @@ from pa_preflight._model_checks import check_gradients, check_progress, not_in_t
 from pa_preflight._observer import Observer, ignore, is_overridden
 from pa_preflight._optimizer_checks import Movement, check_decay
 from pa_preflight._output_experiments import check_output_experiments
+from pa_preflight._part_checks import check_parts
 from pa_preflight._planned_run import PlannedRun
 from pa_preflight._routing import Routing
 from pa_preflight._schedule_checks import check_schedules
@@ -134,10 +135,12 @@ class Steps:
             return
         vars(trainer)["log"] = ignore  # a step may log a name once, and the experiments repeat it
         clip_norm, clip_value = self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
+        has_evaluation = is_overridden(trainer, "calculate_eval_batch_loss")
         parts = (
             lambda: check_batch(first, clip_norm, clip_value),
             lambda: check_output_experiments(first),
             lambda: self._check_dependence(first),
+            lambda: check_parts(first, trainer.calculate_eval_batch_loss if has_evaluation else None),
         )
         try:
             for part in parts:
