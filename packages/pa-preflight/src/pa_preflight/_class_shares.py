@@ -43,7 +43,7 @@ def check_classes(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
 def _are_classes(targets: Tensor) -> bool:
     if targets.numel() != len(targets):
         return False
-    distinct = set(targets.flatten().tolist())
+    distinct = set(map(float, targets.flatten()))
     if targets.is_floating_point():
         return distinct <= {0.0, 1.0}
     return targets.dtype != torch.bool and len(distinct) <= _CLASSES
@@ -51,7 +51,7 @@ def _are_classes(targets: Tensor) -> bool:
 
 def _lacking(classes: Tensor, others: Tensor) -> dict[int, float]:
     """Return the classes that are common in one set and do not occur in another, which is not by chance."""
-    shares = {one: float((classes == one).double().mean()) for one in sorted(set(classes.tolist()))}
+    shares = {one: float((classes == one).double().mean()) for one in sorted(set(map(int, classes)))}
     missing = {one: share for one, share in shares.items() if share >= _COMMON and not bool((others == one).any())}
     return {one: share for one, share in missing.items() if len(shares) * (1 - share) ** len(others) < _CHANCE}
 
@@ -63,12 +63,12 @@ def _is_cut(train: Tensor, evaluated: Tensor) -> bool:
     is_after, is_before = bool(train[-1] == evaluated[0]), bool(evaluated[-1] == train[0])
     if is_after == is_before:
         return False
-    classes = set(evaluated.tolist())
+    classes = set(map(int, evaluated))
     share = float(torch.isin(train, evaluated).double().mean())
-    return share < _CUT * len(classes) / len(set(train.tolist()))
+    return share < _CUT * len(classes) / len(set(map(int, train)))
 
 
 def _is_sorted(classes: Tensor) -> bool:
     """Whether all samples of a class follow each other."""
     changes = int((classes[1:] != classes[:-1]).sum())
-    return changes + 1 == len(set(classes.tolist()))
+    return changes + 1 == len(set(map(int, classes)))

@@ -103,7 +103,7 @@ def _identifies(part: Tensor) -> bool:
     """Whether a part says nothing that a loss could need: it is the same for all samples, or a number of each."""
     if is_same(part, part[:1].expand_as(part)):
         return True
-    return not part.is_floating_point() and part.numel() == len(part) == len(set(part.flatten().tolist()))
+    return not part.is_floating_point() and part.numel() == len(part) == len(set(map(int, part.flatten())))
 
 
 def _is_flag(part: Tensor) -> bool:
