@@ -159,7 +159,7 @@ def _inputs_in(first: FirstBatch, batch: Any) -> _Inputs:
 
 
 def _check_views(first: FirstBatch, parts: dict[Hashable, Tensor]) -> Iterator[Finding]:
-    """Look for two parts that are equal, though the model gets both as if they were samples of their own."""
+    """Look for two parts that are equal, though the model gets both as if they were two samples."""
     numbers = {key: part for key, part in parts.items() if part.is_floating_point() and part[0].numel() > 1}
     equal = [(key, other) for key, other in combinations(numbers, 2) if is_same(numbers[key], numbers[other])]
     pairs = [(key, other) for key, other in equal if not _identifies(numbers[key])]
@@ -174,7 +174,7 @@ def _check_views(first: FirstBatch, parts: dict[Hashable, Tensor]) -> Iterator[F
             "views-are-equal",
             f"batch[{key!r}] and batch[{other!r}] are identical in each sample, and the model gets both: two views of "
             "a sample that do not differ, so to tell that they belong together is trivial.",
-            "Look at __getitem__ and collate_fn: draw the random augmentation anew for each view.",
+            "Look at __getitem__ and collate_fn: draw the random augmentation once more for each view.",
             "note" if is_random else "warning",
         )
 
