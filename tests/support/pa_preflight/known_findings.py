@@ -59,7 +59,7 @@ KNOWN: dict[str, dict[str, Known]] = {
         "target-among-inputs": Known("a leak", "Leave that column out", "warning"),
         "targets-not-finite": Known(_UNFINISHED, "missing values"),
         "targets-unrelated-to-inputs": Known("shuffled apart", "inputs and targets part ways", "warning"),
-        "views-are-equal": Known("augmented once", "once more for each view", "warning"),
+        "views-are-equal": Known("augmented once", "other random numbers for each view", "warning"),
         "workers-are-the-bottleneck": Known("steps wait for batches", "Pass num_workers=", "note"),
     },
     "model and loss": {

@@ -174,7 +174,7 @@ def _check_views(first: FirstBatch, parts: dict[Hashable, Tensor]) -> Iterator[F
             "views-are-equal",
             f"batch[{key!r}] and batch[{other!r}] are identical in each sample, and the model gets both: two views of "
             "a sample that do not differ, so to tell that they belong together is trivial.",
-            "Look at __getitem__ and collate_fn: draw the random augmentation once more for each view.",
+            "Look at __getitem__ and collate_fn: draw other random numbers for each view.",
             "note" if is_random else "warning",
         )
 
