@@ -84,7 +84,7 @@ def micro_batches(
             return _of_stream(count, batches, accumulation_steps)
         sizes = _known_sizes(loader, num_processes)
         own = _of_custom_loader(count, sizes, batches, accumulation_steps, num_processes)
-        return chain(own, _without_samples(count, steps_done, accumulation_steps)) if count.is_per_process else own
+        return chain(own, _without_samples(count, steps_done, accumulation_steps)) if count.ends_alone else own
     limit = None if limit is None else limit - steps_done
     return _of_keyed_loader(keyed.split, limit, batches, accumulation_steps, rank, steps_done)
 
@@ -167,7 +167,7 @@ def _of_custom_loader(
         part = MicroBatch(
             step + 1,
             weight=1 / len(group) if size is None else size(step) / sum(map(size, group)),
-            ends_group=is_full or is_last or (upcoming is _END and not count.is_per_process),
+            ends_group=is_full or is_last or (upcoming is _END and not count.ends_alone),
             global_samples=None if size is None else size(step) * num_processes,
             samples=None if size is None else size(step),
             some_are_empty=count.may_differ,

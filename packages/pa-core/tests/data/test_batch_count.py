@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 from typing_extensions import override
 
 from pa_core import BatchOutputError, ConfigurationError, Trainer
@@ -67,6 +67,17 @@ class Stream(Claims, IterableDataset[tuple[Tensor, ...]]):
     @override
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         return (DATA[index] for index in range(self.number))
+
+
+class Running(Dataset[tuple[Tensor, ...]]):
+    """Samples of which one calls ``next()`` where nothing is left."""
+
+    def __len__(self) -> int:
+        return len(DATA)
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return next(iter([DATA[index]] if index != 12 else []))
 
 
 def constant(optimizer: Optimizer) -> LambdaLR:
@@ -129,6 +140,33 @@ def test_fewer_batches_than_the_length_are_said(loader: Any, accumulation: int) 
     assert "fewer updates than planned" in str(caught[0].message)
     assert trainer.num_updates_completed == 3 * math.ceil(4 / accumulation)
     assert len(losses_of(trainer)) == 3
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": 4, "shuffle": True}, {"batch_size": None}])
+def test_a_sample_that_raises_stop_iteration_is_an_error(options: dict[str, Any], num_workers: int) -> None:
+    """Where torch's samplers have further batches, nothing else ends an epoch; no part of one counts as a whole."""
+    trainer = classifier_trainer(Permissive)
+    loader: DataLoader[Any] = DataLoader(Running(), num_workers=num_workers, **options)
+    trainer.train_loader = trainer.eval_loader = lambda: loader
+    for run, phase in ((partial(trainer.train, DATA, 2), "training"), (partial(trainer.evaluate, DATA), "evaluation")):
+        with pytest.raises(ConfigurationError) as caught:
+            run()
+        assert_explained(
+            caught.value, "raised StopIteration", phase, f"of {len(loader)} batches of DataLoader", "next()"
+        )
+    assert losses_of(trainer) == losses_of(trainer, "evaluation_loss") == []
+
+
+def test_fewer_batches_of_a_custom_loader_may_be_a_stop_iteration() -> None:
+    """A custom sampler may be mistaken about its length, or a sample ends the epoch: the warning names both."""
+    trainer = classifier_trainer(Permissive)
+    loader: DataLoader[Any] = DataLoader(Running(), batch_size=4, sampler=LyingSampler(32, 32))
+    trainer.train_loader = lambda: loader
+    caught = warnings_of(lambda: trainer.train(DATA, 1))
+    assert ["8 yielded 3 of these" in str(one.message) and "StopIteration" in str(one.message) for one in caught] == [
+        True
+    ]
 
 
 def test_a_true_length_is_not_warned_of() -> None:
@@ -208,6 +246,23 @@ def test_a_rank_with_fewer_batches_keeps_nobody_waiting(accumulation: int) -> No
     with pytest.raises(ConfigurationError) as caught:
         trainer.train(DATA, 2, gradient_accumulation_steps=accumulation)
     assert_explained(caught.value, f"{8 - 4 * dist.get_rank()} of 8 batches of Claims")
+    assert losses_of(trainer) == []
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.filterwarnings("ignore:A custom loader or sampler")
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("divides", [False, True])
+def test_a_sample_that_ends_the_epoch_of_one_rank_is_an_error_on_both(accumulation: int, divides: bool) -> None:
+    """The other rank does not wait for it, whether accelerate or a sampler divides the samples."""
+    trainer = classifier_trainer(Permissive)
+    sampler: Any = DistributedSampler(Running(), shuffle=False) if divides else None
+    loader: DataLoader[Any] = DataLoader(Running(), batch_size=4, sampler=sampler)
+    trainer.train_loader = trainer.eval_loader = lambda: loader
+    with pytest.raises(ConfigurationError, match="raised StopIteration, which ended the training"):
+        trainer.train(DATA, 2, gradient_accumulation_steps=accumulation)
+    with pytest.raises(ConfigurationError, match="raised StopIteration, which ended the evaluation"):
+        trainer.evaluate(DATA)
     assert losses_of(trainer) == []
 
 

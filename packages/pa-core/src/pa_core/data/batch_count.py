@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from pa_core.data.custom_loader import describe_loader, innermost, is_dataloader, length_of
+from pa_core.data.custom_loader import describe_loader, has_certain_length, innermost, is_dataloader, length_of
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
@@ -24,11 +24,14 @@ class BatchCount:
         loader: The loader of the epoch.
         phase: What the epoch is for.
         is_per_process: Whether each of several processes has its own loader, perhaps with a different number of
-            batches. Loaders that accelerate splits end together.
+            batches. Loaders that accelerate splits end together, unless a sample ends one.
+        num_processes: The number of processes.
 
     Attributes:
         phase: What the epoch is for.
         is_per_process: As passed.
+        is_certain: Whether only a sample that raises ``StopIteration`` can end the loader before its length.
+        ends_alone: Whether this process may come to the end while others still have batches.
         expected: The length of the loader; None for a stream, whose end alone tells.
         given: The batches so far.
         has_ended: Whether the loader had no further batch.
@@ -41,11 +44,18 @@ class BatchCount:
     """
 
     def __init__(
-        self, loader: SizedIterable[Any], phase: Literal["training", "evaluation"], *, is_per_process: bool = False
+        self,
+        loader: SizedIterable[Any],
+        phase: Literal["training", "evaluation"],
+        *,
+        is_per_process: bool = False,
+        num_processes: int = 1,
     ) -> None:
         self._loader = innermost(loader)
         self.phase: str = phase
         self.is_per_process: bool = is_per_process
+        self.is_certain: bool = has_certain_length(self._loader)
+        self.ends_alone: bool = is_per_process or (num_processes > 1 and self.is_certain)
         self.expected: int | None = length_of(loader)
         self.given: int = 0
         self.has_ended: bool = False
@@ -78,7 +88,8 @@ class BatchCount:
         warn_user(
             f"A loader whose length is {self.expected} yielded {number} in {self.phase}: "
             f"{describe_loader(self._loader)}. {effect}Let __len__ return the number of "
-            "batches of an epoch, or of the samples of a dataset. Of several workers, each iterates over an "
+            "batches of an epoch, or of the samples of a dataset; a StopIteration that is raised for a sample ends an "
+            "epoch too. Of several workers, each iterates over an "
             "IterableDataset: let each yield its own share (see torch.utils.data.get_worker_info)."
         )
         return True
@@ -90,6 +101,15 @@ class BatchCount:
             f"The loader yielded no batch in {self.phase}.",
             given=f"0 batches of {describe_loader(self._loader)}{length}",
             do="Make it yield its batches each time it is iterated over: an iterator is used up after the first time.",
+        )
+
+    def ended_by_sample(self) -> ConfigurationError:
+        """Return the error of an epoch that ended where torch's own samplers had further batches, on some process."""
+        return ConfigurationError(
+            f"A sample or its collation raised StopIteration, which ended the {self.phase} before its last batch.",
+            given=f"{self.given} of {self.expected} batches of {describe_loader(self._loader)} on this process",
+            do="Find the call of next() in the dataset or the collate_fn for which there is nothing left, or give it "
+            "a default.",
         )
 
     def too_few_on_a_process(self) -> ConfigurationError:

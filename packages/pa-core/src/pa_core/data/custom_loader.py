@@ -9,12 +9,16 @@ from typing import Any, cast
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from typing_extensions import TypeIs
 
+from pa_core import _accelerate
 from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 from pa_core.model_tensors import supports_state_dict
 from pa_core.types import SizedIterable
 from pa_data import KeyedDataLoader, loader_parts
+
+_TRUE_SAMPLERS = "accelerate", "torch"
+"""Libraries whose samplers yield as many indices as their lengths say."""
 
 
 def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLoader[Any]:
@@ -115,6 +119,26 @@ def is_dataloader(loader: object) -> TypeIs[DataLoader[Any]]:
 def length_of_dataset(loader: object) -> int | None:
     """Return the number of samples of a loader's dataset; None where it is not known."""
     return length_of(loader_parts(loader).get("loader.dataset"))
+
+
+def has_certain_length(loader: object) -> bool:
+    """Whether only a sample that raises ``StopIteration`` ends an epoch of a loader before its length.
+
+    So it is where torch's own loader and samplers count the positions of a dataset; others may be mistaken.
+
+    Args:
+        loader: A loader, also one that accelerate has split.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> has_certain_length(DataLoader(range(8), batch_size=4)), has_certain_length(["one", "two"])
+        (True, False)
+    """
+    plain = _accelerate.fetching_loader(loader)
+    if type(plain) is not DataLoader or isinstance(plain.dataset, IterableDataset):
+        return False
+    samplers = (part for path, part in loader_parts(plain).items() if path.endswith("sampler"))
+    return all(type(one).__module__.partition(".")[0] in _TRUE_SAMPLERS for one in samplers)
 
 
 def describe_loader(loader: object) -> str:

@@ -382,7 +382,7 @@ class Loaders:
         if is_keyed(own):
             return None
         is_per_process = self._accelerator.num_processes > 1 and not _accelerate.is_split(own)
-        return BatchCount(loader, phase, is_per_process=is_per_process)
+        return BatchCount(loader, phase, is_per_process=is_per_process, num_processes=self._accelerator.num_processes)
 
     def check_count(self, count: BatchCount, missing: float, *, is_empty: bool) -> None:
         """Compare the batches of an epoch with the length of its loader; warn once in a run if they differ.
@@ -394,8 +394,11 @@ class Loaders:
 
         Raises:
             EmptyDatasetError: There was no batch at all.
-            ConfigurationError: A process had fewer training batches than the others were to have.
+            ConfigurationError: A process had fewer training batches than the others were to have, or a sample ended
+                the epoch.
         """
+        if missing > 0 and count.is_certain:
+            raise count.ended_by_sample()
         if is_empty and count.has_ended and count.given == 0:
             raise count.nothing_counted()
         if missing > 0 and count.is_per_process and count.phase == "training":
