@@ -134,8 +134,9 @@ def has_certain_length(loader: object) -> bool:
         >>> has_certain_length(DataLoader(range(8), batch_size=4)), has_certain_length(["one", "two"])
         (True, False)
     """
-    plain = _accelerate.fetching_loader(loader)
-    if type(plain) is not DataLoader or isinstance(plain.dataset, IterableDataset):
+    plain: Any = _accelerate.fetching_loader(loader)
+    kind: object = type(plain)
+    if kind is not DataLoader or isinstance(plain.dataset, IterableDataset):
         return False
     samplers = (part for path, part in loader_parts(plain).items() if path.endswith("sampler"))
     return all(type(one).__module__.partition(".")[0] in _TRUE_SAMPLERS for one in samplers)
