@@ -135,7 +135,7 @@ def has_certain_length(loader: object) -> bool:
         (True, False)
     """
     plain: Any = _accelerate.fetching_loader(loader)
-    kind: object = type(plain)
+    kind: object = cast("object", type(plain))
     if kind is not DataLoader or isinstance(plain.dataset, IterableDataset):
         return False
     samplers = (part for path, part in loader_parts(plain).items() if path.endswith("sampler"))
