@@ -17,7 +17,7 @@ from pa_core.model_tensors import is_sharded
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.trained import Trained
 
-_NUM_UPDATES = 2
+NUM_FIRST_UPDATES = 2
 """What happens between two steps shows in the second of them."""
 
 
@@ -69,6 +69,50 @@ def _counts_steps(scheduler: object) -> bool:
     return getattr(step, "__module__", "") == "torch.optim.lr_scheduler" and hasattr(scheduler, "last_epoch")
 
 
+class EarlierGradients:
+    """Gradients of earlier batches of an update, which nobody may set to zeros before its step.
+
+    Their values are read only if somebody has changed all of them in place.
+
+    Example:
+        >>> weight = torch.ones(1, requires_grad=True)
+        >>> weight.square().sum().backward()
+        >>> earlier = EarlierGradients()
+        >>> earlier.note([weight])
+        >>> torch.optim.SGD([weight]).zero_grad(set_to_none=False)
+        >>> earlier.are_zeros()
+        True
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[torch.Tensor, int, torch.Tensor]] = []  # with versions, and whether any was not zero
+
+    def note(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Note the gradients after a backward pass.
+
+        Args:
+            parameters: What they belong to.
+        """
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        self._noted = [(one, version_of(one), _values(one).any()) for one in gradients if not is_sharded(one)]
+
+    def forget(self) -> None:
+        """Let go of the gradients, as they are stepped with."""
+        self._noted = []
+
+    def are_zeros(self) -> bool:
+        """Whether all of them were changed since, to zeros."""
+        if not self._noted or any(version_of(one) == before for one, before, _ in self._noted):
+            return False
+        return any(had_others for *_, had_others in self._noted) and not any(
+            _values(one).any() for one, *_ in self._noted
+        )
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
 class FirstUpdates:
     """Looks at what the steps of a trainer do to gradients and optimizers in the first updates of a run.
 
@@ -82,10 +126,10 @@ class FirstUpdates:
     def __init__(self, trained: Trained, optimizers: Iterable[Optimizer], *, looks_at_gradients: bool) -> None:
         self._trained = trained
         self._looks_at_gradients = looks_at_gradients
-        self._updates_left = _NUM_UPDATES
+        self._updates_left = NUM_FIRST_UPDATES
         self._has_gradients = self._finds_gradients()
         self._of_step: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._left: list[tuple[torch.Tensor, int]] = []  # by earlier batches of the update, and their versions
+        self._earlier = EarlierGradients()
         self._is_in_update = False
         self._hooks: list[RemovableHandle] = [
             one.register_step_pre_hook(self._require_own_step) for one in optimizers if calls_step_hooks(one)
@@ -104,7 +148,7 @@ class FirstUpdates:
             if self._trained.exchange.is_exact:
                 raise _own_backward_pass()
             self._of_step = [(one, one.grad.clone()) for one in self._trained.parameters() if one.grad is not None]
-        if self._has_gradients and (not has_gradients or self._are_zeros()):
+        if self._has_gradients and (not has_gradients or self._earlier.are_zeros()):
             raise ConfigurationError(
                 "A step has cleared the gradients of earlier batches of its update.",
                 given="no gradients, or zeros, in the middle of an update of several batches",
@@ -121,8 +165,7 @@ class FirstUpdates:
         if of_step and all(one.grad is not None and torch.equal(one.grad, 2 * by_step) for one, by_step in of_step):
             raise _own_backward_pass()
         self._has_gradients = not self._trained.exchange.is_exact and self._finds_gradients()
-        gradients = [one.grad for one in self._trained.parameters() if one.grad is not None]
-        self._left = [(one, version_of(one)) for one in gradients if not is_sharded(one)]
+        self._earlier.note(self._trained.parameters())
 
     def begin_update(self) -> None:
         """From here on, the run steps the optimizers."""
@@ -130,7 +173,8 @@ class FirstUpdates:
 
     def end_update(self) -> bool:
         """Note the end of an update; return whether there is another one to look at."""
-        self._is_in_update, self._left = False, []
+        self._is_in_update = False
+        self._earlier.forget()
         self._has_gradients = self._finds_gradients()
         self._updates_left -= 1
         return self._updates_left > 0
@@ -147,12 +191,6 @@ class FirstUpdates:
             return any(parameter.grad is not None for parameter in self._trained.parameters())
         return self._trained.has_gradients()
 
-    def _are_zeros(self) -> bool:
-        """Whether all gradients of earlier batches were changed, which costs no look at their values, to zeros."""
-        return bool(self._left) and all(
-            version_of(one) > before and not _values(one).any() for one, before in self._left
-        )
-
     def _require_own_step(self, *_arguments: object) -> None:
         if not self._is_in_update:
             raise ConfigurationError(
@@ -160,10 +198,6 @@ class FirstUpdates:
                 "agrees, clips, steps and clears after the last batch of an update. To step in another way, override "
                 "optimizer_step()."
             )
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _own_backward_pass() -> ConfigurationError:

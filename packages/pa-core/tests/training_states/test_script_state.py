@@ -309,3 +309,73 @@ def test_a_layer_that_is_added_to_the_optimizer_too_is_trained() -> None:
     """As the message says."""
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
     scripts.Scripted(ReplacesHead(adds=True), model=model).train(scripts.data(), 3)
+
+
+class Grows(nn.Module):
+    """A model to which layers are added within a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 1))
+        self.teacher: nn.Module | None = None
+
+    @override
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers(inputs)
+        if self.teacher is not None:
+            with torch.no_grad():
+                target: torch.Tensor = self.teacher(inputs)
+            outputs = outputs + 0.1 * target
+        return outputs
+
+
+def append_layer(trainer: AnyTrainer) -> None:
+    """Add one in the second epoch."""
+    if trainer.num_epochs_completed == 1:
+        cast("Any", trainer.model).layers.append(nn.Linear(1, 1))
+
+
+def append_to_optimizer(trainer: AnyTrainer) -> None:
+    """Add one, as the message says."""
+    append_layer(trainer)
+    if trainer.num_epochs_completed == 1:
+        added = cast("Any", trainer.model).layers[-1]
+        trainer.optimizer.add_param_group({"params": added.parameters()})
+
+
+def append_frozen(trainer: AnyTrainer) -> None:
+    """Add one that is not to be trained."""
+    append_layer(trainer)
+    if trainer.num_epochs_completed == 1:
+        cast("Any", trainer.model).layers[-1].requires_grad_(False)
+
+
+def add_teacher(trainer: AnyTrainer) -> None:
+    """Add one whose outputs have no gradients."""
+    if trainer.num_epochs_completed == 1:
+        cast("Any", trainer.model).teacher = nn.Linear(4, 1)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_an_added_layer_that_nobody_trains_is_named() -> None:
+    """Once, at the end of its first epoch."""
+    trainer = scripts.Scripted(CallAt("on_train_epoch_start", append_layer), model=Grows())
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer.train(scripts.data(), 4)
+    said = "".join(str(one.message) for one in warned)
+    if trainer.process_index > 0:
+        assert not said
+        return
+    assert said.count("Layers were added") == 1
+    assert "model.layers.1.weight, model.layers.1.bias" in said
+    assert "add_param_group" in said
+
+
+@pytest.mark.parametrize("add", [append_to_optimizer, append_frozen, add_teacher])
+def test_an_added_layer_that_is_trained_or_not_to_be_is_not_named(add: Any) -> None:
+    """An optimizer has it, it is frozen, or no loss depends on it."""
+    trainer = scripts.Scripted(CallAt("on_train_epoch_start", add), model=Grows())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.train(scripts.data(), 3)

@@ -81,8 +81,8 @@ def left_loop() -> ConfigurationError:
 def no_gradients_left(name: str) -> ConfigurationError:
     """Return the error of gradients that were cleared within an update, or that the loss had none of."""
     return ConfigurationError(
-        f"After backward passes of {name!r}, none of its parameters has a gradient. Remove zero_grad() from the loop: "
-        "the step clears gradients. With several models, check model=."
+        f"After backward passes of {name!r}, its parameters have no gradients, or only zeros. Remove zero_grad() from "
+        "the loop: the step clears gradients. With several models, check model=."
     )
 
 

@@ -20,6 +20,7 @@ from pa_core.default_step import unusable_kind
 from pa_core.distributed.collectives import tensors_in_graph
 from pa_core.errors import ConfigurationError
 from pa_core.exchange import Exchange
+from pa_core.first_updates import NUM_FIRST_UPDATES, EarlierGradients
 from pa_core.micro_batches import MicroBatch
 from pa_core.model_tensors import parameters_of_module
 from pa_core.trained import Trained, zero_loss_of_stand_in
@@ -58,10 +59,13 @@ class TrainedModel(Trained):
         self._has_checked_precision = self._precision == "no"
         self._steps = False
         self._watch: RemovableHandle | None = None
+        self._earlier = EarlierGradients()
+        self._first_updates_left = 0 if exchange.is_exact else NUM_FIRST_UPDATES
 
     @override
     def close(self) -> None:
         super().close()
+        self._earlier.forget()
         if self._watch is not None:  # the script may step the optimizer again
             self._watch.remove()
             self._watch = None
@@ -92,6 +96,15 @@ class TrainedModel(Trained):
             super().step()
         finally:
             self._steps = False
+
+    def let_go_of_gradients(self) -> None:
+        """From here on, the run itself changes and clears the gradients."""
+        self._earlier.forget()
+        self._first_updates_left -= 1
+
+    def has_lost_gradients(self) -> bool:
+        """Whether nothing is left of what backward passes have added: no gradients or, in first updates, zeros."""
+        return not self.has_gradients() or self._earlier.are_zeros()
 
     def require_gradients_of(self, loss: object) -> None:
         """Raise an error for anything that no gradients of the module can be computed of.
@@ -159,6 +172,8 @@ class TrainedModel(Trained):
                     scaled.backward(inputs=wanted, retain_graph=retain_graph)
             else:
                 scaled.backward(inputs=wanted, retain_graph=retain_graph)
+        if self._first_updates_left > 0:
+            self._earlier.note(self.parameters())
 
     def _trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in parameters_of_module(self.module) if parameter.requires_grad]

@@ -188,7 +188,7 @@ class Update(Generic[BatchT]):
             raise mistakes.no_batch(self.number, "backward(...)")
         if self._stepped:
             self._require_unstepped(trained)
-        if trained.name in self._with_gradients and not self._part.is_empty and not trained.has_gradients():
+        if trained.name in self._with_gradients and not self._part.is_empty and trained.has_lost_gradients():
             raise mistakes.no_gradients_left(trained.name)
         trained.require_gradients_of(loss)
         items = None if num_items is None else require_count(num_items, "num_items in backward(...)")
@@ -270,7 +270,7 @@ class Update(Generic[BatchT]):
                 "the last batch exchanges gradients between processes. Call backward(loss) for each batch; a loss "
                 "that should not count can be multiplied by 0."
             )
-        if not part.is_empty and not trained.has_gradients():
+        if not part.is_empty and trained.has_lost_gradients():
             raise mistakes.no_gradients_left(trained.name)
         return self._make_step(trained)
 
@@ -283,6 +283,7 @@ class Update(Generic[BatchT]):
         if is_first:
             loop.require_update_of_batch()
             loop.engine.rank_sync.stop_if_alone()
+        trained.let_go_of_gradients()
         at_once = loop.engine.progress.samples_in_epoch == 0 and loop.updates_of_batch == 0
         is_made = loop.make_step(trained, at_once=at_once, is_first=is_first)
         loop.updates_of_batch += is_first

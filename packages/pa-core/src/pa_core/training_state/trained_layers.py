@@ -6,12 +6,15 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from pa_core import distributed
 from pa_core.errors import ConfigurationError
 from pa_core.model_tensors import buffers_of_module, is_sharded_module, parameters_of
 from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.user_warnings import warn_user
 from pa_data.state_search import mark_of
 
 _MOST_SHOWN = 4
+_HOW_TO_ADD = 'optimizer.add_param_group({"params": layer.parameters()})'
 
 
 class TrainedLayers:
@@ -24,12 +27,15 @@ class TrainedLayers:
     def __init__(self, run: ResumableRun) -> None:
         self._names = {id(one): name for name, one in _named_parameters(run).items()}
         self._held = [*_named_parameters(run).values()]  # an identity is given to another object without them
+        self._has_warned = False
         self._is_sharded = any(map(is_sharded_module, run.named_models().values()))
         buffers = buffers_of_module(run.loss_func) if isinstance(run.loss_func, nn.Module) else []
         self._of_loss_func = [(one, mark_of(one)) for one in buffers]
 
     def check(self, run: ResumableRun) -> None:
         """Raise an error for layers that have been replaced, so that the optimizers train what no model has.
+
+        Layers that have been added, and that get gradients which no optimizer uses, are named in a warning, once.
 
         Args:
             run: The run, between two updates.
@@ -42,18 +48,26 @@ class TrainedLayers:
         present = _named_parameters(run)
         trained = {id(one): one for optimizer in run.named_optimizers().values() for one in parameters_of(optimizer)}
         missing = trained.keys() & self._names.keys() - {id(one) for one in present.values()}
-        untrained = [
-            name
-            for name, one in present.items()
-            if one.requires_grad and id(one) not in trained and id(one) not in self._names
-        ]
+        new = {name: one for name, one in present.items() if one.requires_grad and id(one) not in self._names}
+        untrained = [name for name, one in new.items() if id(one) not in trained]
         if missing and untrained:
             gone = [name for identity, name in self._names.items() if identity in missing]
             raise ConfigurationError(
                 "Layers were replaced within the run, and the optimizer trains those that are gone.",
                 given=f"an optimizer of {_list(gone)} as before, and no optimizer of {_list(untrained)} as now",
-                do="Replace layers before the optimizer is made, or pass what is new to the optimizer: "
-                'optimizer.add_param_group({"params": layer.parameters()}).',
+                do=f"Replace layers before the optimizer is made, or pass what is new to the optimizer: {_HOW_TO_ADD}.",
+            )
+        self._warn([name for name in untrained if new[name].grad is not None])
+
+    def _warn(self, added: list[str]) -> None:
+        """Name what is trained by nobody. What has no gradients, such as a teacher, is not to be trained."""
+        if self._has_warned or not added:
+            return
+        self._has_warned = True
+        if distributed.rank() == 0:
+            warn_user(
+                f"Layers were added within the run, and no optimizer trains them: {_list(added)}. Pass them to the "
+                f"optimizer, {_HOW_TO_ADD}, or freeze them: layer.requires_grad_(False)."
             )
 
     def changed_in(self, loss_func: nn.Module) -> bool:
