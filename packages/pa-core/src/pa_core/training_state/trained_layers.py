@@ -60,7 +60,7 @@ class TrainedLayers:
         self._warn([name for name in untrained if new[name].grad is not None])
 
     def _warn(self, added: list[str]) -> None:
-        """Name what is trained by nobody. What has no gradients, such as a teacher, is not to be trained."""
+        """Name what is trained by nobody; what has no gradients, such as a teacher, is left alone."""
         if self._has_warned or not added:
             return
         self._has_warned = True
