@@ -530,6 +530,21 @@ def test_what_cannot_be_sent_back_is_an_error_and_no_wait(kind: str) -> None:
     assert kind != "error" or "Raised for sample 0 of Local" in str(caught.value)
 
 
+def read_from_both(index: int) -> int:
+    """Fail as what asks several sources at once does."""
+    raise ExceptionGroup("no source works", [OSError("the disk is gone"), ValueError(f"no sample {index}")])
+
+
+def test_the_errors_of_a_group_in_a_worker_arrive() -> None:
+    """Torch cannot make the group again, and would tell of that only."""
+    with pytest.raises(RuntimeError, match="no source works") as caught:
+        next(iter(KeyedDataLoader(Reads(read_from_both), 2, num_workers=1)))
+    text = str(caught.value)
+    assert "the disk is gone" in text
+    assert "no sample 0" in text
+    assert "Raised for sample 0 of Reads" in text
+
+
 class Reads(Dataset[int]):
     """Reads its samples with a function."""
 

@@ -246,14 +246,26 @@ def raised_stop_iteration(error: StopIteration) -> ConfigurationError:
 def sendable(error: Exception) -> Exception:
     """Return an error that can be sent to the main process: itself, or a ``RuntimeError`` that tells all of it.
 
-    Of an error whose class is local to a function, nothing would arrive, and the main process would wait forever.
+    Of an error whose class is local to a function, nothing would arrive, and the main process would wait forever. Of an
+    ``ExceptionGroup``, and others that torch cannot make again, a ``TypeError`` of torch would arrive.
 
     Args:
         error: The error of a dataset.
     """
-    if _can_be_pickled(type(error)):
+    if _can_be_pickled(type(error)) and _can_be_made_again(type(error)):
         return error
     return RuntimeError("".join(traceback.format_exception(error)))
+
+
+def _can_be_made_again(kind: type[Exception]) -> bool:
+    """Whether the main process can make an error of the class: torch passes ``message=`` if that is a name of it."""
+    if not getattr(kind, "message", None):
+        return True
+    try:
+        kind(message="")
+    except Exception:
+        return False
+    return True
 
 
 def require_sendable(batch: object) -> None:
