@@ -257,7 +257,7 @@ def sendable(error: Exception) -> Exception:
     return RuntimeError("".join(traceback.format_exception(error)))
 
 
-def _can_be_made_again(kind: type[Exception]) -> bool:
+def _can_be_made_again(kind: Callable[..., Exception]) -> bool:
     """Whether the main process can make an error of the class: torch passes ``message=`` if that is a name of it."""
     if not getattr(kind, "message", None):
         return True
