@@ -521,6 +521,25 @@ def frozen_batch_norm() -> Script:
     return script(conv_net(), nn.CrossEntropyLoss(), pictures(), kind=_FrozenStatistics)
 
 
+class _NormalizesTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+        self.norm = nn.BatchNorm1d(32)
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.norm(self.first(inputs)).relu()
+        logits: Tensor = self.head(self.norm(self.second(hidden)).relu())
+        return logits
+
+
+@healthy
+def batch_norm_for_two_layers() -> Script:
+    """One BatchNorm normalizes two layers, so that its statistics move twice in the forward pass."""
+    return script(_NormalizesTwice(), nn.CrossEntropyLoss(), points())
+
+
 @healthy
 def random_split_of_one_set() -> Script:
     """Training and evaluation are disjoint parts of a dataset that is sorted by class."""

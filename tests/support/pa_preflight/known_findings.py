@@ -137,6 +137,7 @@ KNOWN: dict[str, dict[str, Known]] = {
         "rate-far-below": Known(_SCHEDULE, "return factors", "warning"),
         "schedule-does-not-fit": Known(_SCHEDULE, "", "warning"),
         "scheduler-not-given": Known(_SCHEDULE, "create_scheduler_fn", "warning"),
+        "statistics-move-twice": Known("BatchNorm is recomputed", "1 - math.sqrt(1 - m)", "warning"),
         "units-are-identical": Known("constant weights", "Initialise weights at random"),
         "unusual-option": Known("such as swapped betas", "unless it was chosen on purpose", "warning"),
         "weights-barely-move": Known(_RATE, "Raise the learning rate", "warning"),

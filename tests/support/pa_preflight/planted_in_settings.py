@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import (
     OneCycleLR,
     StepLR,
 )
+from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from pa_core import SaveTrainingStateCallback, StepBasedEvaluationCallback, TrainerCallback
@@ -235,6 +236,24 @@ def frozen_backbone_with_batch_norm() -> Script:
     model.get_submodule("1").requires_grad_(False)
     trained = [one for one in model.parameters() if one.requires_grad]
     return script(model, nn.CrossEntropyLoss(), pictures(), optimizer=Adam(trained, lr=0.01))
+
+
+class _Recomputed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 4)
+        self.block = nn.Sequential(nn.BatchNorm1d(32), nn.ReLU())
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.head(checkpoint(self.block, self.first(inputs), use_reentrant=False))
+        return logits
+
+
+@planted("statistics-move-twice")
+def recomputed_batch_norm() -> Script:
+    """A block with BatchNorm is checkpointed, so that the backward pass computes it again."""
+    return script(_Recomputed(), nn.CrossEntropyLoss(), points())
 
 
 @planted("weights-not-initialised")

@@ -22,6 +22,7 @@ PAGES: Mapping[str, str] = {
     "sorted-by-class": "data.md#batches-and-shuffling",
     "state-not-loaded": "training-states.md#what-belongs-to-a-state",
     "state-not-saved": "training-states.md#what-belongs-to-a-state",
+    "statistics-move-twice": "speed-and-memory.md#activation-checkpointing",
     "step-fails": "troubleshooting.md#the-most-common-errors",
     "targets-broadcast": "run.md#from-a-batch-to-a-loss",
     "targets-not-finite": "troubleshooting.md#nan-and-invalid-losses",

@@ -30,6 +30,7 @@ from pa_preflight._optimizer_checks import Movement, check_decay
 from pa_preflight._output_experiments import check_output_experiments
 from pa_preflight._part_checks import check_parts
 from pa_preflight._planned_run import PlannedRun
+from pa_preflight._recomputation import RecomputedNorms
 from pa_preflight._routing import Routing
 from pa_preflight._schedule_checks import check_schedules
 from pa_preflight._step_checks import FirstModes, check_divisions, check_modes, check_step
@@ -84,8 +85,9 @@ class Steps:
         self._movement = Movement(trainer.named_optimizers())
         self._of_weights: list[Finding] = []
         graphs, self._modes, self._routing = KeptGraphs(model), FirstModes(model), Routing(model)
-        watching = [self.planned, graphs, self._modes, self.observer, self._routing]  # which watches no experiments
-        noted: list[Any] = [MoveModulesToDeviceCallback, *watching]
+        recomputed = RecomputedNorms(model)
+        watching = [self.planned, graphs, recomputed, self._modes, self.observer]
+        noted: list[Any] = [MoveModulesToDeviceCallback, *watching, self._routing]  # which watches no experiments
         registered = trainer.callback_handler.replaced_by(noted)
         with trainer.undoing_runs(*asked.values()), registered:
             hooks = [one.register_step_pre_hook(self._note_gradients) for one in optimizers]
@@ -103,6 +105,7 @@ class Steps:
                 self._of_weights += check_units(model)
                 self._of_weights += check_frozen_norms(model, norms)
             self._of_weights += graphs.check()
+            self._of_weights += recomputed.check()
 
     def _note(self, batch: Any, loss: Tensor) -> None:
         trainer, observer = self.trainer, self.observer

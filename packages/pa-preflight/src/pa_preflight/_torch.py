@@ -61,6 +61,11 @@ def watching(
     return cast("AbstractContextManager[object]", type("Watching", (base,), {"__torch_dispatch__": dispatch})())
 
 
+def is_in_backward() -> bool:
+    """Return whether a backward pass is running in this thread, which no public name tells."""
+    return cast("int", _private(importlib.import_module("torch._C"), "_current_graph_task_id")()) >= 0
+
+
 def _fake_tensors(name: str) -> Any:
     return _private(importlib.import_module("torch._subclasses.fake_tensor"), name)
 
