@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -109,8 +110,6 @@ class ReadsClock(TrainerCallback):
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Note the time, and open something."""
-        import time
-
         self.started = time.perf_counter()
         self.first = self.first or (update, self.started)
         if not self.is_open:
@@ -126,6 +125,61 @@ def test_what_means_nothing_in_another_process_is_left_as_it_is(tmp_path: Path) 
     stored = read_state(tmp_path / "final").parts["ranks"][0]["script"]
     assert stored == {}
     scripts.Scripted(ReadsClock()).train(scripts.data(), 2, per_device_batch_size=4, resume_from=tmp_path)
+
+
+COUNTS = [0]
+BY_NAME: dict[str, Any] = {"batches": 0, "kind": "easy"}
+NESTED = {"loss": [0.5, 1]}
+CACHE = {1: 1}
+LOG = [0.0]
+FLAGS = [False]
+TIMES = [0.0]
+CONSTANTS = [1, 2, 3]
+LAST: Any = [0, 1]
+
+
+def count_in_list(trainer: AnyTrainer) -> None:
+    """Count in a list that is global."""
+    COUNTS[0] += 1
+
+
+def count_by_name(trainer: AnyTrainer) -> None:
+    """Count in a dictionary that is global."""
+    BY_NAME["batches"] += 1
+
+
+def average_in_list(trainer: AnyTrainer) -> None:
+    """Keep a mean within a container in another one."""
+    NESTED["loss"][0] *= 0.9
+
+
+def keep_what_is_no_state(trainer: AnyTrainer) -> None:
+    """Keep results by their arguments, the last one instead of the others; a log, a flag and a moment."""
+    CACHE.clear()
+    CACHE[len(LOG)] = CONSTANTS[len(LOG) % 3]
+    LOG.append(0.5)
+    globals()["LAST"] = {"batch": len(LOG) + len(LAST)}
+    FLAGS[0] = True
+    TIMES[0] = time.perf_counter()
+
+
+@pytest.mark.parametrize(
+    ("keep", "name"), [(count_in_list, "COUNTS"), (count_by_name, "BY_NAME"), (average_in_list, "NESTED")]
+)
+def test_numbers_in_a_global_container_are_named(keep: Any, name: str, tmp_path: Path) -> None:
+    """As a global number is: all runs of a process share them."""
+    trainer = scripts.Scripted(CallAt("on_train_step_end", keep), SaveTrainingStateCallback(tmp_path))
+    with pytest.warns(UserWarning, match=rf"have left state in [\w.-]*test_script_state\.{name}, which"):
+        trainer.train(scripts.data(), 1, per_device_batch_size=4)
+
+
+def test_global_containers_of_something_else_are_not_named(tmp_path: Path) -> None:
+    """Caches, logs, flags and moments are nobody's loss."""
+    keep = CallAt("on_train_step_end", keep_what_is_no_state)
+    trainer = scripts.Scripted(keep, SaveTrainingStateCallback(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.train(scripts.data(), 1, per_device_batch_size=4)
 
 
 class RaisesRate(TrainerCallback):

@@ -18,7 +18,7 @@ from pa_core.training_state.stored_values import StoredValue, place_of_owner
 from pa_core.user_warnings import warn_user
 from pa_data import loader_parts
 from pa_data.drawn_state import DrawnState
-from pa_data.state_search import PLAIN, Found, attributes_of, find_state, is_generator, mark_of
+from pa_data.state_search import PLAIN, Found, attributes_of, find_state, is_generator, is_plain, mark_of
 
 _MOST_SHOWN = 8
 _HOW_TO_SEED = "torch.randint(2**63 - 1, ()).item()"
@@ -105,7 +105,7 @@ class ScriptState:
         """Whether a value means nothing in another process: a reading of a clock, or that something was made."""
         value = found.value
         if type(value) is float:
-            return any(since <= value <= now for since, now in zip(self._clocks, _read_clocks(), strict=True))
+            return self._is_time(value)
         if type(value) is tuple:
             parts = cast("tuple[object, ...]", value)
             return any(self._begins_anew(found._replace(value=one)) for one in parts if type(one) is float)
@@ -120,8 +120,30 @@ class ScriptState:
             is_item = isinstance(found.owner, dict | list) and place_of_owner(found) in self._owners
             return _was_tensor(before) or ((of_run or is_item) and not self._is_within_module(found))
         if _is_shared(found):
-            return before is not None and (type(value) in (int, float) or is_generator(value))
+            is_kept = type(value) in (int, float) or is_generator(value)
+            return before is not None and (
+                is_kept or (is_plain(value) and self._are_counts(before.mark, mark_of(value)))
+            )
         return of_run or (before is not None and before.value_type is type(value))
+
+    def _are_counts(self, before: object, now: object) -> bool:
+        """Whether numbers have changed in their places within a container; what grows is mostly a cache or a log."""
+        if type(now) in (int, float):
+            return type(before) in (int, float) and before != now and not self._is_time(now)
+        if not (type(before) is tuple and type(now) is tuple):
+            return False
+        parts, parts_now = cast("tuple[Any, ...]", before), cast("tuple[Any, ...]", now)
+        if parts_now and isinstance(parts_now[0], type):
+            if parts[:1] != parts_now[:1]:
+                return False
+            if issubclass(parts_now[0], dict) and parts[1][0] != parts_now[1][0]:  # other keys
+                return False
+        return len(parts) == len(parts_now) and any(map(self._are_counts, parts, parts_now))
+
+    def _is_time(self, value: object) -> bool:
+        return isinstance(value, float) and any(
+            since <= value <= now for since, now in zip(self._clocks, _read_clocks(), strict=True)
+        )
 
     def _is_within_module(self, found: Found) -> bool:
         """Whether a module leads to a value: what it has made within steps may belong to one pass alone."""
