@@ -132,7 +132,8 @@ class ScriptState:
             return type(before) in (int, float) and before != now and not self._is_time(now)
         if not (type(before) is tuple and type(now) is tuple):
             return False
-        parts, parts_now = cast("tuple[Any, ...]", before), cast("tuple[Any, ...]", now)
+        parts: tuple[Any, ...] = before
+        parts_now: tuple[Any, ...] = now
         if parts_now and isinstance(parts_now[0], type):
             if parts[:1] != parts_now[:1]:
                 return False
