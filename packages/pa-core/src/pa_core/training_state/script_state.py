@@ -126,20 +126,18 @@ class ScriptState:
             )
         return of_run or (before is not None and before.value_type is type(value))
 
-    def _are_counts(self, before: object, now: object) -> bool:
+    def _are_counts(self, before: Any, now: Any) -> bool:
         """Whether numbers have changed in their places within a container; what grows is mostly a cache or a log."""
         if type(now) in (int, float):
             return type(before) in (int, float) and before != now and not self._is_time(now)
-        if not (type(before) is tuple and type(now) is tuple):
+        if {type(before), type(now)} != {tuple}:
             return False
-        parts: tuple[Any, ...] = before
-        parts_now: tuple[Any, ...] = now
-        if parts_now and isinstance(parts_now[0], type):
-            if parts[:1] != parts_now[:1]:
+        if now and isinstance(now[0], type):
+            if before[:1] != now[:1]:
                 return False
-            if issubclass(parts_now[0], dict) and parts[1][0] != parts_now[1][0]:  # other keys
+            if issubclass(now[0], dict) and before[1][0] != now[1][0]:  # other keys
                 return False
-        return len(parts) == len(parts_now) and any(map(self._are_counts, parts, parts_now))
+        return len(before) == len(now) and any(map(self._are_counts, before, now))
 
     def _is_time(self, value: object) -> bool:
         return isinstance(value, float) and any(
