@@ -22,7 +22,8 @@ from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Trainer, TrainerCallback
 from pa_core.callbacks import CallbackLike
-from pa_core.testing import TinyClassifier, make_classification
+from pa_core.testing import TinyClassifier, make_classification, make_regression
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.tensor_reads import Reads
 
 BATCH_SIZE, FEW, MANY = 4, 10, 30
@@ -105,6 +106,27 @@ class Collectives(TorchDispatchMode):
 def collectives_of_a_step(run: Callable[[int], object]) -> dict[str, float]:
     """How often each collective is called in a step of a run of so many steps."""
     return counts_of_a_step(run, Collectives)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_an_update_walks_no_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it needs of a model of many layers was collected before the first update of the epoch."""
+    walks, walk = Counter[int](), nn.Module.named_modules
+    updates: list[int] = [0]
+
+    def counted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        walks[updates[-1]] += 1
+        return walk(module, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "named_modules", counted)
+    norms = [nn.BatchNorm1d(4) for _ in range(30)]
+    model = nn.Sequential(*norms, nn.Linear(4, 1))
+    note = CallAt("on_optimizer_step_end", lambda trainer: updates.append(trainer.num_updates_completed))
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[note, *DEFAULT_CALLBACKS])
+    trainer.train(make_regression(64), 1, per_device_batch_size=4)
+    assert updates[-1] >= 8
+    assert walks[0] > 0
+    assert {update: walks[update] for update in range(2, updates[-1])} == dict.fromkeys(range(2, updates[-1]), 0)
 
 
 def train_by_hand(steps: int, model: nn.Module | None = None) -> None:
