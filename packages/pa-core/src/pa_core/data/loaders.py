@@ -43,6 +43,7 @@ from pa_core.data.split_sampler import (
     warn_of_filling_up,
     warn_of_whole_workers,
 )
+from pa_core.data.worker_copies import WorkerCopies
 from pa_core.distributed import collectives
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 from pa_core.run_config import LoaderSettings
@@ -128,6 +129,7 @@ class Loaders:
         self._order: Order | None = None
         self.samples_per_update: int | None = None
         self._warned_in: set[str] = set()
+        self._copies: WorkerCopies = WorkerCopies()
 
     def start_run(self) -> None:
         """Forget the warnings of the run before, so that each run warns once."""
@@ -381,6 +383,7 @@ class Loaders:
         own = innermost(loader)
         if is_keyed(own):
             return None
+        self._copies.compare(own)
         is_per_process = self._accelerator.num_processes > 1 and not _accelerate.is_split(own)
         return BatchCount(loader, phase, is_per_process=is_per_process, num_processes=self._accelerator.num_processes)
 
