@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +15,13 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from pa_core import Trainer, TrainerCallback
+
+
+@pytest.fixture(autouse=True)
+def ended_workers() -> Iterator[None]:
+    """Workers end with their loader, which a trainer holds in a circle of references."""
+    yield
+    gc.collect()
 
 
 class Curriculum(Dataset[tuple[Tensor, Tensor]]):
