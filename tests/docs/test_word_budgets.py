@@ -26,7 +26,7 @@ WORDS = {
 
 KINDS: dict[str, str | tuple[str, int]] = {
     "README.md": "front page",
-    "docs/before-you-train.md": ("how-to", 1600),
+    "docs/before-you-train.md": ("how-to", 1650),
     "docs/beyond-ddp.md": ("scaling", 1440),
     "docs/checkpoints-alone.md": ("how-to", 840),
     "docs/data-alone.md": ("how-to", 670),
