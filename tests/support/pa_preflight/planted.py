@@ -40,7 +40,7 @@ PLANTED: dict[str, Planted] = {
 if importlib.util.find_spec("pa_callbacks_extra") is not None:
     from tests.support.pa_preflight import planted_in_extra_callbacks
 
-    PLANTED |= planted_in_extra_callbacks.planted.cases
+    PLANTED.update(planted_in_extra_callbacks.planted.cases)
 
 NOT_FOUND = {"linear_model_for_a_product"}
 """A model that learns one batch, and not the task: only a longer run shows it."""

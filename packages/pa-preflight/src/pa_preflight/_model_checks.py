@@ -125,14 +125,14 @@ def check_progress(rates: Sequence[Sequence[float]], updates: int, *, has_change
 
 
 def check_gradients(
-    model: nn.Module, without_gradient: set[int], may_be_left_out: Callable[[str], bool]
+    model: nn.Module, without_gradient: set[int], may_be_left_out: Callable[[str], bool] = lambda _name: False
 ) -> Iterator[Finding]:
     """Yield a finding if parameters got no gradient.
 
     Args:
         model: The model.
         without_gradient: The identities of parameters without one.
-        may_be_left_out: Whether batches choose if they use a parameter of this name.
+        may_be_left_out: Whether batches choose if they use a parameter of this name; by default none may be.
     """
     names = [name for name, one in model.named_parameters() if id(one) in without_gradient]
     unexplained = [name for name in names if not may_be_left_out(name)]
