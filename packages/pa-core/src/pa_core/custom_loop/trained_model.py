@@ -40,6 +40,7 @@ class TrainedModel(Trained):
     Attributes:
         name: As passed.
         module: As passed.
+        first_updates_left: In how many updates from here on the gradients are looked at.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class TrainedModel(Trained):
         self._steps = False
         self._watch: RemovableHandle | None = None
         self._earlier = EarlierGradients()
-        self._first_updates_left = 0 if exchange.is_exact else NUM_FIRST_UPDATES
+        self.first_updates_left: int = 0 if exchange.is_exact else NUM_FIRST_UPDATES
 
     @override
     def close(self) -> None:
@@ -100,11 +101,11 @@ class TrainedModel(Trained):
     def let_go_of_gradients(self) -> None:
         """From here on, the run itself changes and clears the gradients."""
         self._earlier.forget()
-        self._first_updates_left -= 1
+        self.first_updates_left -= 1
 
     def has_lost_gradients(self) -> bool:
         """Whether nothing is left of what backward passes have added: no gradients or, in first updates, zeros."""
-        return not self.has_gradients() or self._earlier.are_zeros()
+        return not self.has_gradients() or (self.first_updates_left > 0 and self._earlier.are_zeros())
 
     def require_gradients_of(self, loss: object) -> None:
         """Raise an error for anything that no gradients of the module can be computed of.
@@ -172,7 +173,7 @@ class TrainedModel(Trained):
                     scaled.backward(inputs=wanted, retain_graph=retain_graph)
             else:
                 scaled.backward(inputs=wanted, retain_graph=retain_graph)
-        if self._first_updates_left > 0:
+        if self.first_updates_left > 0:
             self._earlier.note(self.parameters())
 
     def _trainable(self) -> list[nn.Parameter]:

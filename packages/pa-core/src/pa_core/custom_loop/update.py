@@ -283,7 +283,8 @@ class Update(Generic[BatchT]):
         if is_first:
             loop.require_update_of_batch()
             loop.engine.rank_sync.stop_if_alone()
-        trained.let_go_of_gradients()
+        if trained.first_updates_left > 0:
+            trained.let_go_of_gradients()
         at_once = loop.engine.progress.samples_in_epoch == 0 and loop.updates_of_batch == 0
         is_made = loop.make_step(trained, at_once=at_once, is_first=is_first)
         loop.updates_of_batch += is_first
