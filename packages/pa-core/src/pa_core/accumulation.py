@@ -106,13 +106,9 @@ class Accumulation:
             weight = items / (self.nominal or 1.0)
         return loss if weight == 1 else loss * weight
 
-    def samples_of(self, part: MicroBatch) -> int:
-        """Return the number of samples of a step on all processes, as far as anyone knows.
-
-        Args:
-            part: The part of the last batch that ``take_counts`` was told of.
-        """
-        return part.global_samples or self._last_batch_size * self._num_processes
+    def samples_of_last_batch(self) -> int:
+        """Return the number of samples of the last batch on all processes, where its loader cannot say."""
+        return self._last_batch_size * self._num_processes
 
     def normalise(self, parameters: Callable[[], Iterable[Tensor]], total: float | Tensor) -> None:
         """Turn the gradients of an update into the gradients of the mean over its items, if it counts items.

@@ -165,7 +165,8 @@ class FirstUpdates:
         if of_step and all(one.grad is not None and torch.equal(one.grad, 2 * by_step) for one, by_step in of_step):
             raise _own_backward_pass()
         self._has_gradients = not self._trained.exchange.is_exact and self._finds_gradients()
-        self._earlier.note(self._trained.parameters())
+        if self._has_gradients:
+            self._earlier.note(self._trained.parameters())
 
     def begin_update(self) -> None:
         """From here on, the run steps the optimizers."""

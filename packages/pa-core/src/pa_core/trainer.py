@@ -607,7 +607,7 @@ class Trainer(
                     raise
                 if watch is not None:
                     watch.after_backward()
-        self._engine.progress.samples_in_group += part.global_samples or accumulation.samples_of(part)
+        self._engine.progress.samples_in_group += part.global_samples or accumulation.samples_of_last_batch()
 
     def _compute_gradients(self, batch: BatchT) -> Tensor:
         loss: Tensor = self.calculate_train_batch_loss(batch)["loss"]
