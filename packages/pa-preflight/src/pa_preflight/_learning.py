@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, MoveModulesToDeviceCallback, StopTrainingError, Trainer, TrainerCallback
@@ -55,6 +56,33 @@ class _Losses(TrainerCallback):
                     module.training = is_training
 
 
+def arguments_of_short_run(
+    trainer: Trainer[Any, Any, Any, Any], dataset: Dataset[Any], size: int, collate_fn: Any, *, num_epochs: int
+) -> dict[str, Any]:
+    """Return what a short run without a scheduler is called with in place of the arguments of the planned one.
+
+    Args:
+        trainer: The trainer.
+        dataset: What it trains on.
+        size: The samples of an update, which is one batch.
+        collate_fn: What makes a batch.
+        num_epochs: The number of its epochs.
+    """
+    return {
+        "train_dataset": dataset,
+        "per_device_batch_size": size,
+        "collate_fn": collate_fn,
+        "train_dataloader_kwargs": {"num_workers": 0},
+        "num_epochs": num_epochs,
+        "max_num_train_steps": None,
+        "gradient_accumulation_steps": 1,
+        "samples_per_update": size if trainer.reproducible else None,
+        "create_scheduler_fn": None,
+        "step_scheduler": "update",
+        "order": None,
+    }
+
+
 def check_learning(
     trainer: Trainer[Any, Any, Any, Any], train: Samples, asked: dict[str, Any], *, is_scheduled: bool
 ) -> Iterator[Finding]:
@@ -71,19 +99,7 @@ def check_learning(
     noted = _Losses(
         trainer.get_model(), None if is_own else lambda batch: trainer.calculate_train_batch_loss(batch)["loss"]
     )
-    changed: dict[str, Any] = {
-        "train_dataset": subset(train.dataset, size),
-        "per_device_batch_size": size,
-        "collate_fn": collate_fn,
-        "train_dataloader_kwargs": {"num_workers": 0},
-        "num_epochs": _UPDATES,
-        "max_num_train_steps": None,
-        "gradient_accumulation_steps": 1,
-        "samples_per_update": size if trainer.reproducible else None,
-        "create_scheduler_fn": None,
-        "step_scheduler": "update",
-        "order": None,
-    }
+    changed = arguments_of_short_run(trainer, subset(train.dataset, size), size, collate_fn, num_epochs=_UPDATES)
     with (
         trainer.undoing_runs(train.dataset, *asked.values()),
         trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, noted]),

@@ -15,6 +15,7 @@ from typing_extensions import override
 from pa_core import AnyTrainer, BatchOutput, MoveModulesToDeviceCallback, StopTrainingError, Trainer, TrainerCallback
 from pa_preflight._data_checks import Samples
 from pa_preflight._findings import Finding
+from pa_preflight._learning import arguments_of_short_run
 from pa_preflight._tables import features_of, inputs_of, targets_of
 
 _FEWEST, _MOST, _CLASSES, _WIDEST = 150, 400, 50, 64
@@ -156,19 +157,8 @@ def check_relation(trainer: Trainer[Any, Any, Any, Any], train: Samples, asked: 
     size, collate_fn = train.batches(asked, asked["train_dataloader_kwargs"] or {})
     held = train.positions[::4]
     rest = sorted(set(range(len(train.dataset))) - set(held))
-    changed: dict[str, Any] = {
-        "train_dataset": Subset(train.dataset, rest),
-        "per_device_batch_size": size,
-        "collate_fn": collate_fn,
-        "train_dataloader_kwargs": {"num_workers": 0},
-        "num_epochs": -(-_UPDATES * size // len(rest)),
-        "max_num_train_steps": None,
-        "gradient_accumulation_steps": 1,
-        "samples_per_update": size if trainer.reproducible else None,
-        "create_scheduler_fn": None,
-        "step_scheduler": "update",
-        "order": None,
-    }
+    num_epochs = -(-_UPDATES * size // len(rest))
+    changed = arguments_of_short_run(trainer, Subset(train.dataset, rest), size, collate_fn, num_epochs=num_epochs)
     losses: list[float] = []
     with (
         trainer.undoing_runs(train.dataset, *asked.values()),
