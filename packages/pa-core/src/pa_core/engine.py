@@ -52,8 +52,6 @@ class Engine:
         watch: As passed.
         sharding: As passed.
         reproducible: As passed.
-        shares_buffers: Whether all processes have the buffers of the models in common: what the first one has, or the
-            means of a reproducible run. Otherwise, each process keeps its own from the start of the training on.
         exchange: What makes one update of what the processes have computed.
         loaders: Makes and splits loaders.
         checkpointer: Saves training states.
@@ -91,7 +89,6 @@ class Engine:
         self.watch = watch
         self.sharding = sharding
         self.reproducible = reproducible
-        self.shares_buffers: bool = reproducible or _accelerate.broadcasts_buffers(accelerator)
         self.exchange: Exchange = Alone()
         self.loaders: Loaders = Loaders(accelerator, fixed_batches=reproducible)
         self.added: AddedModules = AddedModules()
@@ -129,6 +126,14 @@ class Engine:
         self.checked_steps: set[str] = set()
         self.last_batch: Any = None
         self.is_at_empty_batch: bool = False
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether all processes have the buffers of the models in common: what the first one has, or their means.
+
+        Otherwise, each process keeps its own from the start of the training on.
+        """
+        return self.exchange.shares_buffers
 
     def create_exchange(self) -> Exchange:
         """Return the exchange of a run as it was requested and launched."""

@@ -102,6 +102,11 @@ class Exchange(Protocol):
         """
         ...
 
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether all processes have the buffers of the models in common; otherwise, each process keeps its own."""
+        ...
+
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
         """Begin to exchange what a part needs.
 
@@ -225,6 +230,7 @@ class Alone:
 
     num_averaged: int = 1
     is_exact: bool = False
+    shares_buffers: bool = True
 
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
         """Do nothing."""
@@ -289,6 +295,7 @@ class Averaged(Alone):
 
     def __init__(self, accelerator: _accelerate.AcceleratorLike) -> None:
         self.num_averaged: int = accelerator.num_processes
+        self.shares_buffers: bool = _accelerate.broadcasts_buffers(accelerator)
         self._accelerator = accelerator
         self._exchanges: dict[Part, GradientExchange] = {}
         self._num_compared: dict[Part, int] = {}
@@ -320,7 +327,7 @@ class Averaged(Alone):
         """Find the buffers of the models, unless the launcher was told to leave them alone."""
         for exchange in self._exchanges.values():
             exchange.end_update()
-        self._buffers = BufferPlaces(models().values()) if _accelerate.broadcasts_buffers(self._accelerator) else None
+        self._buffers = BufferPlaces(models().values()) if self.shares_buffers else None
 
     @override
     def end_epoch(self) -> None:
