@@ -123,14 +123,14 @@ def _steps(script: Script) -> Iterator[Step]:
         elif block.language == "console":
             yield from _commands(block)
         elif is_run(block):
-            shown = after.code if after and after.language == "text" and not _is_apart(after) else None
+            shown = after.code if after and after.language == "text" and not _in_rank_local_block(after) else None
             same = "same results" in (block.comments if shown is None or after is None else after.comments)
             yield Step(
                 block.language, block.code, block.line, shown=shown, raises=block.says("raises"), same_results=same
             )
 
 
-def _is_apart(block: Block) -> bool:
+def _in_rank_local_block(block: Block) -> bool:
     return bool(block.says("file")) or is_excused(block)
 
 

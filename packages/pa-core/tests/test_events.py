@@ -110,7 +110,7 @@ def test_every_event_of_a_run_reaches_a_callback_that_implements_it() -> None:
         train(trainer)
     assert set(recorder.events) == EVENT_NAMES - {
         "on_stop_training_error",
-        "on_train_steps_passed_over",
+        "on_train_steps_skipped",
         "on_training_state_request",
         "on_training_state_save",
         "on_preemption",

@@ -1,4 +1,4 @@
-"""Runs within ``undoing_runs`` leave no trace."""
+"""Runs within ``dry_run`` leave no trace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_run_that_is_undone_leaves_no_trace(tmp_path: Path) -> None:
 
     before = state()
     trainer.save_training_state(tmp_path)
-    with trainer.undoing_runs():
+    with trainer.dry_run():
         trainer.train(make_regression(64, num_features=4), num_epochs=3)
         trainer.load_training_state(tmp_path)
         trainer.train(make_regression(64, num_features=4), num_epochs=3)
@@ -82,7 +82,7 @@ def test_a_loop_that_is_undone_leaves_no_trace(makes_optimizer: bool) -> None:
                     run.step()
 
         if undone:
-            with run.undoing_runs():
+            with run.dry_run():
                 loop()
                 assert run.num_updates_completed == 6
             assert run.num_updates_completed == 0
@@ -94,7 +94,7 @@ def test_a_loop_that_is_undone_leaves_no_trace(makes_optimizer: bool) -> None:
 
 
 def test_a_loop_that_is_undone_does_not_resume(tmp_path: Path) -> None:
-    """Within ``undoing_runs`` a run begins anew, where it would otherwise be complete."""
+    """Within ``dry_run`` a run begins anew, where it would otherwise be complete."""
 
     def make() -> Run[nn.Linear, Any]:
         torch.manual_seed(0)
@@ -115,7 +115,7 @@ def test_a_loop_that_is_undone_does_not_resume(tmp_path: Path) -> None:
 
     assert updates(make()) == 8
     run = make()
-    with run.undoing_runs(), run.callback_handler.replaced_by([]):
+    with run.dry_run(), run.callback_handler.replaced_by([]):
         assert updates(run) == 8
     assert updates(run) == 0
 
@@ -128,7 +128,7 @@ def test_whatever_holds_state_is_put_back(way: str, place: str) -> None:
     """A run after one that is undone is the run that it would have been, wherever the script keeps what steps move."""
     plain = make(way, place).weights_after()
     tried = make(way, place)
-    with tried.trainer.undoing_runs(*tried.arguments.values()):
+    with tried.trainer.dry_run(*tried.arguments.values()):
         undone = tried.weights_after()
     assert tried.weights_after() == plain == undone
     assert make(way, place).weights_after() == plain

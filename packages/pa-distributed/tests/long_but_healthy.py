@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_distributed import HangDetector, do_while_others_wait, prepare_gloo
+from pa_distributed import HangDetector, prepare_gloo, run_while_others_wait
 from tests.support.pairs import run_pairs
 
 LIMIT = 2.0
@@ -80,7 +80,7 @@ def waits_for_a_thread() -> None:
 
 def works_for_all() -> None:
     """One rank does what all need."""
-    do_while_others_wait((lambda: time.sleep(SECONDS)) if dist.get_rank() == 0 else None)
+    run_while_others_wait((lambda: time.sleep(SECONDS)) if dist.get_rank() == 0 else None)
 
 
 def tells_its_steps() -> None:
@@ -110,7 +110,7 @@ def loop(work: Callable[[], None], rank: int) -> None:
             many.all_reduce(torch.ones(1))
             watch.step()
         work()
-        do_while_others_wait(None)
+        run_while_others_wait(None)
 
 
 if __name__ == "__main__":

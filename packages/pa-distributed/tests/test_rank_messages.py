@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from pa_distributed import OtherProcessError, RankMessages, _rank_messages, do_while_others_wait, gather_objects
+from pa_distributed import OtherProcessError, RankMessages, _rank_messages, gather_objects, run_while_others_wait
 from pa_distributed._signs import Sign, Signs
 from pa_distributed._torch import store_of_processes
 
@@ -90,11 +90,11 @@ def test_what_takes_long_on_one_process_fails_on_all_if_it_fails(monkeypatch: py
         time.sleep(0.3)
         done.append(time.monotonic())
 
-    do_while_others_wait(act if dist.get_rank() == 0 else None)
+    run_while_others_wait(act if dist.get_rank() == 0 else None)
     assert gather_objects(exchanged)[1][0] >= gather_objects(done)[0][0]
 
     def fail() -> None:
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        do_while_others_wait(fail if dist.get_rank() == 1 else None)
+        run_while_others_wait(fail if dist.get_rank() == 1 else None)

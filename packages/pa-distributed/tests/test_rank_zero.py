@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from pa_distributed import OtherProcessError, apart, gather_objects, is_apart, rank_zero_first, rank_zero_only
+from pa_distributed import (
+    OtherProcessError,
+    gather_objects,
+    in_rank_local_block,
+    rank_local,
+    rank_zero_first,
+    rank_zero_only,
+)
 from tests.launching import Launch
 
 
@@ -19,7 +26,7 @@ def test_one_process_runs_it_and_the_others_have_waited(shared_tmp_path: Path, l
 
     @rank_zero_only(local=local)
     def write() -> str:
-        assert is_apart()
+        assert in_rank_local_block()
         return rank_zero_only()(lambda: "once")() or ""
 
     @rank_zero_only(local=local)
@@ -30,7 +37,7 @@ def test_one_process_runs_it_and_the_others_have_waited(shared_tmp_path: Path, l
     returned = prepare()
     assert file.read_text() == "once"
     assert gather_objects(returned) == ["prepared", None][: len(gather_objects(None))]
-    assert not is_apart()
+    assert not in_rank_local_block()
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -72,7 +79,7 @@ def test_the_others_learn_of_a_failure_and_not_of_a_request() -> None:
 def test_a_block_that_only_one_process_runs_waits_for_nobody() -> None:
     """Whatever is decorated in it."""
     if dist.get_rank() == 1:
-        with apart(), rank_zero_first():
+        with rank_local(), rank_zero_first():
             assert rank_zero_only()(lambda: "not here")() is None
     assert gather_objects(dist.get_rank()) == [0, 1]
 

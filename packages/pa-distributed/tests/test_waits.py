@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pa_distributed import HangDetector, _hang_detector
-from pa_distributed._hang_detector import find_vain_wait
+from pa_distributed._hang_detector import find_hang
 from pa_distributed._signs import Sign, Signs, describe_signs
 from pa_distributed._torch import store_of_processes
 
@@ -55,7 +55,7 @@ EVALUATES = EXCHANGES._replace(place="in an evaluation")
 )
 def test_what_is_a_wait_in_vain(own: Sign, other: Sign, limit: float, advice: str | None) -> None:
     """Nobody is ended for being slow before its time, nor spared when there is nothing left to hope for."""
-    found = find_vain_wait(0, {0: own, 1: other}, limit, HangDetector().advise)
+    found = find_hang(0, {0: own, 1: other}, limit, HangDetector().advise)
     assert (found is None) == (advice is None)
     assert found is None or (advice is not None and advice in found.do)
 

@@ -35,7 +35,7 @@ if __name__ == "__main__":
     trainer = OwnTrainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, save])
     data = make_classification(160)
     found = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
-    with found.undoing_runs(), found.callback_handler.replaced_by([]):  # as a search for a learning rate
+    with found.dry_run(), found.callback_handler.replaced_by([]):  # as a search for a learning rate
         found.train(data, num_epochs=1)
         print("searched", found.num_updates_completed)
     trainer.train(data, 3)

@@ -26,7 +26,7 @@ class TakesTooLittle(TrainerCallback):
     """Does not take what the events are called with."""
 
     @override
-    def on_train_steps_passed_over(self, trainer: AnyTrainer) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_train_steps_passed_over: steps
+    def on_train_steps_skipped(self, trainer: AnyTrainer) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_train_steps_skipped: steps
         raise NotImplementedError
 
     @override

@@ -66,7 +66,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         if num_processes() == 1:
             return
         has_accelerator = trainer.device.type != "cpu"
-        participants = Participants(shares_group=has_accelerator, is_left_out=lambda: trainer.is_at_empty_batch)
+        participants = Participants(shares_group=has_accelerator, is_left_out=lambda: trainer.is_padding_batch)
         model = trainer.get_model(keep_torch_compile=False)
         synchronise_layers(model, participants, uses_torch=has_accelerator)
         self._participants, self._converted = participants, model

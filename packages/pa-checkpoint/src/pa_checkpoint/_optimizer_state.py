@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pa_checkpoint._errors import CheckpointError
-from pa_checkpoint._misfit import has_own_form
+from pa_checkpoint._incompatibility import has_own_form
 from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_checkpoint._torch import is_sharded
 

@@ -6,19 +6,19 @@ a sentence before anything is loaded; what only loading tells is undone.
 
 from __future__ import annotations
 
-from pa_checkpoint._all_or_nothing import AllOrNothing, does_not_fit, refusals_explained
-from pa_checkpoint._misfit import has_own_form, misfit
+from pa_checkpoint._incompatibility import has_own_form, incompatibility
 from pa_checkpoint._plain_values import ensure_plain
 from pa_checkpoint._saved_model import SavedModel
 from pa_checkpoint._torch_file import find_damage
+from pa_checkpoint._transactional_load import TransactionalLoad, does_not_fit, refusals_explained
 
 __all__ = [
-    "AllOrNothing",
     "SavedModel",
+    "TransactionalLoad",
     "does_not_fit",
     "ensure_plain",
     "find_damage",
     "has_own_form",
-    "misfit",
+    "incompatibility",
     "refusals_explained",
 ]

@@ -8,7 +8,7 @@ the events of an evaluation epoch between ``on_evaluation_run_start`` and ``on_e
 ``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know of such a request,
 ``on_training_state_save`` before a training state is captured. A run that resumes from a training state fires the start
 events that came before it again (of the run, and of the epoch if it resumes within one), and then gives each callback
-the state that it had. Before that, ``on_train_steps_passed_over`` fires if it resumes mid-epoch.
+the state that it had. Before that, ``on_train_steps_skipped`` fires if it resumes mid-epoch.
 
 ``StopTrainingError`` fires ``on_stop_training_error``, and the run then still ends through its last event. Any other
 exception fires ``on_exception`` and leaves ``train()`` or ``evaluate()``; the last event does not fire.
@@ -85,7 +85,7 @@ from pa_core.types import (
     TensorsT,
 )
 from pa_core.user_warnings import warn_user, write_or_warn
-from pa_distributed import HangDetector, showing_errors_once
+from pa_distributed import HangDetector, print_errors_once
 
 TrainerT_contra = TypeVar("TrainerT_contra", bound="AnyTrainer", default="AnyTrainer", contravariant=True)
 BatchT_contra = TypeVar("BatchT_contra", default=Any, contravariant=True)
@@ -179,7 +179,7 @@ class AnyTrainer(ABC):
         create = self._create_accelerator if is_default else self.create_accelerator  # messages name it
         accelerator, arguments = compatibility.create_accelerator(create, mixed_precision, cpu)
         processes.prepare_process(accelerator)
-        with showing_errors_once():  # from here on the processes are connected
+        with print_errors_once():  # from here on the processes are connected
             input_checks.check_trainer_arguments(model, loss_func, optimizer)
             input_checks.check_reproducible(reproducible)
             with as_configuration_error():
@@ -501,7 +501,7 @@ class AnyTrainer(ABC):
 
     # The course of a run
 
-    def undoing_runs(self, *data: object) -> AbstractContextManager[None]:
+    def dry_run(self, *data: object) -> AbstractContextManager[None]:
         """Let runs leave no trace, such as one that searches for a learning rate.
 
         Afterwards everything is restored in place: parameters, buffers and gradients, optimizers, schedulers, history,
@@ -523,12 +523,12 @@ class AnyTrainer(ABC):
             >>> model = torch.nn.Linear(4, 1)
             >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
-            >>> with trainer.undoing_runs():
+            >>> with trainer.dry_run():
             ...     trainer.train(make_regression(64), num_epochs=1)
             >>> trainer.num_updates_completed
             0
         """
-        return self._engine.undoing_runs(self, data)
+        return self._engine.dry_run(self, data)
 
     def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
         """Enter a context that is left when the run is over, no matter how it ends.
@@ -753,12 +753,12 @@ class AnyTrainer(ABC):
                 line() if kwargs.get("file") is not None else write_or_warn(line)
 
     @property
-    def is_at_empty_batch(self) -> bool:
+    def is_padding_batch(self) -> bool:
         """Whether this process calls the model only because others still have samples; what it computes has no weight.
 
         Check this in a module that exchanges something with the other processes, or counts what it is called with.
         """
-        return self._engine.is_at_empty_batch
+        return self._engine.is_padding_batch
 
     @abstractmethod
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
@@ -1147,7 +1147,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     def on_train_epoch_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called when a training epoch starts."""
 
-    def on_train_steps_passed_over(self, trainer: TrainerT_contra, steps: int, **kwargs: Any) -> None:
+    def on_train_steps_skipped(self, trainer: TrainerT_contra, steps: int, **kwargs: Any) -> None:
         """Called when a run resumes mid-epoch: once, or after each batch that a loader has to fetch again.
 
         Args:

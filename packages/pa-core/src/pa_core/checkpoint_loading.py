@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import TypeIs
 
-from pa_checkpoint.torch_states import AllOrNothing, does_not_fit, has_own_form, misfit
+from pa_checkpoint.torch_states import TransactionalLoad, does_not_fit, has_own_form, incompatibility
 from pa_core.checkpoint import LOSS_FUNC, MODEL, MODULES, OPTIMIZER, SCHEDULER, TRAINABLE_ONLY, Trained, apart
 from pa_core.errors import CheckpointError
 from pa_core.model_tensors import frozen_names
@@ -68,7 +68,7 @@ def load_checkpoint_into(
     is_partial = content.get(TRAINABLE_ONLY) is True
     for part, states in parts:
         _check(part, states, source, is_partial=is_partial)
-    with AllOrNothing() as loading:
+    with TransactionalLoad() as loading:
         for part, states in parts:
             _load(part, states, source, loading, is_partial=is_partial)
 
@@ -82,7 +82,9 @@ def has_weights_of(loss_func: object, content: Mapping[str, Any]) -> TypeIs[nn.M
     """
     saved = _modules_in(content).get(LOSS_FUNC)
     weights: object = cast("dict[str, Any]", saved).get(MODEL) if isinstance(saved, dict) else None
-    return isinstance(loss_func, nn.Module) and isinstance(weights, dict) and misfit(loss_func, weights) is None
+    return (
+        isinstance(loss_func, nn.Module) and isinstance(weights, dict) and incompatibility(loss_func, weights) is None
+    )
 
 
 def _modules_in(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,20 +122,20 @@ def _check(part: Trained, states: Mapping[str, Any], source: str | Path, *, is_p
     _check_weights(part.model, states[MODEL], source, is_partial=is_partial)
     optimizer, scheduler = part.optimizer, part.scheduler
     if optimizer is not None and OPTIMIZER in states:
-        found = misfit(optimizer, states[OPTIMIZER])
+        found = incompatibility(optimizer, states[OPTIMIZER])
         if part.is_sharded and has_own_form(optimizer):
             found = "which part of such a state belongs to which process, the optimizer alone knows"
         if found is not None:
             raise _explain(optimizer, OPTIMIZER, source)(found)
     if scheduler is not None and SCHEDULER in states:
-        found = misfit(scheduler, states[SCHEDULER])
+        found = incompatibility(scheduler, states[SCHEDULER])
         if found is not None:
             raise _explain(scheduler, SCHEDULER, source)(found)
 
 
 def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | Path, *, is_partial: bool) -> None:
     left_out = frozen_names(model.state_dict(keep_vars=True)) - weights.keys() if is_partial else ()
-    found = misfit(model, weights, source="file", left_out=left_out)
+    found = incompatibility(model, weights, source="file", left_out=left_out)
     if found is not None:
         raise _refusal(
             "The checkpoint belongs to another model",
@@ -144,7 +146,7 @@ def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | P
 
 
 def _load(
-    part: Trained, states: Mapping[str, Any], source: str | Path, loading: AllOrNothing, *, is_partial: bool
+    part: Trained, states: Mapping[str, Any], source: str | Path, loading: TransactionalLoad, *, is_partial: bool
 ) -> None:
     # A copy of each state: training continues in the tensors that are loaded, and the caller has the content.
     optimizer, scheduler = part.optimizer, part.scheduler

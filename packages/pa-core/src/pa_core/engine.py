@@ -25,7 +25,7 @@ from pa_core.sharding.sharding_plan import ShardingSettings
 from pa_core.tracking import ExactLossTracker, InMemoryRunHistory, LossTracker, StepMeans
 from pa_core.trained import Trained
 from pa_core.training_state.checkpointer import Checkpointer, RunParts
-from pa_core.training_state.resume import Resumption
+from pa_core.training_state.resume import ResumePlan
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.undoing import attributes_kept, left_as_it_was
 from pa_distributed import HangDetector
@@ -71,7 +71,7 @@ class Engine:
         optimizer_modes: Which optimizers are in training mode and have another one.
         makes_optimizer: Whether the run makes the optimizer, if there is none.
         steps_scheduler_itself: Whether a subclass steps the scheduler in its own way.
-        is_at_empty_batch: Whether the current batch is there for the other processes only.
+        is_padding_batch: Whether the current batch is there for the other processes only.
         last_batch: What may stand in for a batch that this process does not have.
         checked_steps: The default steps whose first batch was checked.
     """
@@ -120,12 +120,12 @@ class Engine:
         self.trained = trained
         self.progress: Progress = Progress()
         self.rank_sync: RankSync = RankSync(self.device, self.num_processes, describe_course)
-        self.resumption: Resumption = Resumption(self.progress, self.device, reproducible=self.reproducible)
+        self.resumption: ResumePlan = ResumePlan(self.progress, self.device, reproducible=self.reproducible)
         self.loaders.start_run()
         self.fitting: BatchSizeFitting | None = None
         self.checked_steps: set[str] = set()
         self.last_batch: Any = None
-        self.is_at_empty_batch: bool = False
+        self.is_padding_batch: bool = False
 
     @property
     def shares_buffers(self) -> bool:
@@ -251,7 +251,7 @@ class Engine:
                 scaler.load_state_dict(of_scaler)
 
     @contextmanager
-    def undoing_runs(self, trainer: ResumableRun, data: Sequence[object]) -> Generator[None]:
+    def dry_run(self, trainer: ResumableRun, data: Sequence[object]) -> Generator[None]:
         """Let runs leave no trace.
 
         Args:

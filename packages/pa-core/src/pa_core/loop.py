@@ -20,7 +20,7 @@ from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limi
 from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, count_steps, innermost, is_keyed
-from pa_core.data.data_arguments import GivenData, check_arguments_of_loaders
+from pa_core.data.data_arguments import DataArgument, check_arguments_of_loaders
 from pa_core.data.loaders import Purpose, batches_on_device
 from pa_core.default_step import no_sample_counted
 from pa_core.distributed import sum_over_processes
@@ -37,7 +37,7 @@ from pa_core.run_arguments import RunArguments
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.trained import Trained
 from pa_core.training_state.checkpointer import EvaluationInterrupted
-from pa_core.training_state.fetched_states import folder_of, homes_of, save_dirs_of
+from pa_core.training_state.fetched_states import cache_folder, local_folders, save_dirs_of
 from pa_core.types import SizedIterable
 from pa_core.undoing import restored
 from pa_core.user_warnings import say
@@ -101,7 +101,7 @@ class Loop:
         exchange: What makes one update of what the processes have computed.
         overlaps: As passed.
         own_steps: What finds steps of a script that the run makes, too.
-        gathered_without_rows: What a process without a sample has gathered of the others, which go backward through it.
+        gathered_empty: What a process without a sample has gathered of the others, which go backward through it.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Loop:
         self.own_steps: OwnSteps = OwnSteps(trainer, engine, is_trainer and overlaps, is_trainer and steps_optimizers)
         self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
-        self.gathered_without_rows: list[Tensor] = []
+        self.gathered_empty: list[Tensor] = []
 
     def finish_init(self) -> None:
         """End the constructor: from here on, what a subclass or a script sets is its own."""
@@ -216,7 +216,7 @@ class Loop:
         if self.exchange.is_exact:
             reproducible_checks.require_usable(loaders, models)
 
-    def check_data(self, data: Sequence[GivenData], asked: RunArguments) -> None:
+    def check_data(self, data: Sequence[DataArgument], asked: RunArguments) -> None:
         """Raise an error for data that this trainer or process cannot use, and arguments without effect.
 
         Args:
@@ -268,7 +268,7 @@ class Loop:
         """
         trainer = self.trainer
         if asked.resume_from is not None:
-            trainer.resume_from = folder_of(asked.resume_from, homes_of(trainer.callback_handler.callbacks))
+            trainer.resume_from = cache_folder(asked.resume_from, local_folders(trainer.callback_handler.callbacks))
         self.engine.resumption.find(trainer, asked.resume_from, asked.resume_missing)
 
     def announce(self) -> None:
@@ -305,7 +305,7 @@ class Loop:
             )
         engine.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
         data = [held for one in asked.data for held in one.held]
-        with nullcontext() if try_update is None else engine.undoing_runs(trainer, data):
+        with nullcontext() if try_update is None else engine.dry_run(trainer, data):
             if start is not None:
                 start()
                 for callback in trainer.callback_handler.callbacks:
@@ -842,12 +842,12 @@ class Loop:
                 last = batch
                 yield batch
                 continue
-            with self.at_empty_batch():
+            with self.is_padding_batch():
                 yield last
 
-    def at_empty_batch(self) -> AbstractContextManager[None]:
+    def is_padding_batch(self) -> AbstractContextManager[None]:
         """Return a context in which what is computed has no weight."""
-        return temporarily(self.engine, is_at_empty_batch=True)
+        return temporarily(self.engine, is_padding_batch=True)
 
     @contextmanager
     def interruptible_evaluation(self, names: Sequence[str | None]) -> Generator[None]:
@@ -876,7 +876,7 @@ class Loop:
         """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
         resumption, trainer = self.engine.resumption, self.trainer
         phase = resumption.resume_steps(
-            trainer, train_dl, report=lambda steps: self.call(TrainerCallback.on_train_steps_passed_over, steps=steps)
+            trainer, train_dl, report=lambda steps: self.call(TrainerCallback.on_train_steps_skipped, steps=steps)
         )
         if phase is Phase.INTERMEDIATE_EVALUATION:
             with temporarily(self.engine.checkpointer, is_between_steps=True):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pa_core import _accelerate
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed, length_of
-from pa_core.data.data_arguments import GivenData
+from pa_core.data.data_arguments import DataArgument
 from pa_core.data.split_sampler import split_sampler
 from pa_core.model_tensors import parameters_of_module
 from pa_core.sharding.sharded_states import gathering
@@ -32,7 +32,7 @@ _FIRST = 8  # enough to see that an order draws from elsewhere than its key
 # When a run begins
 
 
-def describe_data(given: GivenData) -> dict[str, object]:
+def describe_data(given: DataArgument) -> dict[str, object]:
     """Return which data a run was given, and the arguments of its loader that decide what batches hold.
 
     Args:

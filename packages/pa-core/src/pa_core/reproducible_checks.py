@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 from torch import nn
 
 from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, is_slice
-from pa_core.data.data_arguments import GivenData, order_makes_batches
+from pa_core.data.data_arguments import DataArgument, order_makes_batches
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.model_tensors import is_sharded_module
 from pa_core.types import SizedIterable
@@ -37,7 +37,7 @@ class SizesOfUpdates(Protocol):
         ...
 
 
-def check_arguments(data: Iterable[GivenData], asked: SizesOfUpdates) -> None:
+def check_arguments(data: Iterable[DataArgument], asked: SizesOfUpdates) -> None:
     """Raise an error for arguments that a reproducible run cannot follow, before a loader is made.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pa_core.data.data_arguments import GivenData
+from pa_core.data.data_arguments import DataArgument
 from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.errors import ConfigurationError
 from pa_core.rank_checks import describe_data
@@ -35,7 +35,7 @@ class RunArguments:
     """
 
     call: str
-    data: Sequence[GivenData] = ()
+    data: Sequence[DataArgument] = ()
     evaluation_sets: Mapping[str, EvaluationSet] = field(default_factory=dict[str, EvaluationSet])
     per_device_batch_size: int | Literal["fit"]
     num_epochs: int = 1

@@ -23,7 +23,7 @@ from pa_core.sharding.sharded_modules import ShardedModules, compile_in_place
 from pa_core.trained import Trained, forget_gradients
 from pa_core.training_state import initial_hyperparameters
 from pa_core.training_state.arithmetic import describe_arithmetic
-from pa_distributed import fail_fast, require_same, showing_errors_once
+from pa_distributed import fail_fast, print_errors_once, require_same
 
 
 class RunLifecycle:
@@ -69,7 +69,7 @@ class RunLifecycle:
         trainer, engine = self.trainer, self.engine
         with self._in_turn(kind, trained), engine.watch.run(lambda: (engine.progress.stage, engine.progress.updates)):
             seed = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
-            with showing_errors_once():
+            with print_errors_once():
                 require_same(lambda: {**describe_arguments(), **self._describe_setting()})
                 engine.resumption.seed = distributed.gather_objects(seed)[0]
             with engine.contexts, self._ending_in_order(kind):

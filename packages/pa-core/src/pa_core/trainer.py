@@ -19,7 +19,7 @@ from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
 from pa_core.callbacks.limit_batches import first_batches
 from pa_core.data.custom_loader import lengths_of_epochs
-from pa_core.data.data_arguments import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
+from pa_core.data.data_arguments import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, DataArgument
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.default_step import ITEMS, check_step_output, count_items, name_backward_pass, name_step
 from pa_core.epoch_lengths import EpochLengths
@@ -40,7 +40,7 @@ from pa_core.trained import Trained, zero_loss_of_stand_in
 from pa_core.trainer_methods import TrainerMethods
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 from pa_data.orders import Order
-from pa_distributed import showing_errors_once
+from pa_distributed import print_errors_once
 
 
 class Trainer(
@@ -271,8 +271,8 @@ class Trainer(
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
         self._lifecycle.require_ready("train")
-        with showing_errors_once():
-            train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs, order=order)
+        with print_errors_once():
+            train_data = DataArgument(train_dataset, "train_dataset", train_dataloader_kwargs, order=order)
             eval_sets = EvaluationSets(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
             asked = RunArguments(
                 call=f"{type(self).__qualname__}.train()",
@@ -371,7 +371,7 @@ class Trainer(
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
         self._lifecycle.require_ready("evaluate")
-        with showing_errors_once():
+        with print_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
             if dataset is None:
                 dataset = self._engine.eval_sets.last_given(self.eval_dataset)
@@ -650,7 +650,7 @@ class Trainer(
         """Call the pieces of a sharded model, which the others need, with a batch that counts for nothing."""
         if batch is None:
             return None
-        with self._loop.at_empty_batch():
+        with self._loop.is_padding_batch():
             return zero_loss_of_stand_in(self.calculate_train_batch_loss(batch)["loss"])
 
     def _update_weights(self, trained: Trained, overflowed: bool) -> None:
@@ -708,7 +708,7 @@ class Trainer(
             loop.call_together(TrainerCallback.on_eval_epoch_end, **within)
 
     def _run_eval_step(self, batch: BatchT, step: int) -> None:
-        if self.is_at_empty_batch:
+        if self.is_padding_batch:
             self.calculate_eval_batch_loss(batch)
             return
         self._loop.call(TrainerCallback.on_eval_step_start)

@@ -28,7 +28,7 @@ from pa_core.run_lifecycle import RunLifecycle
 from pa_core.trained import Trained
 from pa_core.training_state.own_buffers import buffers_of_first_process
 from pa_core.types import BatchT, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
-from pa_distributed import showing_errors_once
+from pa_distributed import print_errors_once
 
 if TYPE_CHECKING:  # few scripts predict, and the import of the others takes no time for it
     from pa_core.predictions.prediction_run import PredictionRun
@@ -173,7 +173,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
 
     def _make_optimizer(self) -> None:
         model = self.get_model(keep_torch_compile=False)
-        with showing_errors_once():
+        with print_errors_once():
             optimizer = cast("Callable[[Any], Optimizer]", self._create_optimizer_fn)(model)
             input_checks.check_kind_of_optimizer(optimizer)
             self._check_optimizer(model, optimizer)
@@ -304,7 +304,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         trainer._lifecycle.require_ready("predict")
         of_writing: dict[str, Any] = {"samples_per_piece": samples_per_piece, "pieces": pieces, "ids": ids}
         of_writing |= {"other_pieces": other_pieces}
-        with showing_errors_once():
+        with print_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
             kwargs = dataloader_kwargs or {}
             run = PredictionRun(

@@ -82,7 +82,7 @@ def train_on_chunks(run: Run[Any, list[Tensor]]) -> list[int]:
                     outputs, state = run.model(chunk, state)
                     loss = (outputs - chunk).square().mean()
                     run.log("error", (outputs - chunk).abs().mean())
-                    update.backward(loss * math.nan if run.is_at_empty_batch else loss)
+                    update.backward(loss * math.nan if run.is_padding_batch else loss)
                 update.step()
                 made.append(update.number)
                 state = None if state is None else state.detach()
@@ -189,7 +189,7 @@ def test_processes_with_different_numbers_of_batches_or_none(of_kind: Any) -> No
         for (points,) in run.batches():
             whole = run.gather(points)
             for batch in run.batches(of_kind(shares(whole))):
-                empty += run.is_at_empty_batch
+                empty += run.is_padding_batch
                 run.backward((run.model(batch).square() + run.model(batch)).mean())
                 run.step()
     parts: list[Tensor] = []

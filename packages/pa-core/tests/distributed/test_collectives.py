@@ -46,7 +46,7 @@ def contrast_over_all(run: AnyTrainer, first: Tensor, second: Tensor, *, each_it
     if not each_its_own:
         return contrast(*run.gather((first, second), with_gradient=True))
     rows = gather_objects(len(first))
-    row = 0 if isinstance(run, Run) and run.is_at_empty_batch else sum(rows[: run.process_index])
+    row = 0 if isinstance(run, Run) and run.is_padding_batch else sum(rows[: run.process_index])
     return contrast(first, run.gather(second, with_gradient=True), row)
 
 

@@ -44,7 +44,7 @@ HOOKS = [
     "evaluation_run_start",
     "evaluation_run_end",
 ]
-NOT_IN_THIS_RUN = {"on_init_end", "on_stop_training_error", "on_train_steps_passed_over", "on_preemption"}
+NOT_IN_THIS_RUN = {"on_init_end", "on_stop_training_error", "on_train_steps_skipped", "on_preemption"}
 EVENTS = sorted(event for event in EVENT_NAMES - NOT_IN_THIS_RUN if not event.startswith("on_prediction"))
 PLACES = [*HOOKS, *EVENTS, "the dataset", "a worker", "a callback that hangs"]
 ERRORS = ["KeyboardInterrupt", "SystemExit(3)", "SystemExit(0)", "SystemExit(text)"]

@@ -66,7 +66,7 @@ def test_several_updates_out_of_one_batch_are_those_of_one_process() -> None:
             pieces = list(zip(words.split(3), classes.split(3), strict=True))
             for some_words, some_classes in run.batches(pieces[: 2 - dist.get_rank()]):
                 loss = loss_of(model, some_words, some_classes)
-                run.backward(loss + torch.inf if run.is_at_empty_batch else loss)
+                run.backward(loss + torch.inf if run.is_padding_batch else loss)
                 run.step()
     optimizer = SGD(expected.parameters(), lr=0.1)
     for words, classes in updates_of(data, run.run_config.seed, 1, PER_UPDATE):

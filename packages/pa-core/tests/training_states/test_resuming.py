@@ -161,7 +161,7 @@ def test_the_first_events_are_called_again_and_then_callbacks_get_their_state(tm
     recorder = StateRecorder()
     train(make_trainer(saving(tmp_path), recorder), resume_from=tmp_path)
     first = [event for event in recorder.events if event not in {"on_init_end", "on_prepare_start"}]
-    assert first[:3] == ["on_training_run_start", "on_train_epoch_start", "on_train_steps_passed_over"]
+    assert first[:3] == ["on_training_run_start", "on_train_epoch_start", "on_train_steps_skipped"]
     assert first[3:5] == ["load_state_dict", "on_train_step_start"]
 
 

@@ -160,11 +160,11 @@ def _write(text: str) -> None:
 
 
 @contextmanager
-def showing_errors_once() -> Generator[None]:
+def print_errors_once() -> Generator[None]:
     """Within the context, an error that all processes raise is shown once; it is raised on each of them.
 
     Example:
-        >>> with showing_errors_once():
+        >>> with print_errors_once():
         ...     raise ValueError("on one process, nothing is different")
         Traceback (most recent call last):
         ...

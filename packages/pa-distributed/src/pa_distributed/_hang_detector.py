@@ -258,7 +258,7 @@ class _Heartbeat:
         own = self._sign
         if own.place and own.still >= _SECONDS_UNTIL_OTHERS_ARE_ASKED:
             signs = {**self._signs.of_others(), self._rank: own}
-            found = find_vain_wait(self._rank, signs, min(self.run.limit, self._timeout), self.run.advise)
+            found = find_hang(self._rank, signs, min(self.run.limit, self._timeout), self.run.advise)
             if found is not None:
                 self._store.compare_set("verdict", "", json.dumps([self._rank, *found.args]))
         if self._store.check(["verdict"]):
@@ -318,7 +318,7 @@ def _end_heartbeat() -> None:
     atexit.unregister(_end_heartbeat)
 
 
-def find_vain_wait(
+def find_hang(
     rank: int, signs: Mapping[int, Sign], limit: float, advise: Callable[[str, bool], str]
 ) -> OtherProcessError | None:
     """Return why a process would wait forever, None as long as it may continue.

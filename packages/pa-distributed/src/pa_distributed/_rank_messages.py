@@ -140,7 +140,7 @@ def _explained() -> Generator[None]:
         ) from error
 
 
-def do_while_others_wait(action: Callable[[], None] | None) -> None:
+def run_while_others_wait(action: Callable[[], None] | None) -> None:
     """Do something that may take long on some processes, while the others wait; every process must call this.
 
     They wait without a collective, and so without a timeout. The first error that ends the action on a process is
@@ -153,7 +153,7 @@ def do_while_others_wait(action: Callable[[], None] | None) -> None:
         OtherProcessError: Another process is gone.
 
     Example:
-        >>> do_while_others_wait(lambda: print("merging the files"))
+        >>> run_while_others_wait(lambda: print("merging the files"))
         merging the files
     """
     if is_alone():

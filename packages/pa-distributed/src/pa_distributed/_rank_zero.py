@@ -17,7 +17,7 @@ from pa_distributed._processes import gather_objects, is_alone
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_is_apart: ContextVar[bool] = ContextVar("_is_apart", default=False)
+_in_rank_local_block: ContextVar[bool] = ContextVar("_in_rank_local_block", default=False)
 """Whether this process is where the others are not, so that nobody may wait for anybody."""
 
 
@@ -55,11 +55,11 @@ def rank_zero_only(
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
         @functools.wraps(function)
         def on_some(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
-            waits = not is_alone() and not _is_apart.get()
+            waits = not is_alone() and not _in_rank_local_block.get()
             result = None
             try:
                 if _is_first(local=local):
-                    with apart():
+                    with rank_local():
                         result = function(*args, **kwargs)
             except BaseException as error:
                 if waits:
@@ -81,11 +81,11 @@ def rank_zero_only(
 @contextmanager
 def _first_then_others(*, local: bool) -> Generator[None]:
     is_first = _is_first(local=local)
-    waits = not is_alone() and not _is_apart.get()
+    waits = not is_alone() and not _in_rank_local_block.get()
     if waits and not is_first:
         gather_objects(None)
     try:
-        with apart():
+        with rank_local():
             yield
     finally:
         # Also when the block raised: the others must not wait for a process that has given up.
@@ -121,28 +121,28 @@ def _is_first(*, local: bool) -> bool:
     return (int(os.environ.get("LOCAL_RANK", dist.get_rank())) if local else dist.get_rank()) == 0
 
 
-def is_apart() -> bool:
-    """Whether this process is in ``apart()``, ``rank_zero_only`` or ``rank_zero_first``.
+def in_rank_local_block() -> bool:
+    """Whether this process is in ``rank_local()``, ``rank_zero_only`` or ``rank_zero_first``.
 
     Example:
-        >>> with apart():
-        ...     print(is_apart())
+        >>> with rank_local():
+        ...     print(in_rank_local_block())
         True
     """
-    return _is_apart.get()
+    return _in_rank_local_block.get()
 
 
 @contextmanager
-def apart() -> Generator[None]:
+def rank_local() -> Generator[None]:
     """Within the context, this process is where the others are not: what is decorated here waits for nobody.
 
     Example:
-        >>> with apart():
+        >>> with rank_local():
         ...     rank_zero_only()(print)("on some processes")
         on some processes
     """
-    token = _is_apart.set(True)
+    token = _in_rank_local_block.set(True)
     try:
         yield
     finally:
-        _is_apart.reset(token)
+        _in_rank_local_block.reset(token)

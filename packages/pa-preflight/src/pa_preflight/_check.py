@@ -60,7 +60,7 @@ def check(trainer: Any, *args: Any, **kwargs: Any) -> Report:
 
     A few updates are made, with experiments on the first batch; one batch is learnt by heart; and samples of the
     evaluation are evaluated twice. Callbacks are not called, except for ``MoveModulesToDeviceCallback``. Afterwards
-    everything is as it was, as after ``trainer.undoing_runs()``: call ``trainer.train`` with the same arguments next.
+    everything is as it was, as after ``trainer.dry_run()``: call ``trainer.train`` with the same arguments next.
 
     Of a ``Run``, before its block, everything is checked that is known without its loop. ``python -m pa_preflight
     script.py`` also watches the first updates of the loop.
@@ -111,7 +111,7 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
     findings: list[Finding] = []
     left_out: list[str] = []
     samples: dict[str, Samples] = {}
-    with trainer.undoing_runs(*given.values()):
+    with trainer.dry_run(*given.values()):
         try:
             train = Samples(data)
             findings += _check_parts(trainer, given)

@@ -70,7 +70,7 @@ def check_evaluation(
     try:
         for seed, watch in enumerate(watches):
             with (
-                trainer.undoing_runs(samples.dataset, *asked.values()),
+                trainer.dry_run(samples.dataset, *asked.values()),
                 trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, watch]),
             ):
                 seed_rng(seed)
@@ -114,7 +114,7 @@ def _check_metrics(
         if not names:
             return
         with (
-            trainer.undoing_runs(samples.dataset, *asked.values()),
+            trainer.dry_run(samples.dataset, *asked.values()),
             trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback]),
             outputs_replaced(trainer.get_model(), partial(with_tensors, change=change)),
         ):

@@ -101,7 +101,7 @@ def check_learning(
     )
     changed = arguments_of_short_run(trainer, subset(train.dataset, size), size, collate_fn, num_epochs=_UPDATES)
     with (
-        trainer.undoing_runs(train.dataset, *asked.values()),
+        trainer.dry_run(train.dataset, *asked.values()),
         trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, noted]),
     ):
         trainer.scheduler = None

@@ -199,24 +199,24 @@ def check_decay(optimizers: Mapping[str, Optimizer], model: nn.Module) -> Iterat
             pulled = [one for one in group["params"] if one.dim() > 1 and one.grad is not None]
             if not decay or not pulled:
                 continue
-            is_apart = isinstance(optimizer, AdamW) or bool(group.get("decoupled_weight_decay"))
-            pulls = {id(one): decay * _pull(one, is_apart=is_apart) for one in pulled}
-            if min(pulls.values()) > (_PULL if is_apart else 1 / _PULL):
+            is_decoupled = isinstance(optimizer, AdamW) or bool(group.get("decoupled_weight_decay"))
+            pulls = {id(one): decay * _pull(one, is_decoupled=is_decoupled) for one in pulled}
+            if min(pulls.values()) > (_PULL if is_decoupled else 1 / _PULL):
                 strongest = max(pulls, key=pulls.__getitem__)
                 yield Finding(
                     "unusual-option",
                     f"weight_decay={decay:g} pulls {names.get(strongest, 'the weights')} to 0 "
-                    f"{pulls[strongest]:.2g} times as strongly as {'an update' if is_apart else 'its gradient'} moves "
-                    "it.",
+                    f"{pulls[strongest]:.2g} times as strongly as "
+                    f"{'an update' if is_decoupled else 'its gradient'} moves it.",
                     "Use a usual one: 0.01 to 0.1 with AdamW, 0.0001 with SGD.",
                     "warning",
                 )
                 return
 
 
-def _pull(parameter: Tensor, *, is_apart: bool) -> float:
+def _pull(parameter: Tensor, *, is_decoupled: bool) -> float:
     size = _norm(parameter)
-    if is_apart:
+    if is_decoupled:
         return size / math.sqrt(parameter.numel())
     return size / max(_norm(parameter.grad), 1e-12) if parameter.grad is not None else 0.0
 

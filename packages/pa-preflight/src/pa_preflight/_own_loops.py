@@ -67,7 +67,7 @@ def _before_the_loop(run: Run[Any, Any], evaluated: Mapping[str, Any]) -> tuple[
     left_out: list[str] = []
     train = Samples(None)
     callbacks = list[Any](run.callback_handler.callbacks)
-    begun = run.undoing_runs(*evaluated.values())
+    begun = run.dry_run(*evaluated.values())
     try:
         with begun, run.callback_handler.replaced_by([MoveModulesToDeviceCallback(), *stand_ins(callbacks)]), run:
             model = trained_model(run)

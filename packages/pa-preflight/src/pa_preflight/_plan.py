@@ -52,7 +52,7 @@ def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
     copy of the optimizer. Callbacks of ``pa_core`` that limit, evaluate and save are part of the plan, and no callback
     is called but those that limit and ``MoveModulesToDeviceCallback``. Callbacks that end a run early or change its
     loaders, and gradients that overflow, make the run differ from its plan. Afterwards everything is as it was, as
-    after ``trainer.undoing_runs()``.
+    after ``trainer.dry_run()``.
 
     Args:
         trainer: The trainer of the run; or a ``Run`` before its block, without further arguments.
@@ -86,7 +86,7 @@ def _plan_run(run: Run[Any, Any]) -> Plan:
         "The loop of the script is not run: its evaluations, and updates that it leaves out, are not known."
     ]
     limits = [one for one in callbacks if type(one) is LimitBatchesCallback]
-    with run.undoing_runs(), run.callback_handler.replaced_by([*limits, planner]), run:
+    with run.dry_run(), run.callback_handler.replaced_by([*limits, planner]), run:
         next(run.updates(), None)
     return planner.plan
 
@@ -115,7 +115,7 @@ def plan_of(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any], *, i
 def _start(trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any], *callbacks: TrainerCallback) -> None:
     """Begin a run that one of the callbacks ends, and undo it."""
     registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, *callbacks])
-    with trainer.undoing_runs(*asked.values()), registered:
+    with trainer.dry_run(*asked.values()), registered:
         vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
         trainer.train(**asked)
 

@@ -161,7 +161,7 @@ def check_relation(trainer: Trainer[Any, Any, Any, Any], train: Samples, asked: 
     changed = arguments_of_short_run(trainer, Subset(train.dataset, rest), size, collate_fn, num_epochs=num_epochs)
     losses: list[float] = []
     with (
-        trainer.undoing_runs(train.dataset, *asked.values()),
+        trainer.dry_run(train.dataset, *asked.values()),
         trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, _Ends()]),
     ):
         trainer.scheduler = None

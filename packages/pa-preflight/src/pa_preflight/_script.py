@@ -80,13 +80,13 @@ class _Watch:
         self._undone = 0
         self._watched: Run[Any, Any] | None = None
         trains = (Trainer, "train", self._train), (Run, "__enter__", self._enter), (Run, "__exit__", self._exit)
-        for owner, name, instead in (*trains, (AnyTrainer, "undoing_runs", self._undoing_runs)):
+        for owner, name, instead in (*trains, (AnyTrainer, "dry_run", self._dry_run)):
             original: Any = getattr(owner, name)
             stack.callback(setattr, owner, name, original)
             setattr(owner, name, wraps(original)(_method(instead, original)))
 
     @contextmanager
-    def _undoing_runs(self, original: Callable[..., Any], trainer: AnyTrainer, *data: object) -> Generator[None]:
+    def _dry_run(self, original: Callable[..., Any], trainer: AnyTrainer, *data: object) -> Generator[None]:
         """Note that runs are tried out, by a search or by the check itself."""
         with original(trainer, *data):
             self._undone += 1
@@ -113,7 +113,7 @@ class _Watch:
         with self._ending:
             _print_plan(partial(plan, run))
             watched = WatchedLoop(run, _end_loop)
-            self._stack.enter_context(run.undoing_runs())
+            self._stack.enter_context(run.dry_run())
             callbacks = [MoveModulesToDeviceCallback(), watched]
             self._stack.enter_context(run.callback_handler.replaced_by(callbacks))
             self._watched = run

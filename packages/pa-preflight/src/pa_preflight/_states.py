@@ -161,7 +161,7 @@ class _Trial:
         trainer, save = self._trainer, _SaveOnce(self._folder)
         callbacks = [MoveModulesToDeviceCallback(), *self._states, save]
         registered = trainer.callback_handler.replaced_by(callbacks)
-        with trainer.undoing_runs(*asked.values()), registered:
+        with trainer.dry_run(*asked.values()), registered:
             with warnings.catch_warnings():  # the run warns of the same
                 warnings.simplefilter("ignore")
                 try:

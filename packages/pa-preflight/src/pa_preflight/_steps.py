@@ -89,7 +89,7 @@ class Steps:
         watching = [self.planned, graphs, recomputed, self._modes, self.observer]
         noted: list[Any] = [MoveModulesToDeviceCallback, *watching, self._routing]  # which watches no experiments
         registered = trainer.callback_handler.replaced_by(noted)
-        with trainer.undoing_runs(*asked.values()), registered:
+        with trainer.dry_run(*asked.values()), registered:
             hooks = [one.register_step_pre_hook(self._note_gradients) for one in optimizers]
             try:
                 trainer.train(**asked)

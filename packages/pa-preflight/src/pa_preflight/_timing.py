@@ -55,7 +55,7 @@ class Timing:
         updates = {**asked, **without, "sanity_eval_steps": 0, "step_scheduler": "update"}
         evaluations = {**updates, "eval_dataset": asked["eval_dataset"], "sanity_eval_steps": _BATCHES}
         registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, *limits, self._clock])
-        with trainer.undoing_runs(*asked.values()), registered:
+        with trainer.dry_run(*asked.values()), registered:
             vars(trainer)["calculate_train_batch_loss"] = self._noting_batches(trainer.calculate_train_batch_loss)
             vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
             self.is_possible = self._run("An update", trainer, updates)

@@ -126,7 +126,7 @@ def find_learning_rate(
     rate. Callbacks are not called, except for ``MoveModulesToDeviceCallback``.
 
     Afterwards everything is restored, so that a search does not change the run that follows, as after
-    ``trainer.undoing_runs(...)``.
+    ``trainer.dry_run(...)``.
 
     Args:
         trainer: The trainer of the run that the rate is for.
@@ -171,7 +171,7 @@ def find_learning_rate(
     growth = (highest / lowest) ** (1 / (num_updates - 1))
     search = _Search(lowest, growth)
     data = (train_dataset, collate_fn, *(train_dataloader_kwargs or {}).values())
-    with trainer.undoing_runs(*data), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, search]):
+    with trainer.dry_run(*data), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, search]):
         trainer.train(
             train_dataset,
             num_epochs=1,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pa_distributed import HangDetector, fail_fast, gather_objects, require_same, showing_errors_once
+from pa_distributed import HangDetector, fail_fast, gather_objects, print_errors_once, require_same
 from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidHP
 from pa_trial.fit_options import FitOptions
@@ -84,7 +84,7 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
             **{name: _comparable(value) for name, value in vars(options).items() if name not in _PATHS},
         }
 
-    with showing_errors_once():
+    with print_errors_once():
         require_same(settings)
         return gather_objects(seed)[0]
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.utils.hooks import RemovableHandle
 
-from pa_checkpoint.torch_states import misfit
+from pa_checkpoint.torch_states import incompatibility
 from pa_distributed import require_same
 from pa_trial import part_checks
 from pa_trial._torch import foreach, is_unscaled
@@ -403,7 +403,9 @@ class TrainedParts:
             InvalidCheckpointException: They do not belong to the wrapped models. Nothing was loaded.
         """
         pairs = list(zip(self.models, gradients, strict=False))
-        found = [misfit(model, {**model.state_dict(), **of_model}, source="checkpoint") for model, of_model in pairs]
+        found = [
+            incompatibility(model, {**model.state_dict(), **of_model}, source="checkpoint") for model, of_model in pairs
+        ]
         if len(gradients) != len(self.models) or any(found):
             raise InvalidCheckpointException(
                 "The gradients of an unfinished group of batches belong to other models.",

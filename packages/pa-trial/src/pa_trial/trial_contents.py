@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from pa_checkpoint.torch_states import AllOrNothing, SavedModel, misfit
+from pa_checkpoint.torch_states import SavedModel, TransactionalLoad, incompatibility
 from pa_data.rng import restored_rng_states
 from pa_trial import rng_states
 from pa_trial._torch import COMPILED
@@ -108,7 +108,7 @@ def take_over(
     Raises:
         InvalidCheckpointException: A model does not take its extra state.
     """
-    with AllOrNothing() as loading:
+    with TransactionalLoad() as loading:
         _load_models(parts.trained.models, {**content, **own}, loading)
         for name in (OPTIMIZERS, SCHEDULERS):
             for target, state in zip(_targets(parts)[name], content[name], strict=True):
@@ -137,7 +137,7 @@ def load_weights(models: Sequence[nn.Module], saved: SavedTrial, options: Mappin
     """
     content = read_torch_file(saved.path / STATE, **options)
     _require_states(MODELS, models, content, saved)
-    with AllOrNothing() as loading:
+    with TransactionalLoad() as loading:
         _load_models(models, {MODELS: content[MODELS]}, loading)
 
 
@@ -184,7 +184,7 @@ def _require_states(name: str, targets: Sequence[Any], content: Mapping[str, Any
         raise _refusal(saved, f"{name} of {len(states)} objects", f"of {len(targets)}, as the trial has: {kinds}")
     for target, state in zip(targets, states, strict=True):
         fitted = fitted_weights(target, state) if name == MODELS else state
-        if (problem := misfit(target, fitted, source="checkpoint")) is not None:
+        if (problem := incompatibility(target, fitted, source="checkpoint")) is not None:
             raise _unfit(saved, name, target, problem)
 
 
@@ -199,7 +199,7 @@ def _require_same_groups(parts: ContextParts, own: Mapping[str, Any], saved: Sav
         )
 
 
-def _load_models(models: Sequence[nn.Module], content: Mapping[str, Any], loading: AllOrNothing) -> None:
+def _load_models(models: Sequence[nn.Module], content: Mapping[str, Any], loading: TransactionalLoad) -> None:
     beside: list[dict[str, Any]] = content.get(BESIDE_WEIGHTS, [{}] * len(models))
     buffers: list[dict[str, Any]] = content.get(BUFFERS, [{}] * len(models))
     saved: dict[str, SavedModel] = {}

@@ -92,12 +92,12 @@ def one_sample(batch: int) -> dict[str, Any]:
                 run.step()
                 gathered += [run.gather(inputs[:, 0]).tolist(), run.gather(loss * 0).tolist()]
             for inputs, targets in run.evaluation_batches(run.train_dataset):
-                weight = float("nan") if run.is_at_empty_batch else 1.0
-                empty += run.is_at_empty_batch
+                weight = float("nan") if run.is_padding_batch else 1.0
+                empty += run.is_padding_batch
                 run.log("loss", (run.model(inputs) - targets).square().mean() * weight)
                 run.log("error", (run.model(inputs) - targets).abs().mean() * weight, num_items=3)
                 gathered += [run.gather(inputs[:, 0]).tolist()]
-            assert not run.is_at_empty_batch
+            assert not run.is_padding_batch
     return {
         **_plain(run),
         "gathered": gathered,

@@ -136,7 +136,7 @@ class PrintProgressCallback(TrainerCallback):
         self._learning_rates = {}
 
     @override
-    def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
+    def on_train_steps_skipped(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
         """Leave out the time in which nothing was trained."""
         self._epoch_since = trainer.run_history.clock.seconds
         self._training.start(trainer.run_history.clock)

@@ -79,7 +79,7 @@ class ProgressBarCallback(TrainerCallback):
         self._begin(trainer, "train", title, _num_batches_to_train(trainer))
 
     @override
-    def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
+    def on_train_steps_skipped(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
         """Start where the epoch was interrupted, or show how far the loader is on its way there."""
         if "train" in self._open:
             self._open["train"].pass_over(trainer, steps)

@@ -17,7 +17,7 @@ from pa_core.storage import StateFolder
 from pa_core.storage.urls import url_of
 from pa_core.user_warnings import warn_user
 from pa_data.errors import message_of, safe_cause, without_secrets
-from pa_distributed import do_while_others_wait
+from pa_distributed import run_while_others_wait
 
 _SECONDS_WITHOUT_A_WORD = 2.0
 
@@ -104,7 +104,7 @@ class Uploads:
         Raises:
             CheckpointError: The store cannot be queried.
         """
-        do_while_others_wait(partial(self._begin, folder, continued) if distributed.rank() == 0 else None)
+        run_while_others_wait(partial(self._begin, folder, continued) if distributed.rank() == 0 else None)
 
     def _begin(self, folder: Path, continued: Path | None) -> None:
         if continued is not None:
@@ -165,7 +165,7 @@ class Uploads:
             return
         self.retry()
         self._wait()
-        do_while_others_wait(None)
+        run_while_others_wait(None)
         if exception is None and self._errors == "raise":
             raise_on_all(next(iter(self._take_problems()), None))
         self._warn_of_problems()

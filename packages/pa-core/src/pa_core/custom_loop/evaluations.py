@@ -14,7 +14,7 @@ from pa_core.attributes import temporarily
 from pa_core.batch_structure import count_samples
 from pa_core.callbacks.limit_batches import LimitBatchesCallback
 from pa_core.data.custom_loader import count_steps, end_workers, innermost, is_keyed
-from pa_core.data.data_arguments import GivenData
+from pa_core.data.data_arguments import DataArgument
 from pa_core.loop import Loop
 from pa_core.tracking import MetricValue
 from pa_core.tracking.epoch_means import logged_twice, single_number
@@ -40,11 +40,11 @@ class Evaluations(Generic[BatchT]):
         self._loss: Tensor | None = None
         self._counts_nothing = False
         self._open = ExitStack()
-        self._made: dict[str | None, tuple[GivenData, int, SizedIterable]] = {}
+        self._made: dict[str | None, tuple[DataArgument, int, SizedIterable]] = {}
 
     def loader(
         self,
-        data: GivenData,
+        data: DataArgument,
         batch_size: int,
         name: str | None,
         create: Callable[[int, dict[str, Any] | None], SizedIterable],

@@ -22,7 +22,7 @@ from pa_core.custom_loop.evaluations import Evaluations
 from pa_core.custom_loop.run_models import RunModels
 from pa_core.custom_loop.update import Update, batches_of_loop
 from pa_core.data.custom_loader import lengths_of_epochs
-from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE, GivenData
+from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE, DataArgument
 from pa_core.default_step import require_count
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
 from pa_core.epoch_lengths import EpochLengths
@@ -47,7 +47,7 @@ from pa_core.types import (
     TensorsT,
 )
 from pa_data.orders import Order
-from pa_distributed import showing_errors_once
+from pa_distributed import print_errors_once
 
 _T = TypeVar("_T")
 
@@ -88,7 +88,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     - ``on_eval_epoch_start``, ``on_eval_step_start``, ``on_eval_step_end``, ``on_eval_epoch_end``: in each evaluation;
       the events of a step for each batch that has samples.
     - ``on_training_run_epoch_end``: after the body of an epoch.
-    - ``on_training_state_request``, ``on_preemption``, ``on_training_state_save``, ``on_train_steps_passed_over``:
+    - ``on_training_state_request``, ``on_preemption``, ``on_training_state_save``, ``on_train_steps_skipped``:
       as in ``Trainer.train``.
     - ``on_training_run_end``, ``on_stop_training_error``, ``on_exception``: the block ends.
 
@@ -218,13 +218,13 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             max_wait_seconds=max_wait_seconds,
             reproducible=reproducible,
         )
-        with showing_errors_once():
+        with print_errors_once():
             if num_epochs is None and max_num_train_steps is None:
                 raise ConfigurationError(
                     "Nothing says how long the run is. Pass num_epochs=10 or max_num_train_steps=1000, for example; a "
                     "break ends the run earlier."
                 )
-            self._train_data = GivenData(
+            self._train_data = DataArgument(
                 train_dataset, "train_dataset", train_dataloader_kwargs, is_made_by_method=False, order=order
             )
             self._asked = RunArguments(
@@ -254,7 +254,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._lifecycle = RunLifecycle(self, self._engine)
         self._loop = Loop(self, self._engine, stands_in=True)
         self._loop.asked = self._asked
-        with showing_errors_once():
+        with print_errors_once():
             self._loop.check_data(self._asked.data, self._asked)
         self._trained = self._given.make_trained(self._accelerator, self._engine.exchange)
         self._evaluations = Evaluations[BatchT](self._loop)
@@ -310,15 +310,15 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @override
     @contextmanager
-    def undoing_runs(self, *data: object) -> Generator[None]:
-        """As ``AnyTrainer.undoing_runs``: the block can be entered within the context, and again after it.
+    def dry_run(self, *data: object) -> Generator[None]:
+        """As ``AnyTrainer.dry_run``: the block can be entered within the context, and again after it.
 
         Within the context it begins a new run, even with ``resume_from``.
 
         Args:
             *data: Further loaders that the loop uses, whose generators are restored.
         """
-        with super().undoing_runs(*self._train_data.held, *data), self._given.undoing_runs():
+        with super().dry_run(*self._train_data.held, *data), self._given.dry_run():
             self._trained = self._given.make_trained(self._accelerator, self._engine.exchange)
             self._evaluations, self._asked = Evaluations(self._loop), replace(self._asked, resume_from=None)
             yield
@@ -357,7 +357,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self._lifecycle.shard(*self.models.values())
             self._given.place(self._trained, self._lifecycle.place)
             if not self.optimizers:
-                with showing_errors_once():
+                with print_errors_once():
                     self._given.make_optimizers()
                 self.optimizer = next(iter(self.optimizers.values()))
                 self._lifecycle.require_same_parts()
@@ -502,7 +502,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         Args:
             batches: The batches of this process, on any device; ``gradient_accumulation_steps`` of them make an update.
                 A process that has fewer than others, or none, gets batches that weigh nothing: see
-                ``is_at_empty_batch``. Processes tell each other how many they have: once if it has a length, and
+                ``is_padding_batch``. Processes tell each other how many they have: once if it has a length, and
                 otherwise, as of a generator, before each update.
             num_samples: Samples in each of ``batches``; None for the first dimension of the first tensor.
 
@@ -680,7 +680,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @property
     @override
-    def is_at_empty_batch(self) -> bool:
+    def is_padding_batch(self) -> bool:
         """Whether the current batch is there only because other processes still have samples, and weighs nothing.
 
         On several processes, the last step of a training epoch, or an evaluation, may have fewer samples than there are
@@ -696,7 +696,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def gather(self, tensor: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
 
-        In the body of a loop, a process whose batch ``is_at_empty_batch`` adds no rows, so that each sample is in the
+        In the body of a loop, a process whose batch ``is_padding_batch`` adds no rows, so that each sample is in the
         result once.
 
         Args:
@@ -717,9 +717,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """
         self._engine.require_between_steps("gather(...)")
         # What callbacks gather between two steps is not of the batch.
-        if self.is_at_empty_batch and not self._engine.checkpointer.is_between_steps:
+        if self.is_padding_batch and not self._engine.checkpointer.is_between_steps:
             gathered = gather_without_rows(tensor, padding_value, with_gradient=with_gradient)
-            self._loop.gathered_without_rows += tensors_with_gradient(gathered)
+            self._loop.gathered_empty += tensors_with_gradient(gathered)
             return gathered
         return super().gather(tensor, padding_value, with_gradient=with_gradient)
 
@@ -752,7 +752,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             )
         else:
             is_of_update = self.reproducible and self._engine.checkpointer.is_between_steps
-            counts = self.process_index == 0 if is_of_update else not self.is_at_empty_batch
+            counts = self.process_index == 0 if is_of_update else not self.is_padding_batch
             self._engine.means.log(name, value, count=num_items if counts else 0)
 
     def record(self, name: str, value: object) -> None:
@@ -782,7 +782,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         ends, even by a ``break``, which records nothing. What is logged is recorded as ``eval_NAME_epoch``, and among
         the updates of an epoch as ``intermediate_eval_NAME_epoch``. Each process has as many batches as the others, so
         that ``gather`` may be called in the body; one that has no sample, as there are fewer than processes, has a
-        batch that weighs nothing: see ``is_at_empty_batch``.
+        batch that weighs nothing: see ``is_padding_batch``.
 
         Args:
             dataset: The samples, or a ``DataLoader`` of them.
@@ -801,7 +801,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         if self._training == "left":
             self._leave_training()
         batch_size = per_device_batch_size or self._asked.batch_size
-        data = GivenData(dataset, "dataset", dataloader_kwargs, is_made_by_method=False)
+        data = DataArgument(dataset, "dataset", dataloader_kwargs, is_made_by_method=False)
         self._loop.check_data([data], replace(self._asked, per_device_batch_size=batch_size))
         self.eval_dataset = data.dataset
         self.eval_dataloader = self._evaluations.loader(data, batch_size, name, self._create_eval_loader)

@@ -97,7 +97,7 @@ class RunModels:
         require_step_without_closure(optimizer)
 
     @contextmanager
-    def undoing_runs(self) -> Generator[None]:
+    def dry_run(self) -> Generator[None]:
         """Forget the optimizers afterwards that are made within the context."""
         with temporarily(self, optimizers=dict(self.optimizers)):
             yield

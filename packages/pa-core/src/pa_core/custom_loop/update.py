@@ -204,7 +204,7 @@ class Update(Generic[BatchT]):
         reported = loss.detach().reshape(())
         self._losses[trained.name] = reported if before is None else before[0] + reported, weight
         trained.check_precision(loss)
-        gathered = self._loop.gathered_without_rows
+        gathered = self._loop.gathered_empty
         try:
             trained.backward(loss, self._part, without_rows=gathered, retain_graph=retain_graph)
         except RuntimeError as error:
@@ -325,7 +325,7 @@ class Update(Generic[BatchT]):
             self._log_losses()
         self._is_over = True
         self._batch, self._steps = None, _NO_STEPS
-        self._loop.gathered_without_rows.clear()
+        self._loop.gathered_empty.clear()
 
     def _finish_batch(self) -> None:
         """Count a batch whose backward passes are over, and tell callbacks of its loss."""

@@ -34,7 +34,7 @@ BATCH_SIZE_OF_RUN_BEFORE = _OfRunBefore(DEFAULT_BATCH_SIZE)
 
 
 @dataclass(frozen=True)
-class GivenData:
+class DataArgument:
     """One of the arguments of ``train()`` or ``evaluate()`` for data.
 
     Attributes:
@@ -118,7 +118,7 @@ class GivenData:
 
 
 def check_arguments_of_loaders(
-    given: Sequence[GivenData], per_device_batch_size: int | str, collate_fn: Callable[[list[Any]], Any] | None
+    given: Sequence[DataArgument], per_device_batch_size: int | str, collate_fn: Callable[[list[Any]], Any] | None
 ) -> None:
     """Raise an error for arguments that have no effect on any of the data: DataLoaders, or an order, say otherwise.
 
@@ -167,7 +167,7 @@ def batch_size_of(loader: object, kwargs: Mapping[str, Any], default: int) -> in
     return next((int(size) for size in sizes if isinstance(size, numbers.Integral)), default)
 
 
-def _without_effect(name: str, value: object, given: GivenData) -> ConfigurationError:
+def _without_effect(name: str, value: object, given: DataArgument) -> ConfigurationError:
     return ConfigurationError(
         f"{name}={value} has no effect on {describe_loader(given.data)} as {given.argument}, which is used as it is. "
         f"Leave {name} out, and make the DataLoader as it is to be."

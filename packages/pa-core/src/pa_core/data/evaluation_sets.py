@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, cast
 from torch.utils.data import DataLoader, Dataset
 
 from pa_core.data.custom_loader import end_workers, is_dataloader
-from pa_core.data.data_arguments import GivenData
+from pa_core.data.data_arguments import DataArgument
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
 from pa_core.tracking.run_history import RunHistory, recording_with_prefix
@@ -103,13 +103,13 @@ class EvaluationSets:
             )
         if not _are_sets(data):
             single = cast("Dataset[Any] | DataLoader[Any] | None", data)
-            self.data: dict[str | None, GivenData] = {None: GivenData(single, argument, kwargs)}
+            self.data: dict[str | None, DataArgument] = {None: DataArgument(single, argument, kwargs)}
         else:
             self.given = _checked(data, argument)
             # Of DataLoaders alone, arguments are refused as without effect; beside datasets, they are for these.
             are_loaders = all(is_dataloader(one.dataset) for one in self.given.values())
             self.data = {
-                name: GivenData(
+                name: DataArgument(
                     one.dataset,
                     f'{argument}["{name}"]',
                     None if is_dataloader(one.dataset) and not are_loaders else kwargs,
@@ -121,7 +121,7 @@ class EvaluationSets:
         self._loaders: dict[str, SizedIterable] = {}
 
     @property
-    def first(self) -> GivenData:
+    def first(self) -> DataArgument:
         """The single dataset, or the dataset of the first set."""
         return next(iter(self.data.values()))
 
@@ -137,7 +137,7 @@ class EvaluationSets:
 
     # The loaders
 
-    def make_loaders(self, run: _Evaluates, make: Callable[[GivenData], SizedIterable | None]) -> None:
+    def make_loaders(self, run: _Evaluates, make: Callable[[DataArgument], SizedIterable | None]) -> None:
         """Give the run its datasets and loaders.
 
         Args:

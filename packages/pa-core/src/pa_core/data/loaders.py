@@ -27,7 +27,7 @@ from pa_core.data.custom_loader import (
     plain_dataloader,
 )
 from pa_core.data.data_arguments import (
-    GivenData,
+    DataArgument,
     batch_size_of,
     describe_lost_order,
     order_makes_batches,
@@ -151,7 +151,7 @@ class Loaders:
 
     def take(
         self,
-        data: GivenData,
+        data: DataArgument,
         create: Callable[[int, dict[str, Any] | None], SizedIterable[Any]],
         batch_size: int,
         samples_per_update: int | None = None,

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple, overload
 from pa_core import _accelerate
 from pa_core.distributed.collectives import gather, num_processes
 from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
-from pa_distributed import apart, is_apart, prepare_gloo, rank_zero_first, rank_zero_only
+from pa_distributed import in_rank_local_block, prepare_gloo, rank_local, rank_zero_first, rank_zero_only
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -138,7 +138,7 @@ def run_if(applies: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]
     def on_some(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
         if not applies:
             return None
-        with apart():
+        with rank_local():
             return function(*args, **kwargs)
 
     return on_some
@@ -153,7 +153,7 @@ def require_all_processes(caller: str) -> None:
     Raises:
         ConfigurationError: This process runs a function for the others, or before them.
     """
-    if num_processes() > 1 and is_apart():
+    if num_processes() > 1 and in_rank_local_block():
         raise ConfigurationError(
             f"This process would wait for others that are not going to come: {caller} in a function or block that the "
             "other processes do not run now. Call it before or after."

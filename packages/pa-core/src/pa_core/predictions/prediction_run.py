@@ -17,7 +17,7 @@ from typing_extensions import override
 import pa_distributed
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.custom_loader import is_dataloader
-from pa_core.data.data_arguments import GivenData
+from pa_core.data.data_arguments import DataArgument
 from pa_core.data.loaders import Loaders
 from pa_core.default_step import name_step
 from pa_core.distributed.collectives import gather_objects, num_processes, rank, sum_over_processes
@@ -28,7 +28,7 @@ from pa_core.run_config import check_count
 from pa_data import KeyedDataLoader, count_samples, move_to_device
 from pa_data.orders import EpochOrder, Order
 from pa_data.rng import mix, restored_rng_states, seed_rng
-from pa_distributed import RankMessages, apart, do_while_others_wait, require_same
+from pa_distributed import RankMessages, rank_local, require_same, run_while_others_wait
 
 _BATCHES = -3  # extends the seed for what is drawn in predict_batch; datasets draw by the index of the sample
 _FIXED = ("sampler", "batch_sampler", "shuffle", "drop_last", "algorithm", "split", "seed", "rank", "num_processes")
@@ -106,7 +106,7 @@ class PredictionRun:
                 f"Predictions come in the order of a dataset, and a {type(self.dataset).__name__} has its own order. "
                 "Pass its dataset, and what else it was made with as collate_fn and dataloader_kwargs."
             )
-        GivenData(self.dataset, "dataset", None, is_made_by_method=False)
+        DataArgument(self.dataset, "dataset", None, is_made_by_method=False)
         count_samples(self.dataset)
         for name in _FIXED:
             if self.dataloader_kwargs.get(name):
@@ -136,7 +136,7 @@ class PredictionRun:
                     break
                 gathered = pa_distributed.gather_objects(next(predicted)[1], on_first_only=True)
                 try:
-                    with apart():
+                    with rank_local():
                         yield from gathered[: num_batches - start]
                 except GeneratorExit:
                     if start < starts[-1]:
@@ -158,8 +158,8 @@ class PredictionRun:
             identity = self._identity()
             require_same(identity)
             open_writer = partial(writer.open, identity, partial(self.trainer.print, flush=True))
-            do_while_others_wait(open_writer if rank() == 0 else None)
-            do_while_others_wait(None if rank() == 0 else open_writer)
+            run_while_others_wait(open_writer if rank() == 0 else None)
+            run_while_others_wait(None if rank() == 0 else open_writer)
             with _coming_together():
                 pieces = gather_objects(writer.missing)[0][rank() :: num_processes()]
                 numbers = [start // self.batch_size for piece in pieces for start in piece[:: self.batch_size]]
@@ -171,7 +171,7 @@ class PredictionRun:
                     pass
                 for piece in pieces:
                     writer.write(piece, islice(predicted, len(piece[:: self.batch_size])))
-            do_while_others_wait(writer.finish if rank() == 0 else None)
+            run_while_others_wait(writer.finish if rank() == 0 else None)
             self._call_event(TrainerCallback.on_prediction_run_end)
 
     def _predicted(self, numbers: Sequence[int]) -> Iterator[tuple[range, Any]]:

@@ -19,7 +19,7 @@ from pa_core.distributed.rank_sync import RankSync
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
 from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state.own_buffers import OwnBuffers
-from pa_core.training_state.resume import Resumption
+from pa_core.training_state.resume import ResumePlan
 from pa_core.training_state.run_state import RunState, capture, find_extension
 from pa_core.training_state.saved_runs import newest_state
 from pa_core.training_state.script_state import ScriptState
@@ -54,7 +54,7 @@ class RunParts(NamedTuple):
     """
 
     progress: Progress
-    resumption: Resumption
+    resumption: ResumePlan
     accumulations: Mapping[str, _CountsItems]
     rank_sync: RankSync
     scaler: SupportsStateDict | None = None

@@ -15,7 +15,7 @@ from pa_checkpoint import CheckpointError, CheckpointInfo, CheckpointNotFoundErr
 from pa_core import _accelerate, distributed
 from pa_core.storage.urls import url_of
 from pa_core.user_warnings import warn_user
-from pa_distributed import do_while_others_wait
+from pa_distributed import run_while_others_wait
 
 
 @runtime_checkable
@@ -37,7 +37,7 @@ def save_dirs_of(callbacks: Iterable[object]) -> list[Path]:
     return [Path(os.path.realpath(one.save_dir)) for one in callbacks if isinstance(one, _SendsStates)]
 
 
-def homes_of(callbacks: Iterable[object]) -> dict[str, Path]:
+def local_folders(callbacks: Iterable[object]) -> dict[str, Path]:
     """Return the local folders whose states callbacks send to object stores, by the URLs of these.
 
     Args:
@@ -47,12 +47,12 @@ def homes_of(callbacks: Iterable[object]) -> dict[str, Path]:
     return {url.rstrip("/"): Path(os.path.realpath(folder)) for url, folder in found if url is not None}
 
 
-def folder_of(resume_from: str | Path, homes: Mapping[str, Path]) -> Path:
+def cache_folder(resume_from: str | Path, homes: Mapping[str, Path]) -> Path:
     """Return the local folder or state that a run resumes from; of a URL, the folder into which states are fetched.
 
     Args:
         resume_from: A path, or the URL of an object store.
-        homes: As ``homes_of`` returns them.
+        homes: As ``local_folders`` returns them.
 
     Raises:
         ConfigurationError: It is a URL that was made a ``Path``.
@@ -74,7 +74,7 @@ def fetched(place: str | Path, homes: Mapping[str, Path], say: Callable[[str], N
 
     Args:
         place: A path, or the URL of a store, or of one state in it: the URL of the store, and the name of the state.
-        homes: As ``homes_of`` returns them.
+        homes: As ``local_folders`` returns them.
         say: Told what is fetched.
 
     Returns:
@@ -92,9 +92,9 @@ def fetched(place: str | Path, homes: Mapping[str, Path], say: Callable[[str], N
 
     def choose() -> None:
         nonlocal choice
-        choice = _choose(url, folder_of(place, homes), say)
+        choice = _choose(url, cache_folder(place, homes), say)
 
-    do_while_others_wait(choose if distributed.rank() == 0 else None)
+    run_while_others_wait(choose if distributed.rank() == 0 else None)
     choice = distributed.gather_objects(choice)[0]
     for one in choice.skipped:
         warn_user(f"The training state {one.path} in {url} is skipped: {one.reason}")
@@ -167,11 +167,11 @@ def _fetch_elsewhere(choice: _Choice, path: Path) -> None:
     def fetch() -> None:
         _fetch(path.parent, lambda: store.fetch(path.parent, digest=choice.digest))
 
-    do_while_others_wait(send if distributed.rank() == 0 else None)
+    run_while_others_wait(send if distributed.rank() == 0 else None)
     # One process of each machine, and then those that do not see the disk of that one.
     for is_my_turn in (_accelerate.process_state().is_local_main_process, True):
         is_missing = _digest(path) != choice.digest
-        do_while_others_wait(fetch if is_my_turn and is_missing else None)
+        run_while_others_wait(fetch if is_my_turn and is_missing else None)
 
 
 def _digest(path: Path) -> str:

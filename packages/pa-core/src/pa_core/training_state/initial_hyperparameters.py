@@ -32,7 +32,7 @@ class _Note:
 _notes: WeakKeyDictionary[Optimizer, _Note] = WeakKeyDictionary()
 
 
-def asked_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+def requested_hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return the plain settings of each group as the script sets them.
 
     Args:
@@ -43,10 +43,10 @@ def asked_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         >>> with not_asking(optimizer):
         ...     optimizer.param_groups[0]["lr"] = 0.04
-        >>> asked_settings(optimizer)[0]["lr"]
+        >>> requested_hyperparameters(optimizer)[0]["lr"]
         0.1
         >>> optimizer.param_groups[0]["lr"] = 0.05
-        >>> asked_settings(optimizer)[0]["lr"]
+        >>> requested_hyperparameters(optimizer)[0]["lr"]
         0.05
     """
     note, present = _notes.get(optimizer), hyperparameters(optimizer)
@@ -76,9 +76,9 @@ def begin_run(optimizer: Optimizer, *, is_resumed: bool = False) -> list[dict[st
             process: those that an earlier run added are removed, and restoring the state adds them again.
 
     Returns:
-        What ``asked_settings`` returns.
+        What ``requested_hyperparameters`` returns.
     """
-    asked = asked_settings(optimizer)
+    asked = requested_hyperparameters(optimizer)
     note = _notes.get(optimizer)
     if is_resumed and note is not None and note.left is not None:
         del optimizer.param_groups[len(note.asked) : len(note.left)]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_checkpoint import StoredTensor
-from pa_checkpoint.torch_states import SavedModel, does_not_fit, misfit
+from pa_checkpoint.torch_states import SavedModel, does_not_fit, incompatibility
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
 from pa_core.model_tensors import names_by_group, parameters_beside
@@ -60,7 +60,7 @@ def _require_fitting_state(
 ) -> None:
     groups: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
     groups += added_groups(optimizer, parameters, saved)
-    found = misfit(optimizer, saved.state, groups=groups)
+    found = incompatibility(optimizer, saved.state, groups=groups)
     others = [tuple(one.shape) for one in parameters_beside(optimizer, parameters)]
     if found is None and [tuple(one.shape) for one in saved.parameters_beside_the_model] != others:
         found = f"its parameters outside of the model have other shapes than {', '.join(map(str, others)) or 'none'}"
@@ -201,7 +201,7 @@ def require_same_models(models: Mapping[str, nn.Module], saved: Mapping[str, Sav
     if models.keys() != saved.keys():
         raise _other_model(f"the models {', '.join(models)}", f"the models {', '.join(saved)}")
     for name, model in models.items():
-        if found := misfit(model, saved[name].weights):
+        if found := incompatibility(model, saved[name].weights):
             kind = type(model).__name__ if len(models) == 1 else f"{name}, of type {type(model).__name__}"
             raise _other_model(f"{kind}: {found}", "the model of the run that was saved")
 

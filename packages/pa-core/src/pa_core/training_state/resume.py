@@ -15,7 +15,7 @@ from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state import initial_hyperparameters
 from pa_core.training_state.custom_loader_state import RunLoaders
-from pa_core.training_state.fetched_states import fetched, homes_of
+from pa_core.training_state.fetched_states import fetched, local_folders
 from pa_core.training_state.run_settings import describe_differences, describe_settings, with_schedule_lengths
 from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.saved_runs import continues_run, describe_neighbours, find_saved_run
@@ -26,7 +26,7 @@ from pa_data import BatchSplit, MicroBatchSplit, Split, UpdateSplit, set_epoch
 from pa_data.orders import has_plain_order
 
 
-class Resumption:
+class ResumePlan:
     """Where a run begins, and what it resumes from; one for each run.
 
     ``remaining_epochs`` yields the epochs that are left, and ``resume_steps`` brings the first of them to its place.
@@ -79,7 +79,7 @@ class Resumption:
         """
         if resume_from is None:
             return
-        place = fetched(resume_from, homes_of(run.callback_handler.callbacks), run.print)
+        place = fetched(resume_from, local_folders(run.callback_handler.callbacks), run.print)
         self.saved = find_saved_run(place, resume_missing)
         if self.saved is None:
             near = describe_neighbours(resume_from)

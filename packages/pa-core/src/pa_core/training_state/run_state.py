@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_checkpoint import StoredTensor
-from pa_checkpoint.torch_states import AllOrNothing, SavedModel, does_not_fit, misfit, refusals_explained
+from pa_checkpoint.torch_states import SavedModel, TransactionalLoad, does_not_fit, incompatibility, refusals_explained
 from pa_core import distributed
 from pa_core.data.custom_loader import count_steps
 from pa_core.errors import CheckpointError, StopTrainingError
@@ -364,7 +364,7 @@ class SavedRun:
             CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
         """
         before, self._registered, self._begins_anew = self._hyperparameters, objects, allowed
-        with AllOrNothing() as loading:
+        with TransactionalLoad() as loading:
             self._restore_objects(objects, loading)
             loading.load(run.run_history, self._history, self._explain(run.run_history, "the run history"))
             self._restore_training(run, scaler, allowed, loading)
@@ -382,11 +382,11 @@ class SavedRun:
         Raises:
             CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
         """
-        with AllOrNothing() as loading:
+        with TransactionalLoad() as loading:
             self._restore_training(run, scaler, (), loading)
 
     def _restore_training(
-        self, run: ResumableRun, scaler: SupportsStateDict | None, allowed: Collection[str], loading: AllOrNothing
+        self, run: ResumableRun, scaler: SupportsStateDict | None, allowed: Collection[str], loading: TransactionalLoad
     ) -> None:
         """Check everything, then restore: first objects that may raise an error, and last the weights, which cannot."""
         parameters = named_parameters(run.named_models())
@@ -443,7 +443,7 @@ class SavedRun:
         """The schedulers of the run of which there is a state, by name; an error if one cannot take it over."""
         schedulers = {name: one for name, one in run.named_schedulers().items() if name in self._schedulers}
         for name, scheduler in schedulers.items():
-            if found := misfit(scheduler, self._schedulers[name]):
+            if found := incompatibility(scheduler, self._schedulers[name]):
                 do = 'Use another state, or begin a new schedule: resume_allow=("scheduler",).'
                 raise does_not_fit(scheduler, f"{self.path}, with schedulers.{name}", do, found)
         return schedulers
@@ -523,7 +523,7 @@ class SavedRun:
     def _is_split_as_before(self) -> bool:
         return len(self._ranks) == distributed.num_processes()
 
-    def _restore_objects(self, objects: Sequence[SupportsStateDict], loading: AllOrNothing) -> None:
+    def _restore_objects(self, objects: Sequence[SupportsStateDict], loading: TransactionalLoad) -> None:
         given, expected = [_name(one) for one in objects], [one["class"] for one in self._objects]
         if given != expected:
             raise CheckpointError(
@@ -546,7 +546,9 @@ def _scheduler_of(optimizer: str) -> str:
 
 
 def _differ(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> bool:
-    return models.keys() != saved.keys() or any(misfit(model, saved[name].weights) for name, model in models.items())
+    return models.keys() != saved.keys() or any(
+        incompatibility(model, saved[name].weights) for name, model in models.items()
+    )
 
 
 def _compare_groups(

@@ -14,13 +14,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_checkpoint._errors import CheckpointError
-from pa_checkpoint._misfit import differences_of_weights, has_own_form, misfit, without_foreign_entries
+from pa_checkpoint._incompatibility import (
+    differences_of_weights,
+    has_own_form,
+    incompatibility,
+    without_foreign_entries,
+)
 from pa_checkpoint._optimizer_state import load_optimizer_state
 from pa_checkpoint._saved_model import EXTRA_STATE, SavedModel
 from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_checkpoint._torch import is_sharded, local_piece
 
-__all__ = ["AllOrNothing", "does_not_fit", "refusals_explained"]
+__all__ = ["TransactionalLoad", "does_not_fit", "refusals_explained"]
 
 
 def does_not_fit(target: object, where: str, do: str, found: str) -> CheckpointError:
@@ -79,14 +84,14 @@ class _Stateful(Protocol):
     def load_state_dict(self, state_dict: Any, /) -> object: ...
 
 
-class AllOrNothing:
+class TransactionalLoad:
     """The context in which objects load what was saved of them; what they were comes back if it is left with an error.
 
     Example:
         >>> optimizers = [torch.optim.SGD(nn.Linear(1, 1).parameters(), lr) for lr in (0.1, 0.2)]
         >>> states = [{**optimizers[0].state_dict(), "param_groups": [{"lr": 3.0, "params": [0, 1]}]}, {}]
         >>> try:
-        ...     with AllOrNothing() as loading:
+        ...     with TransactionalLoad() as loading:
         ...         for one, state in zip(optimizers, states):
         ...             loading.load_optimizer(one, state, lambda found: CheckpointError(found))
         ... except CheckpointError as error:
@@ -130,7 +135,7 @@ class AllOrNothing:
         state = StoredTensor.resolve(without_foreign_entries(target, state), own)
         if isinstance(target, nn.Module):
             # it would load what fits before it raises an error of what does not
-            if (found := misfit(target, state)) is not None:
+            if (found := incompatibility(target, state)) is not None:
                 raise explain(found)
             self.keep_weights(target)
         self._load(target.load_state_dict, state, own, explain)
@@ -211,8 +216,8 @@ class AllOrNothing:
         """
         found: list[tuple[nn.Module, SavedModel, list[str]]] = []
         for model, one in ((model, saved[name]) for name, model in models.items() if name in saved):
-            misfits = differences_of_weights(model, one.weights, "state")
-            found.append((model, one, [name for name in one.weights if name not in misfits]))
+            incompatibilities = differences_of_weights(model, one.weights, "state")
+            found.append((model, one, [name for name in one.weights if name not in incompatibilities]))
         for model, one, names in found:
             if extra := [name for name in names if name.endswith(EXTRA_STATE)]:
                 own = model.state_dict()

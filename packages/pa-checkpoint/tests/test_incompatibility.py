@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
 from pa_checkpoint import CheckpointError, StoredTensor
-from pa_checkpoint.torch_states import AllOrNothing, SavedModel, does_not_fit, misfit, refusals_explained
+from pa_checkpoint.torch_states import SavedModel, TransactionalLoad, does_not_fit, incompatibility, refusals_explained
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "ASGD": optim.ASGD,
@@ -52,10 +52,10 @@ def trained_state(make: Callable[[list[nn.Parameter]], Optimizer]) -> dict[str, 
 def test_the_state_of_an_optimizer_fits_another_one_of_the_same_parameters(name: str) -> None:
     """Whatever an optimizer of torch gathers, and in whatever precision its parameters are."""
     make = OPTIMIZERS[name]
-    assert misfit(make(parameters()), trained_state(make)) is None
-    assert misfit(make(parameters()), make(parameters()).state_dict()) is None
+    assert incompatibility(make(parameters()), trained_state(make)) is None
+    assert incompatibility(make(parameters()), make(parameters()).state_dict()) is None
     half = make([nn.Parameter(parameter.detach().bfloat16()) for parameter in parameters()])
-    assert misfit(half, trained_state(make)) is None
+    assert incompatibility(half, trained_state(make)) is None
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"ASGD", "Rprop"}))  # which look at values in each step
@@ -68,7 +68,7 @@ def test_an_entry_of_another_shape_is_named(name: str) -> None:
             if isinstance(value, Tensor):
                 changed = copy.deepcopy(state)
                 changed["state"][number][entry] = value[None].repeat(2, *[1] * value.dim())
-                found = misfit(make(parameters()), changed)
+                found = incompatibility(make(parameters()), changed)
                 assert found is not None
                 assert found.startswith(f"state.{number}.{entry} is of shape ")
 
@@ -76,7 +76,7 @@ def test_an_entry_of_another_shape_is_named(name: str) -> None:
 @pytest.mark.parametrize(("saved", "own"), [("Adam", "SGD with momentum"), ("Adam", "Adamax"), ("Adamax", "Adam")])
 def test_the_state_of_another_kind_of_optimizer_is_told(saved: str, own: str) -> None:
     """One with settings or with entries that the other lacks, and would miss in its next step."""
-    found = misfit(OPTIMIZERS[own](parameters()), trained_state(OPTIMIZERS[saved]))
+    found = incompatibility(OPTIMIZERS[own](parameters()), trained_state(OPTIMIZERS[saved]))
     assert str(found).endswith("is missing")
 
 
@@ -125,16 +125,16 @@ def test_what_is_not_the_state_of_this_optimizer_is_named(name: str) -> None:
     change, expected = WRONG_STATES[name]
     state = trained_state(OPTIMIZERS["Adam"])
     change(state)
-    assert expected in str(misfit(OPTIMIZERS["Adam"](parameters()), state))
+    assert expected in str(incompatibility(OPTIMIZERS["Adam"](parameters()), state))
 
 
 def test_groups_that_are_still_to_be_added_are_compared_too() -> None:
     """A run that unfreezes layers adds the group when it takes over the state."""
     state = trained_state(lambda all_of_them: optim.Adam([{"params": all_of_them[:2]}, {"params": all_of_them[2:]}]))
     own = parameters()
-    assert misfit(optim.Adam(own[:2]), state, groups=[own[:2], own[2:]]) is None
+    assert incompatibility(optim.Adam(own[:2]), state, groups=[own[:2], own[2:]]) is None
     state["state"][2]["exp_avg"] = torch.ones(7)
-    assert "state.2.exp_avg" in str(misfit(optim.Adam(own[:2]), state, groups=[own[:2], own[2:]]))
+    assert "state.2.exp_avg" in str(incompatibility(optim.Adam(own[:2]), state, groups=[own[:2], own[2:]]))
 
 
 def test_an_optimizer_with_a_form_of_its_own_decides_itself() -> None:
@@ -145,8 +145,8 @@ def test_an_optimizer_with_a_form_of_its_own_decides_itself() -> None:
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             pass
 
-    assert misfit(OwnForm(parameters(), lr=0.1), {"anything": 1}) is None
-    assert misfit(object(), {"anything": 1}) is None
+    assert incompatibility(OwnForm(parameters(), lr=0.1), {"anything": 1}) is None
+    assert incompatibility(object(), {"anything": 1}) is None
 
 
 SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
@@ -181,10 +181,10 @@ def test_the_state_of_a_scheduler_fits_another_one_of_its_kind(name: str) -> Non
     """One of fewer groups does not."""
     state = stepped(name, 7).state_dict()
     new = stepped(name, 0)
-    assert misfit(new, state) is None
+    assert incompatibility(new, state) is None
     if "base_lrs" in state:
-        assert "base_lrs has 0 entries" in str(misfit(new, {**state, "base_lrs": []}))
-        assert misfit(new, {**state, "last_epoch": "ten"}) == "last_epoch is 'ten', not a number"
+        assert "base_lrs has 0 entries" in str(incompatibility(new, {**state, "base_lrs": []}))
+        assert incompatibility(new, {**state, "last_epoch": "ten"}) == "last_epoch is 'ten', not a number"
 
 
 def test_states_of_schedulers_within_schedulers_are_compared_too() -> None:
@@ -192,27 +192,27 @@ def test_states_of_schedulers_within_schedulers_are_compared_too() -> None:
     new = stepped("ChainedScheduler", 0)
     state = new.state_dict()
     state["_schedulers"][1]["base_lrs"] = []
-    assert misfit(new, state) == "_schedulers.1.base_lrs has 0 entries, not 1"
-    assert misfit(new, {**state, "_schedulers": []}) == "_schedulers has 0 entries, not 2"
-    assert "not what" in str(misfit(new, []))
+    assert incompatibility(new, state) == "_schedulers.1.base_lrs has 0 entries, not 1"
+    assert incompatibility(new, {**state, "_schedulers": []}) == "_schedulers has 0 entries, not 2"
+    assert "not what" in str(incompatibility(new, []))
     cosine = stepped("CosineAnnealingLR", 0)
-    assert "is missing" in str(misfit(cosine, {}))
+    assert "is missing" in str(incompatibility(cosine, {}))
 
 
 def test_weights_are_compared_by_name_shape_and_kind() -> None:
     """In memory or on disk; the first few differences are listed, and what was left out on purpose does not matter."""
     model = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
     weights = {name: StoredTensor.of(value) for name, value in model.state_dict().items()}
-    assert misfit(model, weights) is None
+    assert incompatibility(model, weights) is None
     del weights["0.bias"]
-    assert misfit(model, weights) == "missing: 0.bias"
-    assert misfit(model, weights, left_out=["0.bias"]) is None
+    assert incompatibility(model, weights) == "missing: 0.bias"
+    assert incompatibility(model, weights, left_out=["0.bias"]) is None
     other = {**weights, "0.bias": torch.ones(1, dtype=torch.int8), "more": torch.ones(1)}
-    assert misfit(model, other, source="file") == (
+    assert incompatibility(model, other, source="file") == (
         "unexpected: more; 0.bias: whole numbers in a tensor of layout strided in the file, "
         "numbers in a tensor of layout strided in the model"
     )
-    assert str(misfit(model, {str(number): torch.ones(1) for number in range(9)})).endswith("; and 8 more")
+    assert str(incompatibility(model, {str(number): torch.ones(1) for number in range(9)})).endswith("; and 8 more")
 
 
 class Counting(nn.Module):
@@ -270,7 +270,7 @@ def load(
     saved: Any, model: Counting, optimizer: optim.Optimizer, scheduler: StepLR, error: Exception | None = None
 ) -> None:
     """Load all of what was saved of the three, and raise an error then, if there is one."""
-    with AllOrNothing() as loading:
+    with TransactionalLoad() as loading:
         loading.keep_weights(model)
         loading.load_models({"model": model}, {"model": SavedModel(**saved[0])})
         loading.load_optimizer(optimizer, saved[1], explain)
@@ -304,7 +304,7 @@ def test_an_object_that_refuses_its_state_is_named() -> None:
     model, optimizer, scheduler = trained()
     before = states(model, optimizer, scheduler)
     weights = {name: torch.zeros(2, 2) for name in model.state_dict()}
-    loading = AllOrNothing()
+    loading = TransactionalLoad()
     loading.load_optimizer(optimizer, trained()[1].state_dict(), explain)
     with pytest.raises(CheckpointError, match="loading it raised"), loading:
         loading.load_weights(model, weights, explain)
@@ -313,7 +313,7 @@ def test_an_object_that_refuses_its_state_is_named() -> None:
 
 def test_a_module_is_compared_before_it_loads() -> None:
     """It would load what fits before it raises an error of what does not."""
-    with pytest.raises(CheckpointError, match="missing: bias"), AllOrNothing() as loading:
+    with pytest.raises(CheckpointError, match="missing: bias"), TransactionalLoad() as loading:
         loading.load(nn.Linear(1, 1), {"weight": torch.ones(1, 1)}, explain)
 
 
@@ -323,7 +323,7 @@ def test_an_object_of_any_kind_is_as_it_was_where_an_error_follows(kind: int) ->
     source, target = trained(), trained()
     source[0].number = 7
     before = states(*target)
-    loading = AllOrNothing()
+    loading = TransactionalLoad()
     loading.load(target[kind], copy.deepcopy(source[kind].state_dict()), explain)
     with pytest.raises(LookupError), loading:
         raise LookupError
@@ -335,7 +335,7 @@ def test_models_keep_what_does_not_match() -> None:
     model, other = nn.Linear(2, 1), nn.Linear(2, 1)
     bias, weight = model.bias.detach().clone(), other.weight.detach().clone()
     saved = SavedModel({"weight": StoredTensor.of(torch.ones(1, 2)), "bias": torch.ones(3)}, {}, {})
-    with AllOrNothing() as loading:
+    with TransactionalLoad() as loading:
         loading.load_models({"model": model, "other": other}, {"model": saved})
     assert torch.equal(model.weight, torch.ones(1, 2))
     assert torch.equal(model.bias, bias)
@@ -349,7 +349,7 @@ def test_an_optimizer_keeps_the_precision_of_its_state_and_what_schedulers_noted
     optimizer.param_groups[0]["initial_lr"] = 0.3
     group = {name: value for name, value in optimizer.state_dict()["param_groups"][0].items() if name != "initial_lr"}
     state = {"state": {0: {"momentum_buffer": torch.full((2,), 1 / 3)}}, "param_groups": [group]}
-    with AllOrNothing() as loading:
+    with TransactionalLoad() as loading:
         loading.load_optimizer(optimizer, state, explain)
     assert torch.equal(optimizer.state[parameter]["momentum_buffer"], torch.full((2,), 1 / 3))
     assert optimizer.param_groups[0]["initial_lr"] == 0.3
@@ -361,7 +361,7 @@ def test_groups_that_were_added_for_a_state_are_removed_again() -> None:
     groups: list[dict[str, Any]] = [{"params": [first]}, {"params": [second], "lr": 0.5}]
     state = optim.SGD(groups, lr=0.1).state_dict()
     optimizer = optim.SGD([first], lr=0.1)
-    loading = AllOrNothing()
+    loading = TransactionalLoad()
     loading.load_optimizer(optimizer, state, explain, [[second]])
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5]
     with pytest.raises(LookupError), loading:
@@ -384,7 +384,7 @@ class Forgetful(optim.SGD):
 def test_an_optimizer_that_loses_its_state_is_told() -> None:
     """One with a form of its own, which nobody else can compare."""
     optimizer = Forgetful(nn.Linear(1, 1).parameters(), lr=0.1)
-    with pytest.raises(CheckpointError, match="does not restore what its state_dict"), AllOrNothing() as loading:
+    with pytest.raises(CheckpointError, match="does not restore what its state_dict"), TransactionalLoad() as loading:
         loading.load_optimizer(optimizer, optimizer.state_dict(), explain)
 
 

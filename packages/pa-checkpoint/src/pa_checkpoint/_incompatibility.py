@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_checkpoint._torch import NESTED_SCHEDULERS
 
-__all__ = ["differences_of_weights", "has_own_form", "misfit", "without_foreign_entries"]
+__all__ = ["differences_of_weights", "has_own_form", "incompatibility", "without_foreign_entries"]
 
 _KINDS: tuple[tuple[Any, Any, str], ...] = (
     (bool, bool | None, "True or False"),
@@ -49,7 +49,7 @@ def has_own_form(optimizer: Optimizer) -> bool:
     return not is_of_torch or any(hooks)
 
 
-def misfit(
+def incompatibility(
     target: object,
     state: Any,
     *,
@@ -70,23 +70,23 @@ def misfit(
         groups: The parameters of each group of an optimizer, where the state has groups that it does not have yet.
 
     Example:
-        >>> misfit(nn.Linear(2, 1, bias=False), {"weight": nn.Linear(3, 1).weight}, source="file")
+        >>> incompatibility(nn.Linear(2, 1, bias=False), {"weight": nn.Linear(3, 1).weight}, source="file")
         'weight: (1, 3) in the file, (1, 2) in the model'
         >>> optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(2))])
         >>> wrong = {"step": torch.ones(()), "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(2)}
-        >>> misfit(optimizer, {**optimizer.state_dict(), "state": {0: wrong}})
+        >>> incompatibility(optimizer, {**optimizer.state_dict(), "state": {0: wrong}})
         'state.0.exp_avg is of shape (3,), not (2,)'
         >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-        >>> misfit(scheduler, {**scheduler.state_dict(), "base_lrs": []})
+        >>> incompatibility(scheduler, {**scheduler.state_dict(), "base_lrs": []})
         'base_lrs has 0 entries, not 1'
     """
     if isinstance(target, nn.Module):
         differences = differences_of_weights(target, state, source)
         return _list([one for name, one in differences.items() if name not in left_out])
     if isinstance(target, Optimizer):
-        return None if has_own_form(target) else _misfit_of_optimizer(target, state, groups)
+        return None if has_own_form(target) else _incompatibility_of_optimizer(target, state, groups)
     if isinstance(target, LRScheduler) and _is_of_torch(type(target)):
-        return _misfit_of_scheduler(target, state)
+        return _incompatibility_of_scheduler(target, state)
     return None
 
 
@@ -96,7 +96,7 @@ def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source:
     Args:
         model: The model without wrappers.
         weights: The saved state dict.
-        source: As for ``misfit``.
+        source: As for ``incompatibility``.
     """
     own = model.state_dict()
     differences = {name: f"missing: {name}" for name in own if name not in weights}
@@ -134,7 +134,7 @@ def _shape(value: object) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
-def _misfit_of_optimizer(
+def _incompatibility_of_optimizer(
     optimizer: Optimizer, state: Mapping[str, Any], groups: Sequence[Sequence[Tensor]] | None
 ) -> str | None:
     parameters = [group["params"] for group in optimizer.param_groups] if groups is None else groups
@@ -149,14 +149,16 @@ def _misfit_of_optimizer(
         numbers = [*range(first, first + len(of_group))]
         first += len(of_group)
         own = optimizer.param_groups[index] if index < len(optimizer.param_groups) else {}
-        if misfit := _misfit_of_group(optimizer, group, {**optimizer.defaults, **own, "params": numbers}):
-            return f"param_groups.{index}{misfit}"
+        if incompatibility := _incompatibility_of_group(
+            optimizer, group, {**optimizer.defaults, **own, "params": numbers}
+        ):
+            return f"param_groups.{index}{incompatibility}"
         for number, parameter in zip(numbers, of_group, strict=True):
             key = index, parameter.shape, parameter.dtype
             if number in by_number and key not in made:
                 made[key] = _entries_of_first_step(type(optimizer), group, parameter)
-            if misfit := _misfit_of_entries(optimizer, made.get(key, {}), by_number.get(number, {})):
-                return f"state.{number}{misfit}"
+            if incompatibility := _incompatibility_of_entries(optimizer, made.get(key, {}), by_number.get(number, {})):
+                return f"state.{number}{incompatibility}"
     return None
 
 
@@ -165,35 +167,37 @@ def _is(value: object, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _misfit_of_group(optimizer: Optimizer, group: Any, own: Mapping[str, Any]) -> str | None:
+def _incompatibility_of_group(optimizer: Optimizer, group: Any, own: Mapping[str, Any]) -> str | None:
     # Flags have come with releases of torch, which adds those that are missing.
     required = ["params", *(name for name, one in optimizer.defaults.items() if type(one) in (float, int, tuple))]
-    if misfit := _misfit_of_value(dict.fromkeys(required), group):
-        return misfit
+    if incompatibility := _incompatibility_of_value(dict.fromkeys(required), group):
+        return incompatibility
     if repr(group["params"]) != repr(own["params"]):
         return f".params is {reprlib.repr(group['params'])}, not the numbers of {len(own['params'])} parameters"
     for name in filter(group.__contains__, own):
         is_flag = own[name] is None and name in optimizer.defaults and _is_of_torch(type(optimizer))
-        if misfit := _misfit_of_value(is_flag or own[name], group[name]):
-            return f".{name}{misfit}"
+        if incompatibility := _incompatibility_of_value(is_flag or own[name], group[name]):
+            return f".{name}{incompatibility}"
     return None
 
 
-def _misfit_of_entries(optimizer: Optimizer, made: Mapping[str, Any], entries: Any) -> str | None:
+def _incompatibility_of_entries(optimizer: Optimizer, made: Mapping[str, Any], entries: Any) -> str | None:
     is_sgd = isinstance(optimizer, SGD)  # which makes its momentum when it is missing
     required = {} if is_sgd or entries == {} else dict.fromkeys(made)
-    if misfit := _misfit_of_value(required, entries):
-        return misfit
+    if incompatibility := _incompatibility_of_value(required, entries):
+        return incompatibility
     for name in filter(entries.__contains__, made):
-        misfit = None if is_sgd and entries[name] is None else _misfit_of_entry(name, made[name], entries[name])
-        if misfit:
-            return f".{name}{misfit}"
+        incompatibility = (
+            None if is_sgd and entries[name] is None else _incompatibility_of_entry(name, made[name], entries[name])
+        )
+        if incompatibility:
+            return f".{name}{incompatibility}"
     return None
 
 
-def _misfit_of_entry(name: str, example: object, entry: Any) -> str | None:
+def _incompatibility_of_entry(name: str, example: object, entry: Any) -> str | None:
     if not isinstance(example, Tensor) or (name == "step" and isinstance(entry, Real)):  # as earlier releases had it
-        return _misfit_of_value(example, entry)
+        return _incompatibility_of_value(example, entry)
     found = entry.example() if isinstance(entry, StoredTensor) else entry
     if not isinstance(found, Tensor):
         return f" is {reprlib.repr(found)}, not a tensor"
@@ -203,7 +207,7 @@ def _misfit_of_entry(name: str, example: object, entry: Any) -> str | None:
     return None if kinds[0] == kinds[1] else f" is of {kinds[0]}, not {kinds[1]}"
 
 
-def _misfit_of_value(own: Any, saved: Any) -> str | None:
+def _incompatibility_of_value(own: Any, saved: Any) -> str | None:
     """What a value, or something in it, cannot stand for; None where nobody can tell."""
     for kind, accepted, words in _KINDS:
         if _is(own, kind):
@@ -222,7 +226,7 @@ def _misfit_of_value(own: Any, saved: Any) -> str | None:
         if missing := [name for name in own if isinstance(name, str) and name not in saved]:
             return f".{missing[0]} is missing"
         pairs = ((name, one, saved[name]) for name, one in own.items() if name in saved)
-    return next((f".{name}{found}" for name, *both in pairs if (found := _misfit_of_value(*both))), None)
+    return next((f".{name}{found}" for name, *both in pairs if (found := _incompatibility_of_value(*both))), None)
 
 
 def _entries_of_first_step(kind: type[Optimizer], group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
@@ -243,14 +247,14 @@ def _entries_of_first_step(kind: type[Optimizer], group: Mapping[str, Any], para
     return dict(optimizer.state[example])
 
 
-def _misfit_of_scheduler(scheduler: LRScheduler, state: object) -> str | None:
+def _incompatibility_of_scheduler(scheduler: LRScheduler, state: object) -> str | None:
     if not isinstance(state, Mapping):
         return "it is not what a scheduler's state_dict() returns"
     saved = cast("Mapping[str, Any]", state)
     for name, value in scheduler.state_dict().items():
         if name in saved and name != "lr_lambdas":  # of which functions have no state
-            if misfit := _misfit_of_value(value, saved[name]):
-                return f"{name}{misfit}"
+            if incompatibility := _incompatibility_of_value(value, saved[name]):
+                return f"{name}{incompatibility}"
         elif name in ("last_epoch", "base_lrs", NESTED_SCHEDULERS):
             return f"{name} is missing"
     return None
