@@ -13,8 +13,9 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import Run, Trainer, UnsupportedConfigurationError
+from pa_core import AnyTrainer, Run, UnsupportedConfigurationError
 from pa_core.exchange import Alone, Exchange, MicroBatch, Part
+from tests.support.pa_core.entries import Entry, StepTrainer, on_both_entries, train
 
 torch.manual_seed(0)
 DATA = TensorDataset(torch.randn(45, 4), torch.randn(45, 1))
@@ -56,64 +57,41 @@ class InOnePiece(Alone):
         self.calls.append("close")
 
 
-class OwnTrainer(Trainer[nn.Linear]):
-    """A trainer with this exchange."""
+class HasOwn:
+    """With this exchange."""
 
-    exchange: InOnePiece
-
-    @override
     def create_exchange(self) -> Exchange:
-        self.exchange = InOnePiece()
-        return self.exchange
+        """Keep it, to be looked at."""
+        vars(self)["own"] = own = InOnePiece()
+        return own
 
 
-class OwnRun(Run[nn.Linear, Any]):
-    """A custom loop with this exchange."""
-
-    @override
-    def create_exchange(self) -> Exchange:
-        return InOnePiece()
+class OwnTrainer(HasOwn, StepTrainer):
+    """A trainer."""
 
 
-def train(trainer_class: type[Trainer[nn.Linear]]) -> tuple[nn.Linear, Trainer[nn.Linear]]:
+class OwnRun(HasOwn, Run[Any, Any]):
+    """A custom loop."""
+
+
+def trained(entry: Entry, **classes: Any) -> tuple[nn.Linear, AnyTrainer]:
     """Train a small model, whose last updates have shares of different sizes."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    trainer = trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(DATA, 2, per_device_batch_size=4, gradient_accumulation_steps=2, gradient_clip_norm=0.5)
-    return model, trainer
+    options: dict[str, Any] = {"per_device_batch_size": 4, "gradient_accumulation_steps": 2, "gradient_clip_norm": 0.5}
+    return model, train(entry, model, SGD(model.parameters(), lr=0.1), DATA, 2, **options, **classes)
 
 
-def train_by_loop(run_class: type[Run[nn.Linear, Any]]) -> nn.Linear:
-    """Do the same in a loop of the script."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1)
-    options: dict[str, Any] = {"num_epochs": 2, "gradient_clip_norm": 0.5, "gradient_accumulation_steps": 2}
-    with run_class(model, SGD(model.parameters(), lr=0.1), DATA, per_device_batch_size=4, **options) as run:
-        for inputs, targets in run.batches():
-            run.backward((model(inputs) - targets).square().mean())
-            run.step()
-    return model
-
-
+@on_both_entries
 @pytest.mark.runs_on("one_process", "two_ranks")
-def test_a_trainer_trains_with_another_exchange() -> None:
-    """Its weights are those of the default, and it is opened and closed with the run."""
-    expected, _ = train(Trainer)
-    model, trainer = train(OwnTrainer)
+def test_another_exchange_trains_as_the_own_one(entry: Entry) -> None:
+    """It is opened and closed with the run."""
+    expected, _ = trained("Trainer")
+    model, trainer = trained(entry, trainer_class=OwnTrainer, run_class=OwnRun)
     torch.testing.assert_close(model.state_dict(), expected.state_dict())
-    assert isinstance(trainer, OwnTrainer)
-    exchange = trainer.exchange
-    updates = trainer.num_updates_completed
-    assert exchange.calls == ["add", *["finish"] * updates, "close"]
+    exchange = vars(trainer)["own"]
+    assert exchange.calls == ["add", *["finish"] * trainer.num_updates_completed, "close"]
     assert trainer.gather(torch.tensor([exchange.num_samples])).sum() == 2 * len(DATA)
-
-
-@pytest.mark.runs_on("one_process", "two_ranks")
-def test_a_custom_loop_trains_with_another_exchange() -> None:
-    """As the trainer does."""
-    expected, _ = train(Trainer)
-    torch.testing.assert_close(train_by_loop(OwnRun).state_dict(), expected.state_dict())
 
 
 def test_a_reproducible_run_needs_an_exchange_that_is_exact() -> None:

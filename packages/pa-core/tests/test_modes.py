@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from pa_core import DEFAULT_CALLBACKS, Run, StepBasedEvaluationCallback, Trainer
+from pa_core import DEFAULT_CALLBACKS, StepBasedEvaluationCallback, Trainer
 from pa_core.testing import make_regression
 from tests.support.callbacks import CallAt
+from tests.support.pa_core.entries import ENTRIES, train
 
 DATA = make_regression(16)
 
@@ -62,15 +63,13 @@ def test_a_part_that_the_script_keeps_in_eval_mode_stays_there() -> None:
 
 def test_trainer_and_custom_loop_agree() -> None:
     """The same weights and statistics to the last bit."""
-    ours, theirs = network(), network()
-    torch.manual_seed(1)
-    Trainer(ours, nn.MSELoss(), SGD(ours.parameters(), lr=0.1), []).train(DATA, 2)
-    torch.manual_seed(1)
-    with Run(theirs, SGD(theirs.parameters(), lr=0.1), DATA, num_epochs=2) as run:
-        for inputs, targets in run.batches():
-            run.backward(nn.functional.mse_loss(theirs(inputs), targets))
-            run.step()
-    assert all(map(torch.equal, ours.state_dict().values(), theirs.state_dict().values()))
+    states: list[list[Tensor]] = []
+    for entry in ENTRIES:
+        model = network()
+        torch.manual_seed(1)
+        train(entry, model, SGD(model.parameters(), lr=0.1), DATA, 2)
+        states.append(list(model.state_dict().values()))
+    assert all(map(torch.equal, *states))
 
 
 def test_a_model_that_is_in_eval_mode_as_a_whole_is_trained() -> None:

@@ -14,13 +14,13 @@ from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
-    Run,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
-    Trainer,
     TrainerCallback,
 )
+from tests.support.pa_core import entries
+from tests.support.pa_core.entries import Entry
 from tests.support.schedule_free import Averaging
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -77,29 +77,38 @@ class SavesEachEpoch(TrainerCallback):
         trainer.save_model(self.folder / f"{trainer.run_history.current_epoch}")
 
 
-def train(*callbacks: TrainerCallback, epochs: int = 3, evaluates: bool = True, **arguments: Any) -> Trainer[nn.Linear]:
+def train(
+    *callbacks: TrainerCallback, epochs: int = 3, entry: Entry = "Trainer", evaluates: bool = True, **arguments: Any
+) -> Any:
     """Train in the order of the samples."""
     model = network()
-    trainer = Trainer(model, LOSS, Averaging(model.parameters()), callbacks=callbacks)
+    options = {"per_device_batch_size": BATCH, "train_dataloader_kwargs": {"shuffle": False}, **arguments}
     data = DATA if evaluates else None
-    in_order = {"shuffle": False}
-    trainer.train(DATA, epochs, data, per_device_batch_size=BATCH, train_dataloader_kwargs=in_order, **arguments)
-    return trainer
+    return entries.train(
+        entry, model, Averaging(model.parameters()), DATA, epochs, callbacks=callbacks, eval_dataset=data, **options
+    )
 
 
-def test_what_is_evaluated_saved_and_exported_is_the_average(tmp_path: Path) -> None:
-    """In a run and after it: evaluations, checkpoints, exports, the best model, predictions and the model itself."""
+@entries.on_both_entries
+def test_what_is_evaluated_saved_and_exported_is_the_average(entry: Entry, tmp_path: Path) -> None:
+    """In a run and after it: evaluations, checkpoints, exports, and the model itself."""
     averages = by_hand(3)
-    best = SaveBestModelCallback(tmp_path / "best.pt")
-    trainer = train(SavesEachEpoch(tmp_path), best)
+    trainer = train(SavesEachEpoch(tmp_path), entry=entry)
     losses = [loss_of(average) for average in averages]
     assert list(trainer.run_history.get_metric_values("eval_loss_epoch")) == pytest.approx(losses)
     for epoch, average in enumerate(averages, start=1):
         file = torch.load(tmp_path / f"{epoch}.pt", weights_only=True)
         assert_close(file["model_state_dict"], average)
         assert_close(load_file(tmp_path / f"{epoch}" / "model.safetensors"), average)
+    assert_close(trainer.model.state_dict(), averages[-1])
+
+
+def test_the_best_model_and_predictions_are_of_the_average(tmp_path: Path) -> None:
+    """And so is what ``evaluate()`` says of it."""
+    averages, best = by_hand(3), SaveBestModelCallback(tmp_path / "best.pt")
+    trainer = train(best)
     assert_close(trainer.model.state_dict(), averages[(best.best.epoch or 0) - 1])
-    assert trainer.evaluate(DATA)["evaluation_loss"] == pytest.approx(min(losses))
+    assert trainer.evaluate(DATA)["evaluation_loss"] == pytest.approx(min(map(loss_of, averages)))
     with torch.no_grad():
         expected = trainer.model(DATA.tensors[0])
     torch.testing.assert_close(torch.cat(list(trainer.predict(DATA, 8))), expected)
@@ -134,31 +143,3 @@ def test_a_second_run_and_a_loaded_checkpoint_are_trained_on(tmp_path: Path) -> 
 
     resumed = train(Load(), epochs=1)
     assert_close(resumed.model.state_dict(), by_hand(3)[2])
-
-
-def test_a_custom_loop_evaluates_the_average(tmp_path: Path) -> None:
-    """Its evaluations and its checkpoints have it, and so has the model after the block."""
-    averages = by_hand(2)
-    model = network()
-    losses = list[float]()
-    with Run(
-        model,
-        Averaging(model.parameters()),
-        DATA,
-        num_epochs=2,
-        per_device_batch_size=BATCH,
-        train_dataloader_kwargs={"shuffle": False},
-    ) as run:
-        for epoch in run.epochs():
-            for inputs, targets in run.batches():
-                run.backward(LOSS(run.model(inputs), targets))
-                run.step()
-            for inputs, targets in run.evaluation_batches(DATA):
-                run.log("loss", LOSS(run.model(inputs), targets))
-            losses.append(float(run.run_history.get_latest_metric("eval_loss_epoch")))
-            run.save_checkpoint(tmp_path / f"{epoch}.pt")
-    assert losses == pytest.approx([loss_of(average) for average in averages])
-    assert_close(model.state_dict(), averages[1])
-    saved = [torch.load(path, weights_only=True)["model_state_dict"] for path in sorted(tmp_path.iterdir())]
-    for file, average in zip(saved, averages, strict=True):
-        assert_close(file, average)

@@ -16,6 +16,7 @@ from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallbac
 from pa_core.callbacks import LimitBatchesCallback
 from pa_core.orders import LengthGrouped, TokenBudget
 from pa_core.testing import make_regression
+from tests.support.pa_core.entries import train
 from tests.support.sharded_models import sentences, sharded, tiny_transformer
 
 DATA = make_regression(24)
@@ -99,9 +100,9 @@ def test_data_that_cannot_be_cut_by_position_are_refused(arguments: dict[str, An
     """Before anything is trained, and in the words of what was passed."""
     model = nn.Linear(4, 1)
     before = model.weight.detach().clone()
-    train: Any = trainer_of(model=model).train
+    refused: Any = trainer_of(model=model).train
     with pytest.raises(ConfigurationError, match=match) as refusal:
-        train(**{"train_dataset": DATA, "num_epochs": 1, "samples_per_update": 12, **arguments})
+        refused(**{"train_dataset": DATA, "num_epochs": 1, "samples_per_update": 12, **arguments})
     assert "reproducible" in str(refusal.value)
     assert "fixed" not in str(refusal.value).lower()
     assert model.weight.equal(before)
@@ -241,9 +242,9 @@ def test_loops_in_whose_steps_processes_communicate_are_refused(
 )
 def test_what_a_stream_cannot_follow_is_refused(arguments: dict[str, Any], match: str) -> None:
     """It is read forwards, anew in each epoch."""
-    train: Any = trainer_of().train
+    refused: Any = trainer_of().train
     with pytest.raises(ConfigurationError, match=match):
-        train(_SizedStream(), 1, samples_per_update=12, **arguments)
+        refused(_SizedStream(), 1, samples_per_update=12, **arguments)
 
 
 def test_a_target_network_that_a_loop_moves_within_an_update_is_refused() -> None:
@@ -266,20 +267,11 @@ def _train(stream: _SizedStream) -> None:
 
 def _train_by_run(stream: _SizedStream) -> None:
     model = nn.Linear(4, 1)
-    run: Run[Any, Any] = Run(
-        model,
-        SGD(model.parameters(), lr=0.1),
-        stream,
-        num_epochs=1,
-        samples_per_update=10,  # a process has nothing in some steps, and gets a batch of another one
-        per_device_batch_size=4,
-        train_dataloader_kwargs=_NO_WORKERS,
-        reproducible="any_processes",
+    options: dict[str, Any] = {"reproducible": "any_processes", "train_dataloader_kwargs": _NO_WORKERS}
+    # A process has nothing in some steps, and gets a batch of another process.
+    train(
+        "Run", model, SGD(model.parameters(), lr=0.1), stream, samples_per_update=10, per_device_batch_size=4, **options
     )
-    with run:
-        for inputs, targets in run.batches():
-            run.backward((model(inputs) - targets).square().mean())
-            run.step()
 
 
 def _evaluate_stream(stream: _SizedStream) -> None:

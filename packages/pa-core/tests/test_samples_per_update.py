@@ -16,6 +16,7 @@ from pa_core.data import KeyedDataLoader
 from pa_core.orders import TokenBudget
 from pa_core.testing import make_regression
 from tests.support.loops import in_double, network, optimizer_of, train_by_hand, updates_of
+from tests.support.pa_core.entries import Entry, on_both_entries, train
 
 DATA = in_double(make_regression(50))
 runs_on_all = pytest.mark.runs_on("one_process", "two_ranks")
@@ -38,31 +39,19 @@ def by_hand(seed: int | None, samples: int, epochs: int = 2) -> nn.Module:
     return model
 
 
+@on_both_entries
 @runs_on_all
 @pytest.mark.parametrize(("samples", "per_device"), [(20, 3), (20, 10), (7, 64), (50, 4), (1, 8)])
-def test_updates_are_those_of_as_many_samples(samples: int, per_device: int) -> None:
+def test_updates_are_those_of_as_many_samples(entry: Entry, samples: int, per_device: int) -> None:
     """Whatever a process computes at a time, and the last update of an epoch with what is left."""
     model = network()
-    trainer = trainer_of(model)
-    trainer.train(DATA, 2, per_device_batch_size=per_device, samples_per_update=samples)
-    config = trainer.run_config
+    optimizer = optimizer_of("sgd", model)
+    trained = train(entry, model, optimizer, DATA, 2, per_device_batch_size=per_device, samples_per_update=samples)
+    config = trained.run_config
     assert config.train_total_batch_size == samples
     assert config.num_update_steps_per_epoch == -(-50 // samples)
     assert config.gradient_accumulation_steps == -(-samples // (per_device * config.num_processes))
     assert_same_weights(model, by_hand(config.seed, samples))
-
-
-@runs_on_all
-def test_a_custom_loop_has_the_same_updates() -> None:
-    """``Run`` takes the same argument."""
-    model = network()
-    optimizer = optimizer_of("sgd", model)
-    with Run(model, optimizer, DATA, num_epochs=2, per_device_batch_size=3, samples_per_update=20) as run:
-        for inputs, targets in run.batches():
-            run.backward(nn.functional.mse_loss(model(inputs), targets))
-            run.step()
-    assert run.num_updates_completed == 6
-    assert_same_weights(model, by_hand(run.run_config.seed, 20))
 
 
 @pytest.mark.parametrize("updates", range(1, 7))

@@ -11,8 +11,9 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
-from pa_core import NonFiniteLossError, Run, TerminateOnNaNCallback, Trainer
+from pa_core import NonFiniteLossError, TerminateOnNaNCallback, Trainer
 from tests.support.models import weights_of
+from tests.support.pa_core.entries import Entry, on_both_entries, train
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -31,18 +32,9 @@ def loss_of(model: nn.Module, batch: list[Tensor]) -> Tensor:
     return errors.sum() / batch[2].sum()
 
 
-class Tokens(Trainer[nn.Linear]):
-    """Counts its tokens."""
-
-    @override
-    def calculate_train_batch_loss(self, batch: Any) -> Any:
-        items = int(batch[2].sum())
-        loss = loss_of(self.model, batch)
-        return {"loss": loss, "model_outputs": None, "batch_size": len(batch[0]), "num_items_in_batch": items}
-
-    @override
-    def calculate_eval_batch_loss(self, batch: Any) -> Any:
-        return self.calculate_train_batch_loss(batch)
+def counted(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
+    """The same, with the number of these tokens."""
+    return loss_of(model, batch), int(batch[2].sum())
 
 
 def linear() -> nn.Linear:
@@ -75,51 +67,27 @@ def expected_weights(data: TensorDataset, accumulation: int) -> Tensor:
     return weights_of(model)
 
 
+@on_both_entries
 @on_one_and_two_ranks
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 @pytest.mark.parametrize("num_empty", [2, 6, 10])
-def test_a_run_goes_on_and_its_weights_are_right(accumulation: int, num_empty: int) -> None:
+@pytest.mark.parametrize("begins_empty", [False, True])
+def test_a_run_goes_on_and_its_weights_are_right(
+    entry: Entry, accumulation: int, num_empty: int, begins_empty: bool
+) -> None:
     """In training and in evaluation, on any number of processes; means are means over the tokens that count."""
-    data, model = masked(num_empty), linear()
-    trainer = Tokens(model, None, SGD(model.parameters(), lr=0.1), callbacks=[TerminateOnNaNCallback])
-    trainer.train(data, 1, eval_dataset=data, **options(accumulation))
-    torch.testing.assert_close(weights_of(model), expected_weights(data, accumulation))
-    expected = loss_of(model, list(data.tensors)).item()
-    assert trainer.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(expected, rel=1e-5)
-    assert trainer.evaluate(data)["evaluation_loss"] == pytest.approx(expected, rel=1e-5)
-
-
-@on_one_and_two_ranks
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_so_does_a_custom_loop(accumulation: int) -> None:
-    """``num_items=0`` in ``backward`` and in ``log``."""
-    data, model = masked(6), linear()
-    run = Run(
-        model,
-        SGD(model.parameters(), lr=0.1),
-        data,
-        num_epochs=1,
-        callbacks=[TerminateOnNaNCallback],
-        **options(accumulation),
+    tensors = masked(num_empty).tensors
+    data = TensorDataset(*(one.flip(0) if begins_empty else one for one in tensors))
+    model = linear()
+    optimizer, guard = SGD(model.parameters(), lr=0.1), [TerminateOnNaNCallback]
+    trained = train(
+        entry, model, optimizer, data, step=counted, callbacks=guard, eval_dataset=data, **options(accumulation)
     )
-    with run:
-        for batch in run.batches():
-            run.backward(loss_of(model, batch), num_items=int(batch[2].sum()))
-            run.step()
-        for batch in run.evaluation_batches(data):
-            run.log("loss", loss_of(model, batch), num_items=int(batch[2].sum()))
     torch.testing.assert_close(weights_of(model), expected_weights(data, accumulation))
     expected = loss_of(model, list(data.tensors)).item()
-    assert run.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(expected, rel=1e-5)
-
-
-def test_an_update_of_nothing_at_the_beginning() -> None:
-    """The scale of later gradients does not follow from it."""
-    tensors = [one.flip(0) for one in masked(4).tensors]
-    data, model = TensorDataset(*tensors), linear()
-    trainer = Tokens(model, None, SGD(model.parameters(), lr=0.1), callbacks=[TerminateOnNaNCallback])
-    trainer.train(data, 1, **options(1))
-    torch.testing.assert_close(weights_of(model), expected_weights(data, 1))
+    assert trained.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(expected, rel=1e-5)
+    if isinstance(trained, Trainer):
+        assert trained.evaluate(data)["evaluation_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_batch_without_a_sample_is_an_error_that_says_so() -> None:

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torch.optim import SGD
 from torch.optim.lr_scheduler import LinearLR
 from typing_extensions import override
 
@@ -22,7 +19,6 @@ from pa_core import (
     LimitEvalStepsCallback,
     StepBasedEvaluationCallback,
     StopTrainingError,
-    Trainer,
     TrainerCallback,
 )
 from pa_core.data.batch_limit import batch_limit_from_environment
@@ -47,14 +43,6 @@ class CountEvalBatches(TrainerCallback):
     @override
     def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         self.batches[-1] += 1
-
-
-class Noise(nn.Module):
-    """Draws in training and in evaluation."""
-
-    @override
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs + torch.randn_like(inputs)
 
 
 def test_a_limited_run_counts_what_it_really_runs() -> None:
@@ -181,19 +169,6 @@ def test_evaluations_come_after_every_nth_update() -> None:
     data = make_regression(80)
     trainer.train(data, 2, data, per_device_batch_size=8, gradient_accumulation_steps=2)
     assert updates_of(trainer, "intermediate_eval_loss_epoch") == [2, 4, 6, 8]
-
-
-def test_evaluations_within_an_epoch_change_nothing_of_the_training() -> None:
-    """With noise, dropout and shuffling, weights and training losses are those of a run without them, bit for bit."""
-    ends: list[tuple[list[torch.Tensor], list[Any]]] = []
-    for callbacks in ([StepBasedEvaluationCallback(1)], []):
-        torch.default_generator.manual_seed(0)
-        model = nn.Sequential(Noise(), nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-        trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks)
-        trainer.train(make_regression(40), 3, make_regression(20), per_device_batch_size=8)
-        ends.append((list(model.parameters()), list(trainer.run_history.get_metric_values("train_loss_epoch"))))
-    assert all(map(torch.equal, ends[0][0], ends[1][0]))
-    assert ends[0][1] == ends[1][1]
 
 
 def test_metrics_have_one_value_an_epoch_also_with_evaluations_within_it() -> None:

@@ -21,7 +21,6 @@ from pa_core import (
     ArgumentTypeError,
     CheckpointError,
     ConfigurationError,
-    Run,
     SaveTrainingStateCallback,
     Trainer,
     TrainerCallback,
@@ -35,6 +34,8 @@ from tests.launching import Launch
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.every_order import ORDERS, loaders_of, updates_of
 from tests.support.explained import assert_explained
+from tests.support.pa_core import entries
+from tests.support.pa_core.entries import Entry
 from tests.support.pa_core.orders import train_in_every_order
 
 EPOCH = 1
@@ -178,17 +179,13 @@ def rotated(*begins: int) -> list[int]:
     return [(one + begin) % len(DATA) for begin in begins for one in range(len(DATA))]
 
 
-def test_a_run_has_the_order_that_it_is_given() -> None:
+@entries.on_both_entries
+def test_a_run_has_the_order_that_it_is_given(entry: Entry) -> None:
     """Each epoch visits the samples as the order says, in `train()` and in `Run`."""
-    assert trained(order=Rotated()) == rotated(1, 2)
-    model, seen = nn.Linear(1, 1), list[int]()
+    ids, model = Ids(), nn.Linear(1, 1)
     optimizer = SGD(model.parameters(), lr=1e-4)
-    with Run(model, optimizer, DATA, num_epochs=2, per_device_batch_size=2, order=Rotated()) as run:
-        for inputs, targets in run.batches():
-            seen += [int(one) for one in inputs]
-            run.backward((model(inputs) - targets).square().mean())
-            run.step()
-    assert seen == rotated(1, 2)
+    entries.train(entry, model, optimizer, DATA, 2, callbacks=[ids], per_device_batch_size=2, order=Rotated())
+    assert ids.trained == rotated(1, 2)
 
 
 def test_without_an_order_a_run_is_shuffled_and_an_evaluation_is_not() -> None:

@@ -13,10 +13,11 @@ from torch.optim import SGD
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Run, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader
 from pa_core.orders import ClassBalanced, Curriculum, Mixture, Order, Weighted
 from tests.support.callbacks import KillAt, KilledError, Notes
+from tests.support.pa_core import entries
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -91,11 +92,8 @@ def test_the_history_has_the_share_of_each_dataset() -> None:
         assert trainer.run_history.get_metric_values(f"train_share_{name}_epoch") == pytest.approx(shares)
     assert len(updates) == 14
     model = nn.Linear(1, 1)
-    run = Run(model, SGD(model.parameters(), lr=1e-5), mixture(num_samples=60), num_epochs=1, per_device_batch_size=2)
-    with run:
-        for inputs, targets in run.batches():
-            run.backward((model(inputs) - targets).square().mean())
-            run.step()
+    optimizer = SGD(model.parameters(), lr=1e-5)
+    run = entries.train("Run", model, optimizer, mixture(num_samples=60), per_device_batch_size=2)
     assert run.run_history.get_metric_values("train_share_ours_epoch") == [0.25]
 
 

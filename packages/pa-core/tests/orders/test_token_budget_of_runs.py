@@ -16,13 +16,10 @@ from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
-    BatchOutput,
     CheckpointError,
     ConfigurationError,
     LimitBatches,
-    Run,
     SaveTrainingStateCallback,
-    Trainer,
     TrainerCallback,
 )
 from pa_core.distributed import num_processes
@@ -31,6 +28,8 @@ from pa_core.storage import newest_valid
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.explained import assert_explained
 from tests.support.models import weights_of
+from tests.support.pa_core import entries
+from tests.support.pa_core.entries import Entry
 
 VOCABULARY, PADDING = 11, -1
 LENGTHS = [2 + (7 * index) % 23 for index in range(61)]
@@ -70,37 +69,23 @@ def count_targets(batch: Tensor) -> int:
     return int((batch[:, 1:] != PADDING).sum())
 
 
-class LanguageTrainer(Trainer[nn.Module, Tensor, BatchOutput]):
-    """Each update is the mean over its tokens."""
-
-    def __init__(self, *callbacks: TrainerCallback) -> None:
-        model = make_model()
-        super().__init__(model, None, SGD(model.parameters(), lr=1.0, momentum=0.9), callbacks=callbacks)
-
-    @override
-    def calculate_train_batch_loss(self, batch: Tensor) -> BatchOutput:
-        loss = loss_of(self.model, batch)
-        return {
-            "loss": loss,
-            "model_outputs": batch,
-            "batch_size": len(batch),
-            "num_items_in_batch": count_targets(batch),
-        }
-
-    @override
-    def calculate_eval_batch_loss(self, batch: Tensor) -> BatchOutput:
-        return {"loss": loss_of(self.model, batch), "model_outputs": batch, "batch_size": len(batch)}
+def counted(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
+    """The loss, and the number of tokens."""
+    return loss_of(model, batch), count_targets(batch)
 
 
-def train(*callbacks: TrainerCallback, batches: int = 4, num_epochs: int = 2, **arguments: Any) -> LanguageTrainer:
-    """Train with so many batches in an update, on any number of processes."""
+def train(
+    *callbacks: TrainerCallback, batches: int = 4, num_epochs: int = 2, entry: Entry = "Trainer", **arguments: Any
+) -> AnyTrainer:
+    """Train with so many batches in an update, on any number of processes; each update is the mean over its tokens."""
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=1.0, momentum=0.9)
     torch.manual_seed(1)
-    trainer = LanguageTrainer(*callbacks)
     arguments = {"gradient_accumulation_steps": batches // num_processes(), "order": BUDGET, **arguments}
-    for name in ("train_dataloader_kwargs", "eval_dataloader_kwargs"):
+    for name in ("train_dataloader_kwargs", "eval_dataloader_kwargs") if entry == "Trainer" else ():
         arguments[name] = {"num_workers": 0, **arguments.get(name, {})}
-    trainer.train(Texts(), num_epochs, collate_fn=collate, **arguments)
-    return trainer
+    options: dict[str, Any] = {"step": counted, "callbacks": callbacks, "collate_fn": collate, **arguments}
+    return entries.train(entry, model, optimizer, Texts(), num_epochs, **options)
 
 
 def samples_of_updates(seed: int, epoch: int, batches: int) -> list[list[int]]:
@@ -141,10 +126,11 @@ class Samples(TrainerCallback):
 
 @pytest.mark.runs_on("one_process", "two_ranks")
 @pytest.mark.parametrize("batches", [2, 4, 6])
-def test_an_update_is_the_mean_over_the_tokens_of_its_batches(batches: int) -> None:
+@entries.on_both_entries
+def test_an_update_is_the_mean_over_the_tokens_of_its_batches(entry: Entry, batches: int) -> None:
     """The next batches of the order make an update, whoever has them; none is above the budget."""
     samples = Samples()
-    trainer = train(samples, batches=batches)
+    trainer = train(samples, batches=batches, entry=entry)
     seed = trainer.run_config.seed
     assert seed is not None
     assert torch.allclose(weights_of(trainer.get_model()), train_by_hand(seed, batches), rtol=0, atol=1e-12)
@@ -255,17 +241,3 @@ def test_limits_hold_for_a_resumed_epoch(update: int, tmp_path: Path) -> None:
             train(SaveTrainingStateCallback(tmp_path, save_every_n_steps=1), KillAt(update), batches=1)
         trainer = train(batches=1, num_epochs=1, resume_from=tmp_path)
     assert trainer.num_updates_completed == 12
-
-
-def test_a_loop_of_ones_own_has_the_same_updates() -> None:
-    """``Run`` makes the updates that ``train()`` makes."""
-    torch.manual_seed(1)
-    model = make_model()
-    optimizer = SGD(model.parameters(), lr=1.0, momentum=0.9)
-    options: dict[str, Any] = {"order": BUDGET, "collate_fn": collate, "gradient_accumulation_steps": 4}
-    options["train_dataloader_kwargs"] = {"num_workers": 0}
-    with Run(model, optimizer, Texts(), num_epochs=2, **options) as run:
-        for batch in run.batches():
-            run.backward(loss_of(model, batch), num_items=count_targets(batch))
-            run.step()
-    assert torch.allclose(weights_of(model), weights_of(train().get_model()), rtol=0, atol=1e-12)
