@@ -18,7 +18,7 @@ from torch.optim import SGD, Optimizer, lr_scheduler
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutputError, ConfigurationError, Trainer
+from pa_core import AnyTrainer, ArgumentTypeError, BatchOutputError, ConfigurationError, Trainer
 from pa_core.errors import EmptyDatasetError
 from pa_core.testing import RecordingCallback, make_classification
 from tests.support.callbacks import CallAt
@@ -198,6 +198,37 @@ def test_a_run_that_cannot_start_says_why_and_costs_nothing(name: str) -> None:
     assert trainer.run_history.current_epoch == epoch
     assert all(map(torch.equal, weights, model.state_dict().values()))
     assert_still_works(trainer, model)
+
+
+OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    *(
+        (
+            {"mixed_precision": value},
+            ConfigurationError,
+            rf"'no' \(for float32\), 'bf16', 'fp16', or None, got {value!r}\.",
+        )
+        for value in ("bfloat16", torch.float16, "BF16", "fp32", False, "fp8", "mixed")
+    ),
+    *(
+        ({"max_wait_seconds": value}, ConfigurationError, "max_wait_seconds")
+        for value in (0, -1.0, math.inf, math.nan, True, "60")
+    ),
+    *(({"cpu": value}, ArgumentTypeError, "cpu must be True, or None") for value in ("cuda", 0, "true")),
+    ({"reproducible": "any_machine"}, ConfigurationError, "any_machine"),
+    ({"create_optimizer_fn": SGD}, ArgumentTypeError, r"lambda model: torch.optim.AdamW\(model.parameters\(\)"),
+    (
+        {"optimizer": SGD(nn.Linear(1, 1).parameters(), lr=0.1), "create_optimizer_fn": lambda model: model},
+        ConfigurationError,
+        "Pass optimizer=None",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "words"), OPTIONS)
+def test_a_trainer_that_cannot_be_made_says_why(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    """With what was given, and what would have been right."""
+    with pytest.raises(error, match=words):
+        Trainer(nn.Linear(1, 1), None, **{"optimizer": None, "callbacks": [], **options})
 
 
 def replaced(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:

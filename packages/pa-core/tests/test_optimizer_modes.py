@@ -82,7 +82,11 @@ def train(
 ) -> Any:
     """Train in the order of the samples."""
     model = network()
-    options = {"per_device_batch_size": BATCH, "train_dataloader_kwargs": {"shuffle": False}, **arguments}
+    options: dict[str, Any] = {
+        "per_device_batch_size": BATCH,
+        "train_dataloader_kwargs": {"shuffle": False},
+        **arguments,
+    }
     data = DATA if evaluates else None
     return entries.train(
         entry, model, Averaging(model.parameters()), DATA, epochs, callbacks=callbacks, eval_dataset=data, **options

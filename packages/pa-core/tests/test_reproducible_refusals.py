@@ -108,13 +108,6 @@ def test_data_that_cannot_be_cut_by_position_are_refused(arguments: dict[str, An
     assert model.weight.equal(before)
 
 
-def test_another_name_is_refused() -> None:
-    """There is one kind of reproducible runs."""
-    options: dict[str, Any] = {"reproducible": "any_machine"}
-    with pytest.raises(ConfigurationError, match="any_machine"):
-        Trainer(nn.Linear(4, 1), nn.MSELoss(), None, **options)
-
-
 @pytest.mark.parametrize(
     ("layer", "match"),
     [

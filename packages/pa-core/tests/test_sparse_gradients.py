@@ -47,7 +47,7 @@ def test_sparse_gradients_are_clipped_as_dense_ones(entry: Entry, clip: dict[str
     for sparse in (True, False):
         torch.default_generator.manual_seed(1)
         model = Tagger(sparse=sparse, bag=bag)
-        options = {"per_device_batch_size": 2, "gradient_accumulation_steps": 2, **clip}
+        options: dict[str, Any] = {"per_device_batch_size": 2, "gradient_accumulation_steps": 2, **clip}
         trained = train(entry, model, SGD(model.parameters(), lr=0.5), DATA, 2, **options)
         ends.append((weights_of(model), trained.gradient_norm))
     torch.testing.assert_close(*ends)

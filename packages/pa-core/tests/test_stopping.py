@@ -185,42 +185,6 @@ def test_a_keyboard_interrupt_costs_nothing_that_was_recorded() -> None:
     assert (history.current_epoch, history.clock.update) == (3, 8)
 
 
-class StopsInStep(Trainer[nn.Module]):
-    """Asks to stop in one step of one process, before the model is called or after it."""
-
-    step = 0
-    stops: tuple[int, int, bool] = 0, 0, False
-
-    @override
-    def calculate_train_batch_loss(self, batch: Any) -> Any:
-        self.step += 1
-        rank, step, is_after = self.stops
-        asks = (self.process_index, self.step) == (rank, step)
-        if asks and not is_after:
-            raise StopTrainingError
-        output = super().calculate_train_batch_loss(batch)
-        if asks:
-            raise StopTrainingError
-        return output
-
-
-@pytest.mark.runs_on("two_ranks")
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("is_after", [False, True])
-def test_all_processes_stop_with_the_same_statistics(rank: int, is_after: bool) -> None:
-    """Those of layers such as BatchNorm, although the process that stopped may have seen a batch less than others."""
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
-    at_end: list[Tensor] = []
-    note = CallAt("on_training_run_end", lambda _trainer: at_end.extend(one.clone() for one in model.buffers()))
-    trainer = StopsInStep(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[note])
-    trainer.stops = rank, 4, is_after
-    trainer.train(make_classification(40), 1, per_device_batch_size=BATCH_SIZE)
-    assert trainer.num_updates_completed == 3
-    for buffer in at_end:
-        own, other = trainer.gather(buffer.reshape(1, -1))
-        assert torch.equal(own, other)
-
-
 def with_nan_at(index: int, size: int = 12) -> TensorDataset:
     """Samples of which one has an input that is no number."""
     inputs, targets = make_classification(size).tensors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from pa_core import (
 )
 from pa_core.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from tests.support.models import weights_of
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -112,22 +113,21 @@ def train_two(trainer: Trainer[Any], **kwargs: Any) -> None:
 
 
 def assert_stopped_alike(trainer: Trainer[Any], updates: int) -> None:
-    """Both ranks ended after the same update with the same weights, through the same last events."""
+    """Both ranks ended after the same update with the same weights and statistics, through the same last events."""
     recorder = trainer.callback_handler.callbacks[0]
     assert isinstance(recorder, RecordingCallback)
     endings = gather_objects((trainer.num_updates_completed, recorder.events[-2:]))
     assert endings == [(updates, ["on_stop_training_error", "on_training_run_end"])] * 2
-    parameters = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-    assert torch.equal(*trainer.gather(parameters[None]))
+    state = torch.cat([value.detach().double().flatten() for value in trainer.model.state_dict().values()])
+    assert torch.equal(*trainer.gather(state[None]))
     expected = make_two("", batch_norm=isinstance(trainer.model.layers[1], nn.BatchNorm1d))
     accumulation = trainer.run_config.gradient_accumulation_steps
     if updates:
         train_two(expected, max_num_train_steps=updates, gradient_accumulation_steps=accumulation)
-    wanted = torch.cat([parameter.detach().flatten() for parameter in expected.model.parameters()])
-    assert torch.equal(parameters, wanted)
+    assert torch.equal(weights_of(trainer.model), weights_of(expected.model))
 
 
-PLACES = {
+IN_STEPS = {
     # where: the number of updates after which both ranks stop, if rank 1 asks for it the third time it comes by
     "on_train_step_start": 2,
     "before the model": 2,
@@ -136,51 +136,8 @@ PLACES = {
     "scheduler_step": 3,
     "on_optimizer_step_end": 3,
 }
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("batch_norm", [True, False])
-@pytest.mark.parametrize(("place", "updates"), PLACES.items())
-def test_a_stop_in_a_step_of_one_rank_stops_both_at_the_same_update(
-    place: str, updates: int, batch_norm: bool, rank: int
-) -> None:
-    """Wherever in a step one rank asks to stop, none waits, none makes an update more, and both can go on."""
-    assert dist.get_world_size() == 2
-    trainer = make_two(place, rank=rank, batch_norm=batch_norm)
-    train_two(trainer)
-    assert_stopped_alike(trainer, updates)
-
-    train_two(trainer)
-    assert gather_objects(trainer.num_updates_completed) == [10, 10]
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3, 4])
-@pytest.mark.parametrize("place", ["before the model", "after the model", "on_train_step_end"])
-def test_a_stop_within_an_accumulation_group_leaves_the_whole_update_out(place: str, nth: int) -> None:
-    """The batches of the group that are still to come are not trained on, on either rank."""
-    trainer = make_two(place, nth=nth)
-    train_two(trainer, gradient_accumulation_steps=2)
-    assert_stopped_alike(trainer, (nth - 1) // 2)
-
-
-@pytest.mark.parametrize(("place", "updates"), PLACES.items())
-def test_a_stop_of_one_rank_reaches_the_other_without_the_gradients(place: str, updates: int) -> None:
-    """Where gradients cannot carry the request, as with unused parameters, the ranks still stop together."""
-    trainer = make_two(place)
-    trainer.unused_parameters = True
-    trainer._accelerator = trainer._create_accelerator()  # pyright: ignore[reportPrivateUsage] - a documented hook
-    train_two(trainer)
-    assert_stopped_alike(trainer, updates)
-
-
-def test_a_stop_at_the_last_update_of_a_run_ends_both_ranks() -> None:
-    """One rank asks to stop when the other has nothing left to do but to evaluate."""
-    trainer = make_two("on_optimizer_step_end", nth=4)
-    train_two(trainer, max_num_train_steps=4)
-    assert_stopped_alike(trainer, 4)
-
-
 BETWEEN_STEPS = {
+    # the same, if it asks for it the first time
     "on_training_run_start": 0,
     "on_train_epoch_start": 0,
     "on_train_epoch_end": 5,
@@ -191,25 +148,57 @@ BETWEEN_STEPS = {
     "on_eval_epoch_end": 5,
     "on_training_run_epoch_end": 5,
 }
+IN_GROUPS = ("before the model", "after the model", "on_train_step_end")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("place", "updates"), BETWEEN_STEPS.items())
-def test_a_stop_of_one_rank_between_training_steps_stops_both(place: str, updates: int, rank: int) -> None:
-    """At the start and the end of epochs and in evaluations, whose steps gather, no rank is left waiting."""
-    trainer = make_two(place, nth=1, rank=rank)
-    train_two(trainer)
-    assert_stopped_alike(trainer, updates)
+class Ask(NamedTuple):
+    """Where one rank asks for a stop, in what kind of run, and after how many updates both end."""
 
+    place: str
+    nth: int
+    updates: int
+    rank: int = 1
+    batch_norm: bool = True
+    unused_parameters: bool = False
+    evaluates_every: int | None = None
+    accumulation: int = 1
+    limit: int | None = None
+
+
+ASKS = [
+    *(
+        Ask(place, 3, updates, rank, norm)
+        for place, updates in IN_STEPS.items()
+        for rank in (0, 1)
+        for norm in (True, False)
+    ),
+    *(Ask(place, 1, updates, rank) for place, updates in BETWEEN_STEPS.items() for rank in (0, 1)),
+    # The batches of a group that are still to come are not trained on, on either rank.
+    *(Ask(place, nth, (nth - 1) // 2, accumulation=2) for place in IN_GROUPS for nth in (1, 2, 3, 4)),
+    # Gradients cannot carry the request.
+    *(Ask(place, 3, updates, unused_parameters=True) for place, updates in IN_STEPS.items()),
+    # The other rank has nothing left to do but to evaluate.
+    Ask("on_optimizer_step_end", 4, 4, limit=4),
+    # An evaluation after some updates is part of the update that it follows.
+    Ask("evaluation step", 1, 2, evaluates_every=2),
+]
+
+
+@pytest.mark.parametrize("ask", ASKS, ids=str)
+def test_a_stop_of_one_rank_stops_both_at_the_same_update(ask: Ask) -> None:
+    """Wherever one rank asks to stop, none waits, none makes an update more, and both can go on."""
+    assert dist.get_world_size() == 2
+    evaluate = () if ask.evaluates_every is None else (StepBasedEvaluationCallback(ask.evaluates_every),)
+    trainer = make_two(ask.place, *evaluate, nth=ask.nth, rank=ask.rank, batch_norm=ask.batch_norm)
+    trainer.unused_parameters = ask.unused_parameters
+    trainer._accelerator = trainer._create_accelerator()  # pyright: ignore[reportPrivateUsage] - a documented hook
+    options = {"gradient_accumulation_steps": ask.accumulation, "max_num_train_steps": ask.limit}
+    train_two(trainer, **options)
+    assert_stopped_alike(trainer, ask.updates)
+
+    trainer.place = ""
     train_two(trainer)
     assert gather_objects(trainer.num_updates_completed) == [10, 10]
-
-
-def test_a_stop_of_one_rank_in_an_evaluation_in_mid_epoch_stops_both() -> None:
-    """An evaluation after some updates is part of the update that it follows."""
-    trainer = make_two("evaluation step", StepBasedEvaluationCallback(2), nth=1)
-    train_two(trainer)
-    assert_stopped_alike(trainer, 2)
 
 
 class NaNOnRankOne(StopsOnOneRank):

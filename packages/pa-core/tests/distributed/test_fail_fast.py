@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback, gather_objects
+from pa_core import AnyTrainer, Trainer, TrainerCallback, gather_objects
 from pa_core.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from tests import launching
@@ -151,34 +150,6 @@ def seconds_since_failure(launched: Launched) -> float:
     return time.time() - max(float(text.split()[0]) for text in times if text)
 
 
-class FailsOnAll(TrainerCallback):
-    """Raises another error on each rank, on one of them a little later."""
-
-    @override
-    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        time.sleep(0.3 * dist.get_rank())
-        raise [KeyError, OSError][dist.get_rank()]
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_what_fails_on_all_ranks_is_raised_on_all() -> None:
-    """Each rank gets its own error, again and again, and can train with the others afterwards."""
-    model = TinyClassifier()
-    recorder = RecordingCallback()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[recorder, FailsOnAll])
-    for _ in range(2):
-        with pytest.raises([KeyError, OSError][dist.get_rank()]):
-            trainer.train(make_classification(16), 1)
-        assert recorder.events[-1] == "on_exception"
-
-    trainer.callback_handler.callbacks.pop()
-    trainer.callback_handler.add_callback(TrainerCallback)
-    trainer.train(make_classification(16), 1)
-    assert gather_objects(trainer.num_updates_completed) == [1, 1]
-    assert torch.isfinite(trainer.loss_tracker.totals()).all()
-
-
 class LateTimer(threading.Timer):
     """A thread that a busy machine does not let end at once."""
 
@@ -188,22 +159,40 @@ class LateTimer(threading.Timer):
         time.sleep(2.0)
 
 
+class FailsOnAll(TrainerCallback):
+    """Raises another error on each rank, on one of them a little later; notes threads that closed something."""
+
+    def __init__(self) -> None:
+        self.alive: list[threading.Thread] = []
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        time.sleep(0.3 * dist.get_rank())
+        raise [KeyError, OSError][dist.get_rank()]
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        self.alive += [one for one in threading.enumerate() if isinstance(one, LateTimer)]
+
+
 @pytest.mark.runs_on("two_ranks")
-def test_no_other_thread_keeps_what_fails_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the run is closed by a thread that ends later than the error is handled, or that Python ends."""
+def test_what_fails_on_all_ranks_is_raised_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank gets its own error, again and again, is kept by no other thread, and can train with the others then."""
     monkeypatch.setattr(threading, "Timer", LateTimer)
-    alive: list[threading.Thread] = []
-
-    class Looks(FailsOnAll):
-        @override
-        def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-            alive.extend(one for one in threading.enumerate() if isinstance(one, LateTimer))
-
     model = TinyClassifier()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[Looks])
-    with pytest.raises([KeyError, OSError][dist.get_rank()]):
-        trainer.train(make_classification(16), 1)
-    assert alive == []
+    recorder, fails = RecordingCallback(), FailsOnAll()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[recorder, fails])
+    for _ in range(2):
+        with pytest.raises([KeyError, OSError][dist.get_rank()]):
+            trainer.train(make_classification(16), 1)
+        assert recorder.events[-1] == "on_exception"
+    assert fails.alive == []
+
+    trainer.callback_handler.callbacks.pop()
+    trainer.callback_handler.add_callback(TrainerCallback)
+    trainer.train(make_classification(16), 1)
+    assert gather_objects(trainer.num_updates_completed) == [1, 1]
+    assert torch.isfinite(trainer.loss_tracker.totals()).all()
 
 
 SCRIPT = """
@@ -419,11 +408,3 @@ def test_ranks_that_part_in_a_loop_of_ones_own_end_with_an_error(ends: Ends) -> 
         assert ("call run.request_stop() on it instead of leaving the loop" in report) == leaves
     assert ends["all stop"]["outputs"] == ["3 updates\n", "3 updates\n"]
     assert ends["all break"]["outputs"] == ["5 updates\n", "5 updates\n"]
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0, math.inf, math.nan, True, "60"])
-def test_a_wait_that_is_not_a_time_is_refused(seconds: Any) -> None:
-    """It is a positive number of seconds, or None."""
-    with pytest.raises(ConfigurationError, match="max_wait_seconds"):
-        Trainer(TinyClassifier(), None, None, callbacks=[], max_wait_seconds=seconds)
-    Trainer(TinyClassifier(), None, None, callbacks=[], max_wait_seconds=None)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -33,6 +32,7 @@ from pa_core import (
     world_process_zero_only,
 )
 from pa_core.data import remove_padding
+from pa_core.distributed import num_processes, rank
 from pa_core.testing import make_classification
 from tests.launching import Launch, forked_python, run_command
 
@@ -59,7 +59,7 @@ def main(batch_size):
     Path(f"rank_{rank}.json").write_text(json.dumps(noted))
 """
 WITHOUT_NOTEBOOK = "main(16)"
-IN_NOTEBOOK = "notebook_launcher(main, ({batch_size},), num_processes={processes}, use_port='{port}')"
+IN_NOTEBOOK = "notebook_launcher(main, (8,), num_processes=2, use_port='{port}')"
 
 WITH_OWN_ACCELERATOR = """
 import torch
@@ -109,31 +109,15 @@ def trainer() -> Trainer[nn.Linear]:
     return idle_trainer()
 
 
-def rank() -> int:
-    """Which process this is."""
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def all_ranks() -> range:
-    """The numbers of all processes."""
-    return range(dist.get_world_size() if dist.is_initialized() else 1)
-
-
 def test_launchers_train_the_same_model(tmp_path: Path, free_port: int) -> None:
     """`accelerate launch` starts one process, `notebook_launcher` as many as asked; all train the same weights."""
     accelerate = [str(Path(sysconfig.get_path("scripts"), "accelerate")), "launch"]
-    notebook_of_one = IN_NOTEBOOK.format(batch_size=16, processes=1, port=free_port)
-    notebook_of_two = IN_NOTEBOOK.format(batch_size=8, processes=2, port=free_port)
     one = noted_by_ranks(tmp_path / "accelerate", WITHOUT_NOTEBOOK, launcher=accelerate)
-    in_notebook = noted_by_ranks(tmp_path / "notebook_of_one", notebook_of_one)
-    two_in_notebook = noted_by_ranks(tmp_path / "notebook_of_two", notebook_of_two)
-
-    runs_on = [noted["runs on"] for noted in (*one, *in_notebook, *two_in_notebook)]
+    two_in_notebook = noted_by_ranks(tmp_path / "notebook", IN_NOTEBOOK.format(port=free_port))
     alone, connected = (f"{processes}, device cpu, precision fp32" for processes in ("1 process", "2 processes (gloo)"))
-    assert runs_on == [alone, alone, connected, connected]
-    expected = torch.tensor(one[0]["weights"])
-    for noted in (*in_notebook, *two_in_notebook):
-        torch.testing.assert_close(torch.tensor(noted["weights"]), expected)
+    assert [noted["runs on"] for noted in (*one, *two_in_notebook)] == [alone, connected, connected]
+    for noted in two_in_notebook:
+        torch.testing.assert_close(torch.tensor(noted["weights"]), torch.tensor(one[0]["weights"]))
 
 
 def noted_by_ranks(folder: Path, start: str, launcher: list[str] | None = None) -> list[dict[str, Any]]:
@@ -210,29 +194,6 @@ def test_gathering_when_it_is_too_late_to_connect(trainer: Trainer[nn.Linear], m
         gather_objects("mine")
 
 
-@on_one_and_two_ranks
-def test_decorators_for_process_zero() -> None:
-    """A decorated function runs on process zero only and returns None on all others, before any trainer is made."""
-
-    @world_process_zero_only
-    def greet_world(name: str, *, greeting: str) -> str:
-        return f"{greeting} {name}"
-
-    @local_process_zero_only
-    def greet_machine(name: str, *, greeting: str) -> str:
-        return f"{greeting} {name}"
-
-    expected = ["hello world" if one == 0 else None for one in all_ranks()]
-    assert gather_objects(greet_world("world", greeting="hello")) == expected
-    assert gather_objects(greet_machine("world", greeting="hello")) == expected
-
-
-def prepare(folder: Path) -> None:
-    """Take so long that another process would get ahead, if it could."""
-    time.sleep(0.1)
-    (folder / "prepared").touch()
-
-
 @pytest.mark.runs_on("two_ranks")
 def test_a_stop_on_process_zero_is_no_failure_on_the_others() -> None:
     """The loop tells the others of it: a callback that only looks on process zero may end a run."""
@@ -249,57 +210,32 @@ def test_a_stop_on_process_zero_is_no_failure_on_the_others() -> None:
     assert trainer.num_updates_completed == 0
 
 
-def look_and_prepare(folder: Path) -> bool:
-    """Whether another process was here before."""
-    found = (folder / "prepared").exists()
-    prepare(folder)
-    return found
-
-
 @on_one_and_two_ranks
 @pytest.mark.parametrize("name", ["local_process_zero_first", "main_process_first", "local_main_process_first"])
-@pytest.mark.parametrize("form", ["a block", "a decorator", "a decorator without a call"])
-def test_process_zero_goes_first(name: str, form: str, trainer: Trainer[nn.Linear], shared_tmp_path: Path) -> None:
-    """What process zero prepares is there when the others enter the block or the function."""
+def test_process_zero_goes_first(name: str, trainer: Trainer[nn.Linear], shared_tmp_path: Path) -> None:
+    """What process zero prepares is there when the others enter the block or the function; nobody waits if it fails."""
     first: Any = getattr(trainer, name, local_process_zero_first)
-    if form == "a block":
-        with first():
-            found = look_and_prepare(shared_tmp_path)
-    else:
-        decorator = first() if form == "a decorator" else local_process_zero_first
-        found = decorator(look_and_prepare)(shared_tmp_path)
-    assert gather_objects(found) == [one != 0 for one in all_ranks()]
 
+    def look_and_prepare(file: str) -> bool:
+        found = (shared_tmp_path / file).exists()
+        time.sleep(0.1)  # another process would get ahead, if it could
+        (shared_tmp_path / file).touch()
+        return found
 
-@pytest.mark.runs_on("two_ranks")
-@pytest.mark.parametrize("is_decorator", [False, True])
-def test_process_zero_fails_first(is_decorator: bool) -> None:
-    """When process zero raises, the others do not wait for it for ever."""
-
-    def fail_on_zero() -> None:
+    with first():
+        found = [look_and_prepare("in a block")]
+    found += [first()(look_and_prepare)("in a function")]
+    found += [local_process_zero_first(look_and_prepare)("without a call")]
+    assert gather_objects(found) == [[one != 0] * 3 for one in range(num_processes())]
+    with contextlib.suppress(ConnectionError), first():
         if rank() == 0:
             raise ConnectionError
-
-    with contextlib.suppress(ConnectionError):
-        if is_decorator:
-            local_process_zero_first(fail_on_zero)()
-        else:
-            with local_process_zero_first():
-                fail_on_zero()
-    assert gather_objects("went on") == ["went on", "went on"]
-
-
-@on_one_and_two_ranks
-def test_a_trainer_knows_its_process(trainer: Trainer[nn.Linear]) -> None:
-    """Which process this is, of how many, on its machine and on all."""
-    assert (trainer.process_index, trainer.local_process_index) == (rank(), rank())
-    assert trainer.num_processes == len(all_ranks())
-    assert (trainer.is_main_process, trainer.is_local_main_process) == (rank() == 0, rank() == 0)
+    assert gather_objects("went on") == ["went on"] * num_processes()
 
 
 @on_one_and_two_ranks
 def test_functions_that_some_processes_run(trainer: Trainer[nn.Linear]) -> None:
-    """The others return None and wait for nobody: a process may call such a function alone."""
+    """The others return None; of a trainer's own, they wait for nobody: a process may call such a function alone."""
 
     def greet(name: str, *, greeting: str) -> str:
         """Say hello."""
@@ -307,16 +243,39 @@ def test_functions_that_some_processes_run(trainer: Trainer[nn.Linear]) -> None:
 
     last = trainer.num_processes - 1
     decorated = {
+        world_process_zero_only(greet): 0,
+        local_process_zero_only(greet): 0,
         trainer.on_main_process(greet): 0,
         trainer.on_local_main_process(greet): 0,
         trainer.on_process(process_index=last)(greet): last,
     }
-    for function, runs_on in decorated.items():
+    for number, (function, runs_on) in enumerate(decorated.items()):
         assert (function.__name__, function.__doc__) == ("greet", "Say hello.")
-        expected = ["hello world" if one == runs_on else None for one in all_ranks()]
+        expected = ["hello world" if one == runs_on else None for one in range(num_processes())]
         assert gather_objects(function("world", greeting="hello")) == expected
-        if rank() == runs_on:
+        if rank() == runs_on and number > 1:
             assert function("again", greeting="hello") == "hello again"
+    for index in (last + 1, -1):
+        if last == 0:  # so that a script runs everywhere
+            assert trainer.on_process(process_index=3)(lambda: "runs")() == "runs"
+        else:
+            with pytest.raises(ConfigurationError, match=rf"process_index={index}\) would run on none of 2 processes"):
+                trainer.on_process(process_index=index)
+
+
+@on_one_and_two_ranks
+def test_a_trainer_knows_its_process(trainer: Trainer[nn.Linear], shared_tmp_path: Path) -> None:
+    """Which process this is, of how many, on its machine and on all; and where they wait for each other."""
+    assert (trainer.process_index, trainer.local_process_index) == (rank(), rank())
+    assert trainer.num_processes == num_processes()
+    assert (trainer.is_main_process, trainer.is_local_main_process) == (rank() == 0, rank() == 0)
+    assert torch.ones(1).to(trainer.device).device == trainer.device
+    assert f"device {trainer.device}," in trainer.describe_run()
+    if trainer.is_main_process:
+        time.sleep(0.1)
+        (shared_tmp_path / "prepared").touch()
+    trainer.wait_for_everyone()
+    assert (shared_tmp_path / "prepared").exists()
 
 
 @pytest.mark.runs_on("two_ranks")
@@ -339,40 +298,13 @@ def test_a_function_on_some_processes_waits_for_nobody(trainer: Trainer[nn.Linea
     trainer.wait_for_everyone()
 
 
-def test_a_rank_that_there_is_not(trainer: Trainer[nn.Linear]) -> None:
-    """The only process runs what is meant for another one, so that a script runs everywhere."""
-    assert trainer.on_process(process_index=3)(lambda: "runs")() == "runs"
-
-
-@pytest.mark.runs_on("two_ranks")
-@pytest.mark.parametrize("index", [2, -1])
-def test_a_rank_that_none_of_several_has(index: int, trainer: Trainer[nn.Linear]) -> None:
-    """A function that no process would ever run is an error."""
-    with pytest.raises(ConfigurationError, match=rf"process_index={index}\) would run on none of 2 processes"):
-        trainer.on_process(process_index=index)
-
-
-@on_one_and_two_ranks
-def test_waiting_for_everyone(trainer: Trainer[nn.Linear], shared_tmp_path: Path) -> None:
-    """Nobody goes on before all have come."""
-    if trainer.is_main_process:
-        prepare(shared_tmp_path)
-    trainer.wait_for_everyone()
-    assert (shared_tmp_path / "prepared").exists()
-
-
-@on_one_and_two_ranks
-def test_the_device_is_named_as_its_tensors_name_it(trainer: Trainer[nn.Linear]) -> None:
-    """A tensor that was moved to `trainer.device` is on it, on every rank."""
-    assert torch.ones(1).to(trainer.device).device == trainer.device
-    assert f"device {trainer.device}," in trainer.describe_run()
-
-
 @on_one_and_two_ranks
 def test_print(trainer: Trainer[nn.Linear], capsys: pytest.CaptureFixture[str]) -> None:
     """`trainer.print` prints once on a machine, in the manner of `print`."""
     trainer.print("loss", 0.5, sep=": ", end=".\n")
-    assert gather_objects(capsys.readouterr().out) == ["loss: 0.5.\n" if one == 0 else "" for one in all_ranks()]
+    assert gather_objects(capsys.readouterr().out) == [
+        "loss: 0.5.\n" if one == 0 else "" for one in range(num_processes())
+    ]
 
 
 def rows(of_rank: int, count: int) -> Tensor:
@@ -388,14 +320,14 @@ class TestGather:
     @given(counts=st.tuples(st.integers(0, 5), st.integers(0, 5)))
     def test_different_numbers_of_rows(self, counts: tuple[int, int]) -> None:
         """All rows come together in the order of the ranks, however many each rank has, even none."""
-        expected = torch.cat([rows(one, counts[one]) for one in all_ranks()])
+        expected = torch.cat([rows(one, counts[one]) for one in range(num_processes())])
         assert torch.equal(idle_trainer().gather(rows(rank(), counts[rank()])), expected)
 
     @given(counts=st.tuples(st.integers(0, 5), st.integers(0, 5)), padding_value=st.sampled_from([-1, 0, 101]))
     def test_padding(self, counts: tuple[int, int], padding_value: int) -> None:
         """A padding value leaves no padding behind, also none that a script has made."""
         pieces = [nn.functional.pad(rows(one, counts[one]).flatten(), (0, 1), value=padding_value) for one in (0, 1)]
-        expected = torch.cat([pieces[one] for one in all_ranks()])
+        expected = torch.cat([pieces[one] for one in range(num_processes())])
         gathered = idle_trainer().gather(pieces[rank()], padding_value=padding_value)
         assert torch.equal(gathered, expected[expected != padding_value])
 
@@ -411,7 +343,7 @@ class TestGather:
     def test_padding_of_other_dimensions(self, shapes: tuple[tuple[int, int, int], ...]) -> None:
         """With a padding value the other dimensions may differ too: rows are filled up, none is padding alone."""
         pieces = [torch.arange(math.prod(shape)).view(shape) + 100 * one for one, shape in enumerate(shapes)]
-        pieces = [pieces[one] for one in all_ranks()]
+        pieces = [pieces[one] for one in range(num_processes())]
         longest = [max(piece.size(dim) for piece in pieces) for dim in (1, 2)]
         filled = [
             nn.functional.pad(piece, (0, longest[1] - piece.size(2), 0, longest[0] - piece.size(1)), value=-1)
@@ -446,18 +378,7 @@ class TestGather:
         parts = [boxes.corners, *boxes.scores, gathered["pair"][0], gathered["pair"][1]["deep"]]
         assert isinstance(boxes, Boxes)
         for offset, part in enumerate(parts):
-            assert torch.equal(part, torch.cat([rows(one, 1 + one) for one in all_ranks()]) + offset)
-
-    def test_numbers(self, trainer: Trainer[nn.Linear]) -> None:
-        """A tensor without dimensions is one row of the result."""
-        gathered = trainer.gather(torch.tensor(0.5 + rank()))
-        assert torch.equal(gathered, torch.tensor([0.5 + one for one in all_ranks()]))
-
-    @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64])
-    def test_dtypes(self, trainer: Trainer[nn.Linear], dtype: torch.dtype) -> None:
-        """Tensors keep their type."""
-        gathered = trainer.gather(torch.ones(1 + rank(), dtype=dtype))
-        assert torch.equal(gathered, torch.ones(sum(1 + one for one in all_ranks()), dtype=dtype))
+            assert torch.equal(part, torch.cat([rows(one, 1 + one) for one in range(num_processes())]) + offset)
 
     def test_other_objects(self, trainer: Trainer[nn.Linear]) -> None:
         """What holds no tensors is refused on every rank, with the name of the function that takes it."""

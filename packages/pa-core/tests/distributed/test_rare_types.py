@@ -24,11 +24,12 @@ RARE = (
     torch.complex64,
     torch.bool,
 )
+USUAL = (torch.uint8, torch.int64, torch.bfloat16, torch.float64)
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
-@pytest.mark.parametrize("dtype", RARE)
-def test_tensors_of_rare_types_are_gathered_by_value(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [*RARE, *USUAL])
+def test_tensors_of_any_type_are_gathered_by_value(dtype: torch.dtype) -> None:
     """Small integers and 8-bit floats are brought together as other types are, as tensors and within objects."""
     shown = [0.0, 1.0] if dtype == torch.bool else [2.0, 3.0, 4.0]
     rows = torch.tensor(shown)[: len(shown) - rank()].to(dtype)

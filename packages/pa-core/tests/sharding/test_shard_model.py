@@ -13,7 +13,7 @@ from torch.optim import AdamW, Optimizer
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import ArgumentTypeError, ConfigurationError, Trainer, UnsupportedConfigurationError
+from pa_core import ConfigurationError, Trainer, UnsupportedConfigurationError
 from pa_core.model_tensors import is_sharded, is_unit
 from tests.cells import forget_accelerate_state
 from tests.support.pa_core.sharding.by_hand import require_same, updates_by_hand
@@ -322,7 +322,3 @@ def test_an_optimizer_that_is_made_without_sharding() -> None:
     )
     trainer.train(TensorDataset(*sentences(8)), 1)
     assert isinstance(trainer.optimizer, AdamW)
-    with pytest.raises(ConfigurationError, match="Pass optimizer=None"):
-        Trainer(model, None, trainer.optimizer, create_optimizer_fn=lambda model: AdamW(model.parameters()))
-    with pytest.raises(ArgumentTypeError, match=r"lambda model: torch.optim.AdamW\(model.parameters\(\)"):
-        Trainer(model, None, None, create_optimizer_fn=cast("Any", AdamW))
