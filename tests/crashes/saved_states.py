@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pa_checkpoint import Folder
 from pa_core import CheckpointError
-from pa_core.storage import StateFolder
 from pa_trial.checkpoint_folder import read_saved
 
 __all__ = ["TRIAL", "SavedState", "saved_states"]
@@ -42,7 +42,7 @@ def saved_states(folder: Path, loop: str | None, ranks: int = 1) -> list[SavedSt
     """
     if loop == TRIAL:
         return [_of_trial(path, ranks) for path in sorted(folder.glob("[!.]*"))]
-    records = StateFolder(folder).records()
+    records = Folder(folder).records()
     return [SavedState(one.sequence, one.update, one.complete, one.problem) for one in records]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pa_core.storage import StateFolder
+from pa_checkpoint import Folder
 from tests.crashes.comparison import Record, differences
 from tests.crashes.configurations import Configuration
 from tests.crashes.harness import ROOT, CrashLab
@@ -89,7 +89,7 @@ def test_a_launcher_that_is_asked_to_end_leaves_a_state(lab: CrashLab, tmp_path:
     time.sleep(1.0)
     watches[1].release()
     assert launcher.wait(timeout=60) != 0
-    assert StateFolder(states_path(tmp_path)).records()[-1].update == 14
+    assert Folder(states_path(tmp_path)).records()[-1].update == 14
 
     assert _launch(tmp_path).wait(timeout=100) == 0
     assert [watch.is_resumed for watch in watches] == [True, True]

@@ -29,7 +29,6 @@ MODULES = (
     "pa_core.plot_style",
     "pa_core.predictions",
     "pa_core.sharding",
-    "pa_core.storage",
     "pa_core.testing",
     "pa_core.torch_names",
     "pa_core.tracking",

@@ -127,9 +127,9 @@ def test_only_public_names_of_pa_core_are_imported(folder: Path) -> None:
     [
         ("import pa_core", []),
         ("from pa_core import Trainer, distributed", []),
-        ("from pa_core.storage import read_state as read", []),
+        ("from pa_core.tracking import RunHistory as History", []),
         ("from pa_core.trainer import Trainer", ["pa_core.trainer.Trainer"]),
-        ("from pa_core.storage import torch_file", ["pa_core.storage.torch_file"]),
+        ("from pa_core.tracking import plot", ["pa_core.tracking.plot"]),
         ("import pa_core.trainer", ["pa_core.trainer"]),
         ("if TYPE_CHECKING:\n    from pa_core.types import BatchT", ["pa_core.types.BatchT"]),
     ],

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
+from pa_checkpoint import load
 from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import JsonScalar
 from pa_core import DEFAULT_CALLBACKS, PrintProgressCallback, Trainer
 from pa_core.errors import CheckpointError, ConfigurationError, MetricNotFoundError
-from pa_core.storage import read_state
 from pa_core.testing import TinyClassifier, make_classification
 from pa_core.tracking import (
     ExactLossTracker,
@@ -268,7 +268,7 @@ def test_any_plain_value_comes_back_as_it_was(value: Any, tmp_path: Path) -> Non
         history.update_metric("a", recorded)
     summary: dict[str, JsonScalar] = {"run": "r", "sequence": 1, "update": 1, "epoch": 1, "complete": False}
     write_checkpoint(tmp_path / "state", {"history": history.state_dict()}, summary)
-    resumed.load_state_dict(read_state(tmp_path / "state").parts["history"])
+    resumed.load_state_dict(load(tmp_path / "state").parts["history"])
 
     for read in (history, resumed):
         assert repr(read.get_latest_metric("a")) == repr(value)

@@ -2,8 +2,8 @@
 
 Public are the names in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``, ``pa_core.distributed``,
 ``pa_core.errors``, ``pa_core.exchange``, ``pa_core.files``, ``pa_core.orders``, ``pa_core.plot_style``,
-``pa_core.predictions``, ``pa_core.sharding``, ``pa_core.storage``, ``pa_core.testing``, ``pa_core.torch_names``,
-``pa_core.tracking``, ``pa_core.types`` and ``pa_core.user_warnings``.
+``pa_core.predictions``, ``pa_core.sharding``, ``pa_core.testing``, ``pa_core.torch_names``, ``pa_core.tracking``,
+``pa_core.types`` and ``pa_core.user_warnings``.
 """
 
 from __future__ import annotations

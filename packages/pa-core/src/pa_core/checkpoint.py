@@ -20,15 +20,14 @@ from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import TypeIs
 
-from pa_checkpoint import CheckpointInfo
+from pa_checkpoint import CheckpointInfo, atomic_write
 from pa_checkpoint.torch_states import ensure_plain, find_damage
 from pa_core import _accelerate
+from pa_core.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.model_tensors import is_sharded_module, without_frozen
 from pa_core.sharding.sharded_states import gather_state, gathering
 from pa_core.sharding.weight_export import WeightExport
-from pa_core.storage import atomic_write
-from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.types import StatefulScheduler
 
 MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pa_core.storage import atomic_write
+from pa_checkpoint import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

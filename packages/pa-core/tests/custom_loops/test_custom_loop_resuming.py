@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from pa_checkpoint import Folder
 from pa_core import SaveTrainingStateCallback
-from pa_core.storage import StateFolder
 from tests.support.callbacks import KilledError
 from tests.support.pa_core.custom_loops.loops import fingerprint, make_run, train
 
@@ -29,7 +29,7 @@ def test_a_loop_that_fails_anywhere_resumes_bit_for_bit(
     """Weights, optimizer, schedule, history, samples, draws and random streams are those of the whole run."""
     with pytest.raises(KilledError):
         train(make_run(SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)), dies_at=dies_at)
-    assert StateFolder(tmp_path).records()[-1].update == dies_at - 1 if dies_at > 1 else True
+    assert Folder(tmp_path).records()[-1].update == dies_at - 1 if dies_at > 1 else True
 
     resumed = make_run(seed=7, resume_from=tmp_path, resume_missing="start")
     train(resumed)
@@ -64,7 +64,7 @@ def test_a_complete_run_is_not_run_again(tmp_path: Path, uninterrupted: dict[str
     train(again)
     assert again.was_complete
     assert fingerprint(again) == uninterrupted
-    assert [record.path.name for record in StateFolder(tmp_path).records()] == ["final"]
+    assert [record.path.name for record in Folder(tmp_path).records()] == ["final"]
     with make_run(resume_from=tmp_path) as again:
         for _ in range(2):
             assert list(again.batches()) == []

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from pa_checkpoint import Folder
 from pa_core import CheckpointError, SaveTrainingStateCallback, TrainerCallback
-from pa_core.storage import StateFolder
 from pa_core.training_state.saved_runs import find_saved_run
 from tests.launching import Launch
 from tests.support.pa_core.damage.damaged_states import change_document, fit_digests
@@ -62,7 +62,7 @@ def test_what_a_custom_loader_cannot_resume_from_is_named(told: str, tmp_path: P
     saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=2)
     with pytest.raises(Interrupted):
         run(saving, InterruptAt("on_train_step_end", 3))
-    state = StateFolder(tmp_path / "states").records()[-1].path
+    state = Folder(tmp_path / "states").records()[-1].path
     change_document(state, lambda document: LOADERS[told](document["ranks"][0]["loaders"]["training"]))
     with pytest.raises(CheckpointError, match=told):
         run()

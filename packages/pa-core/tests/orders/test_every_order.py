@@ -16,6 +16,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 from typing_extensions import override
 
+from pa_checkpoint import Folder, load
 from pa_core import (
     AnyTrainer,
     ArgumentTypeError,
@@ -29,7 +30,6 @@ from pa_core import (
 )
 from pa_core.data import KeyedDataLoader
 from pa_core.orders import EpochOrder, Order, Sequential, Shuffled, Weighted
-from pa_core.storage import newest_valid
 from tests.launching import Launch
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.every_order import ORDERS, loaders_of, updates_of
@@ -274,7 +274,7 @@ def interrupted(folder: Path, **arguments: Any) -> dict[str, Any]:
     callbacks = SaveTrainingStateCallback(folder, save_every_n_steps=1), KillAt(4)
     with pytest.raises(KilledError):
         make_trainer(*callbacks).train(DATA, 2, per_device_batch_size=2, **arguments)
-    state, _ = newest_valid(folder)
+    state, _ = Folder(folder).newest_readable(load)
     assert state is not None
     run: dict[str, Any] = state.parts["run"]
     return run

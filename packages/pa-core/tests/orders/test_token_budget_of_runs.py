@@ -14,6 +14,7 @@ from torch.optim import SGD
 from torch.utils.data import Dataset
 from typing_extensions import override
 
+from pa_checkpoint import Folder, load
 from pa_core import (
     AnyTrainer,
     CheckpointError,
@@ -24,7 +25,6 @@ from pa_core import (
 )
 from pa_core.distributed import num_processes
 from pa_core.orders import Shuffled, TokenBudget
-from pa_core.storage import newest_valid
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.explained import assert_explained
 from tests.support.models import weights_of
@@ -156,7 +156,7 @@ def interrupted(folder: Path, **arguments: Any) -> dict[str, Any]:
     """Train for three updates, and return the settings of the state."""
     with pytest.raises(KilledError):
         train(SaveTrainingStateCallback(folder, save_every_n_steps=1), KillAt(3), **arguments)
-    state, _ = newest_valid(folder)
+    state, _ = Folder(folder).newest_readable(load)
     assert state is not None
     settings: dict[str, Any] = state.parts["run"]["settings"]
     return settings

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from pa_checkpoint import Folder, load
 from pa_checkpoint import _folder as folder_lock
 from pa_checkpoint import _folder as state_folder
 from pa_checkpoint import _writer as checkpoint_writer
@@ -35,7 +36,6 @@ from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._files import discard
 from pa_checkpoint._manifest import read_manifest
 from pa_core import AnyTrainer, CheckpointError, FolderInUseError, SaveTrainingStateCallback, Trainer, TrainerCallback
-from pa_core.storage import StateFolder, newest_valid
 from pa_core.testing import TinyClassifier, make_classification
 
 UPDATES = 12
@@ -169,7 +169,7 @@ class Contestant:
         """Be a run."""
         folder_lock.SECONDS_TO_DIE = 0.3
         keep_diary(diary)
-        older = StateFolder(folder).records()[:-1][:1] if self.takes_older else []
+        older = Folder(folder).records()[:-1][:1] if self.takes_older else []
         resume_from = older[0].path if older else folder
         try:
             if older:
@@ -236,9 +236,9 @@ def check(contestants: list[Contestant], folder: Path, deeds: list[Deed], output
             runs_of[deed.process].add(deed.run)
     assert all(len(runs) == 1 for runs in runs_of.values()), "a process took the states of several runs for its own"
 
-    state, skipped = newest_valid(folder)
+    state, skipped = Folder(folder).newest_readable(load)
     assert skipped == [], f"a broken state is visible: {skipped}"
-    records = StateFolder(folder).records()
+    records = Folder(folder).records()
     assert [record for record in records if record.problem] == []
     there = {(record.run, record.sequence) for record in records}
     keep = {one.process: one.keep for one in contestants}

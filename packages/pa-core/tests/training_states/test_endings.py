@@ -10,6 +10,7 @@ import pytest
 import torch
 from typing_extensions import override
 
+from pa_checkpoint import Folder
 from pa_core import (
     AnyTrainer,
     CheckpointError,
@@ -22,7 +23,6 @@ from pa_core import (
     distributed,
     gather_objects,
 )
-from pa_core.storage import StateFolder
 from tests.launching import Launch
 from tests.support.callbacks import CallAt
 from tests.support.pa_core.events_of_endings import table
@@ -158,7 +158,7 @@ def test_a_run_that_diverged_is_never_complete(shared_tmp_path: Path, steps: int
             train(trainer, dataset=Poisoned(52), resume_from=shared_tmp_path, resume_missing="start")
         messages.append(str(raised.value))
         if distributed.rank() == 0:
-            assert not any(record.complete for record in StateFolder(shared_tmp_path).records())
+            assert not any(record.complete for record in Folder(shared_tmp_path).records())
         gather_objects(None)
         if steps is None:
             assert trainer.num_updates_completed < 7
@@ -238,7 +238,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_sample(tmp_path: Path, eve
     whole = make_trainer()
     train(whole, num_epochs=4)
     train(make_trainer(SaveTrainingStateCallback(tmp_path), CallAt(event, stop, STOPS[event])), num_epochs=3)
-    assert [record.complete for record in StateFolder(tmp_path).records()] == [True]
+    assert [record.complete for record in Folder(tmp_path).records()] == [True]
     resumed = make_trainer()
     train(resumed, num_epochs=4, resume_from=tmp_path)
     assert log_of(resumed).indices == log_of(whole).indices
@@ -273,7 +273,7 @@ def test_a_state_saved_after_an_error_between_two_updates_goes_on_from_there(
     assert trainer.num_updates_completed == 10
     torch.rand(3)
     trainer.save_training_state(tmp_path / "state")
-    assert [record.complete for record in StateFolder(tmp_path).records()] == [False]
+    assert [record.complete for record in Folder(tmp_path).records()] == [False]
     assert train(make_trainer(seed=8), resume_from=tmp_path) == expected
     assert train(trainer, resume_from=tmp_path / "state") == expected
 

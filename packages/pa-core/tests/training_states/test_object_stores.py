@@ -16,7 +16,7 @@ import pytest
 import torch
 from typing_extensions import override
 
-from pa_checkpoint import RemoteFolder
+from pa_checkpoint import Folder, RemoteFolder
 from pa_checkpoint._remote_folder import ObjectStore, ObjectStoreError
 from pa_core import (
     AnyTrainer,
@@ -28,7 +28,6 @@ from pa_core import (
     distributed,
 )
 from pa_core.callbacks.uploads import Uploads
-from pa_core.storage import StateFolder
 from pa_core.training_state import fetched_states
 from tests.launching import Launch
 from tests.support.callbacks import CallAt
@@ -59,7 +58,7 @@ def updates_in(url: str) -> list[int]:
 
 def updates_on_disk(folder: Path) -> list[int]:
     """Those in a folder."""
-    return [record.update for record in StateFolder(folder).records()]
+    return [record.update for record in Folder(folder).records()]
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -263,7 +262,7 @@ def test_a_state_that_cannot_be_sent_ends_the_run_where_that_is_asked_for(
     callback = saving(shared_tmp_path / "states", store_url(shared_tmp_path / "store"), upload_errors="raise")
     with pytest.raises(CheckpointError, match="was not sent to the object store"):
         train(make_trainer(LoseStoreFrom(faults, 2), SLOWLY, callback))
-    assert [record.problem for record in StateFolder(shared_tmp_path / "states").records()] == [None] * len(
+    assert [record.problem for record in Folder(shared_tmp_path / "states").records()] == [None] * len(
         updates_on_disk(shared_tmp_path / "states")
     )
 

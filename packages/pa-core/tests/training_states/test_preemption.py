@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pa_checkpoint import Folder
 from pa_core import (
     AnyTrainer,
     ConfigurationError,
@@ -21,7 +22,6 @@ from pa_core import (
     TrainingPreempted,
     distributed,
 )
-from pa_core.storage import StateFolder
 from pa_core.testing import RecordingCallback
 from tests.launching import Launch
 from tests.support.callbacks import CallAt
@@ -56,7 +56,7 @@ def test_a_run_that_made_room_goes_on_as_if_it_had_not(shared_tmp_path: Path) ->
             train(trainer_with(preemptible(folder), SignalAt(event, call, rank=last_rank)))
         assert preempted.value.code == 75
         if distributed.rank() == 0:
-            assert [record.complete for record in StateFolder(folder).records()] == [False]
+            assert [record.complete for record in Folder(folder).records()] == [False]
         assert train(trainer_with(preemptible(folder)), resume_from=folder) == expected, (event, call)
 
 
@@ -128,7 +128,7 @@ def test_in_a_thread_a_run_is_told_of_preemption_otherwise(tmp_path: Path) -> No
     with pytest.warns(UserWarning, match=r"no effect in the thread 'worker'.*trainer\.request_preemption\(\)"):
         run_elsewhere()
     assert [type(one) for one in ends] == [TrainingPreempted]
-    assert [record.update for record in StateFolder(tmp_path).records()] == [3]
+    assert [record.update for record in Folder(tmp_path).records()] == [3]
 
 
 def test_a_preempted_run_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +266,7 @@ def test_a_process_that_was_asked_to_leave_ends_by_its_own_status(launch: Launch
     assert ended.status == 75
     (line,) = ended.output.splitlines()
     assert line.startswith("Preempted by SIGTERM after update 3. The newest training state is step_3: no update is")
-    assert [record.update for record in StateFolder(launch.folder / "states").records()] == [3]
+    assert [record.update for record in Folder(launch.folder / "states").records()] == [3]
 
 
 @pytest.mark.parametrize("way", ["at once", "asynchronous"])
@@ -274,7 +274,7 @@ def test_a_signal_during_the_final_save_does_not_interrupt_it(launch: Launch, wa
     """The run is complete, and so is its state; the status is 0, as nothing is left to be done by another start."""
     ended = launch(SCRIPT, "final save", way)
     assert (ended.status, ended.output) == (0, "the script went on\n")
-    assert [record.complete for record in StateFolder(launch.folder / "states").records()] == [True]
+    assert [record.complete for record in Folder(launch.folder / "states").records()] == [True]
 
 
 class SendsInFinalState:

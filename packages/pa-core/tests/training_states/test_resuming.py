@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, St
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from pa_checkpoint import Folder, load
 from pa_core import (
     AnyTrainer,
     CheckpointError,
@@ -30,7 +31,6 @@ from pa_core import (
     distributed,
     gather_objects,
 )
-from pa_core.storage import StateFolder, read_state
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from tests.support.callbacks import RatesUsed
 from tests.support.pa_core.training_states.preempted_runs import SignalAt, preemptible
@@ -94,7 +94,7 @@ def test_states_may_be_written_while_the_training_goes_on(tmp_path: Path) -> Non
     )
     with pytest.raises(Interrupted):
         train(interrupted)
-    for record in StateFolder(tmp_path).records():
+    for record in Folder(tmp_path).records():
         folder = tmp_path.with_name(f"{record.path.name}-alone")
         shutil.copytree(record.path, folder)
         resumed = make_trainer()
@@ -112,7 +112,7 @@ def test_a_state_that_is_asked_for_in_mid_update_is_that_of_the_update(tmp_path:
 
     expected = train(make_trainer(), gradient_accumulation_steps=3)
     train(make_trainer(SaveInMidGroup()), gradient_accumulation_steps=3)
-    assert read_state(tmp_path / "state").summary["update"] == 3 + 2
+    assert load(tmp_path / "state").summary["update"] == 3 + 2
 
     resumed = make_trainer()
     assert train(resumed, gradient_accumulation_steps=3, resume_from=tmp_path / "state") == expected
@@ -253,7 +253,7 @@ def test_a_folder_without_states_is_an_error_unless_a_new_run_may_begin(tmp_path
 def test_damaged_states_alone_are_an_error(tmp_path: Path) -> None:
     """The run does not begin anew, even where it may if there is no state."""
     train(make_trainer(saving(tmp_path)), num_epochs=1)
-    for record in StateFolder(tmp_path).records():
+    for record in Folder(tmp_path).records():
         (record.path / "manifest.json").write_text("{}")
     with pytest.raises(CheckpointError, match="None of the training states is valid"):
         train(make_trainer(), resume_from=tmp_path, resume_missing="start")
@@ -303,7 +303,7 @@ def test_a_state_tells_its_epoch(tmp_path: Path) -> None:
     train(trainer, num_epochs=2)
     epochs = {
         one.path.name: trainer.load_training_state(one.path)["current_epoch"]
-        for one in StateFolder(tmp_path / "all").records()
+        for one in Folder(tmp_path / "all").records()
     }
     assert [epochs[name] for name in ("step_1", "step_8", "final")] == [1, 2, trainer.run_history.current_epoch]
 

@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import (
 )
 from torch.utils.data import TensorDataset
 
+from pa_checkpoint import load
 from pa_core import (
     CheckpointError,
     ConfigurationError,
@@ -33,7 +34,6 @@ from pa_core import (
     TrainerPlaceholderValues,
 )
 from pa_core.errors import ArgumentTypeError
-from pa_core.storage import read_state
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from pa_core.training_state.run_settings import RESUME_OVERRIDES
 from tests.support.callbacks import RatesUsed
@@ -98,7 +98,7 @@ def interrupt(folder: Path, *, is_reproducible: bool = True) -> dict[str, Any]:
     states = SaveTrainingStateCallback(folder, save_every_n_steps=2)
     with pytest.raises(Interrupted):
         train_in_updates(make_reproducible(states, InterruptAt(STEP_END, 10), is_so=is_reproducible))
-    settings: dict[str, Any] = read_state(folder / "step_10").parts["run"]["settings"]
+    settings: dict[str, Any] = load(folder / "step_10").parts["run"]["settings"]
     return settings
 
 

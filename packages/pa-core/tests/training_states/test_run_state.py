@@ -15,8 +15,8 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
+from pa_checkpoint import load
 from pa_core import CheckpointError, Run, SaveTrainingStateCallback, Trainer
-from pa_core.storage import read_state
 from pa_core.testing import make_regression
 
 DATA = TensorDataset(torch.randn(40, 2, generator=torch.Generator().manual_seed(5)))
@@ -115,7 +115,7 @@ def test_what_still_matches_is_taken_over_where_that_is_allowed(saved: Path, cha
     run = two_models(seed=1, resume_from=saved, **options)
     with run:
         assert list(run.updates()) == []
-    expected = read_state(saved / "final").parts["models"]["generator"]["weights"]
+    expected = load(saved / "final").parts["models"]["generator"]["weights"]
     torch.testing.assert_close(dict(run.models["generator"].state_dict()), expected, rtol=0, atol=0)
     assert not any(optimizer.state for optimizer in run.optimizers.values())
 
@@ -127,7 +127,7 @@ def test_a_run_with_one_of_each_is_stored_without_their_names(tmp_path: Path) ->
     trainer.train(make_regression(8), 1)
     trainer.save_training_state(tmp_path / "state")
 
-    parts: Any = read_state(tmp_path / "state").parts
+    parts: Any = load(tmp_path / "state").parts
     assert (list(parts["models"]), list(parts["optimizers"])) == (["model", "loss_func"], ["optimizer"])
     assert parts["optimizers"]["optimizer"]["parameters"] == [["weight", "bias"]]
     assert parts["run"]["hyperparameters"][0]["lr"] == 0.001

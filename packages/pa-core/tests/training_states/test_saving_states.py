@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from pa_checkpoint import ANY_PROCESSES, FolderLock, compare
+from pa_checkpoint import ANY_PROCESSES, Folder, FolderLock, compare, load
 from pa_checkpoint import _folder as folder_lock
 from pa_core import (
     AnyTrainer,
@@ -31,7 +31,6 @@ from pa_core import (
     distributed,
     gather_objects,
 )
-from pa_core.storage import StateFolder, newest_valid
 from tests.launching import Launch
 from tests.support.callbacks import CallAt
 from tests.support.disks import full_disk
@@ -46,7 +45,7 @@ from tests.support.pa_core.training_states.small_runs import (
 
 def updates_in(folder: Path) -> list[int]:
     """The updates after which the states in a folder were saved, in the order of saving."""
-    return [record.update for record in StateFolder(folder).records()]
+    return [record.update for record in Folder(folder).records()]
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -62,7 +61,7 @@ def test_states_are_saved_at_the_intervals_and_at_the_end(shared_tmp_path: Path)
     assert updates_in(folders["epochs"]) == [2 * per_epoch]
     assert updates_in(folders["end"]) == [3 * per_epoch]
     assert updates_in(folders["never"]) == []
-    assert [record.complete for record in StateFolder(folders["end"]).records()] == [True]
+    assert [record.complete for record in Folder(folders["end"]).records()] == [True]
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -231,7 +230,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_before_the_first_step(tm
 
 def names_in(folder: Path) -> list[str]:
     """The names of the states in a folder, in the order of saving."""
-    return [record.path.name for record in StateFolder(folder).records()]
+    return [record.path.name for record in Folder(folder).records()]
 
 
 def test_states_are_named_by_epoch_and_by_update(tmp_path: Path) -> None:
@@ -254,7 +253,7 @@ def test_a_run_that_saves_again_replaces_its_own_state_and_no_other(tmp_path: Pa
     longer = make_trainer(SaveTrainingStateCallback(tmp_path, max_checkpoints=2), seed=2)
     train(longer, num_epochs=3, resume_from=tmp_path)
     assert names_in(tmp_path) == ["final", "epoch_2", "final_2"]
-    assert [record.update for record in StateFolder(tmp_path).records()] == [7, 14, 21]
+    assert [record.update for record in Folder(tmp_path).records()] == [7, 14, 21]
 
 
 def test_a_state_that_is_missing_is_told_with_those_that_are_there(
@@ -381,7 +380,7 @@ def at(update: int, function: Callable[[], object]) -> CallAt:
 
 def states_of(folder: Path) -> list[tuple[str, int]]:
     """The names of the states, and which runs they are of: 0 for the run of the oldest one, and so on."""
-    records = StateFolder(folder).records()
+    records = Folder(folder).records()
     runs = list(dict.fromkeys(record.run for record in records))
     return [(record.path.name, runs.index(record.run)) for record in records]
 
@@ -492,7 +491,7 @@ def test_a_run_keeps_its_name_only_in_its_own_folders(tmp_path: Path) -> None:
         train(make_trainer(*both, InterruptAt("on_train_step_end", 6)))
     with pytest.raises(Interrupted):
         train(make_trainer(*both, InterruptAt("on_train_step_end", 8)), resume_from=tmp_path / "a")
-    runs = {record.run for name in ("a", "b") for record in StateFolder(tmp_path / name).records()}
+    runs = {record.run for name in ("a", "b") for record in Folder(tmp_path / name).records()}
     assert len(runs) == 1
 
     train_until(10, saving["b"], resume_from=tmp_path / "a")
@@ -535,7 +534,7 @@ def test_a_state_in_a_folder_that_cannot_be_listed_can_be_resumed(
             num_epochs=1,
             resume_from=tmp_path / "old" / "step_2",
         )
-    (old,), (new,) = (StateFolder(tmp_path / name).records() for name in ("old", "new"))
+    (old,), (new,) = (Folder(tmp_path / name).records() for name in ("old", "new"))
     assert old.run != new.run
 
 
@@ -605,7 +604,7 @@ def test_a_folder_that_is_replaced_after_the_last_state_is_an_error_when_the_run
     saving = SaveTrainingStateCallback(states, save_every_n_steps=2, save_at_end=False, asynchronous=True)
     with pytest.raises(CheckpointError, match="moved, replaced or removed while"):
         train(make_trainer(saving, at(7, lambda: states.rename(tmp_path / "kept"))), num_epochs=1)
-    assert newest_valid(tmp_path / "kept")[0] is not None
+    assert Folder(tmp_path / "kept").newest_readable(load)[0] is not None
 
 
 _SCRIPT = Path(__file__).with_name("runs_in_one_folder.py")

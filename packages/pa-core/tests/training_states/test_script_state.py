@@ -15,6 +15,7 @@ from torch.optim import SGD
 from torch.utils.data import Subset
 from typing_extensions import override
 
+from pa_checkpoint import load
 from pa_core import (
     AnyTrainer,
     ConfigurationError,
@@ -23,7 +24,6 @@ from pa_core import (
     SaveTrainingStateCallback,
     TrainerCallback,
 )
-from pa_core.storage import read_state
 from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states import script_states as scripts
 from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted
@@ -122,7 +122,7 @@ def test_what_means_nothing_in_another_process_is_left_as_it_is(tmp_path: Path) 
     scripts.Scripted(ReadsClock(), SaveTrainingStateCallback(tmp_path, save_every_n_steps=4)).train(
         scripts.data(), 1, per_device_batch_size=4
     )
-    stored = read_state(tmp_path / "final").parts["ranks"][0]["script"]
+    stored = load(tmp_path / "final").parts["ranks"][0]["script"]
     assert stored == {}
     scripts.Scripted(ReadsClock()).train(scripts.data(), 2, per_device_batch_size=4, resume_from=tmp_path)
 

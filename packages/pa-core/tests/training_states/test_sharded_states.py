@@ -17,10 +17,10 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
+from pa_checkpoint import Folder, load
 from pa_checkpoint._manifest import read_manifest
 from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.model_tensors import is_sharded, whole_tensor
-from pa_core.storage import StateFolder, read_state
 from pa_core.training_state.saved_runs import find_saved_run
 from tests.support.disks import full_disk
 from tests.support.pa_core.training_states.small_runs import make_trainer, train
@@ -225,7 +225,7 @@ def test_each_process_writes_its_pieces_and_together_they_are_the_state(
     sizes = {name: entry.bytes for name, entry in files.items()}
     assert 0.8 < sizes["optimizers.0-of-2.safetensors"] / sizes["optimizers.1-of-2.safetensors"] < 1.25
     assert "models.safetensors" not in sizes
-    parts = read_state(shared_tmp_path / "final").parts
+    parts = load(shared_tmp_path / "final").parts
     saved, optimizer = parts["models"]["model"]["weights"], parts["optimizers"]["optimizer"]
     assert all(torch.equal(saved[name], weight) for name, weight in weights.items())
     assert all(torch.equal(optimizer["state"]["state"][number]["exp_avg_sq"], one) for number, one in averages.items())
@@ -266,7 +266,7 @@ def test_a_state_of_its_own_form_is_tried_on_sharded_weights(shared_tmp_path: Pa
     optimizer = OptimizerOfItsOwnForm(model.parameters(), lr=0.01)
     saving = SaveTrainingStateCallback(shared_tmp_path)
     train_sharded(Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[saving]))
-    saved = read_state(shared_tmp_path / "final").parts["optimizers"]["optimizer"]["state"]["own"]["state"]
+    saved = load(shared_tmp_path / "final").parts["optimizers"]["optimizer"]["state"]["own"]["state"]
     assert saved[0]["exp_avg"].shape == model.embed.weight.shape
 
 
@@ -318,7 +318,7 @@ def test_each_process_links_what_is_frozen(shared_tmp_path: Path) -> None:
 
     links = [file.stat().st_nlink for file in (shared_tmp_path / "final").glob("models.constant.?-of-2.safetensors")]
     assert links == [4, 4]  # of three steps and the end
-    saved = read_state(shared_tmp_path / "final").parts["models"]["model"]["weights"]
+    saved = load(shared_tmp_path / "final").parts["models"]["model"]["weights"]
     assert all(torch.equal(saved[name], weight) for name, weight in weights.items())
 
 
@@ -344,7 +344,7 @@ def test_what_one_process_cannot_write_is_an_error_on_all(shared_tmp_path: Path,
     dist.barrier()
     assert [entry.name for entry in folder.iterdir() if not entry.name.startswith(".in_use")] == ["step_4"]
     trainer.save_training_state(folder / "late", sequence=4)
-    assert [record.problem for record in StateFolder(folder).records()] == [None, None]
+    assert [record.problem for record in Folder(folder).records()] == [None, None]
 
 
 class SavesTwice(TrainerCallback):

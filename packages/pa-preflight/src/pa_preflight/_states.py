@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, cast
 from torch import Tensor
 from typing_extensions import override
 
+from pa_checkpoint import load
 from pa_core import (
     AnyTrainer,
     CheckpointError,
@@ -23,7 +24,6 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from pa_core.storage import read_state
 from pa_preflight._arguments import is_trainer
 from pa_preflight._findings import Finding, first_line
 from pa_preflight._observer import is_same
@@ -180,7 +180,7 @@ class _Trial:
         try:
             self._trainer.load_training_state(state)
             different += _differences(saved, _state_of(self._trainer))
-            of_callbacks: dict[str, Any] = read_state(state)["callbacks"]
+            of_callbacks: dict[str, Any] = load(state)["callbacks"]
             for one in self._states:
                 before = copy.deepcopy(one.state_dict())
                 one.load_state_dict(of_callbacks[_name(one)])

@@ -7,8 +7,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from pa_checkpoint import Folder
 from pa_core import AnyTrainer, ConfigurationError, TrainerCallback
-from pa_core.storage import StateFolder
 from pa_schedulers.wsd_scheduler import WSDLrScheduler
 
 
@@ -91,7 +91,7 @@ class WSDCheckpointCallback(TrainerCallback):
         step = scheduler.get_current_step()
         phase = scheduler.get_phase_info(step)
         if step == phase["pre_decay_step"]:
-            sequence = StateFolder(self._started_in / self.save_dir).next_sequence()
+            sequence = Folder(self._started_in / self.save_dir).next_sequence()
             entries = _entries(scheduler, step, "wsd_pre_decay")
             trainer.save_training_state(self._pre_decay_path(step), entries, sequence=sequence)
         if step == phase["period_end"]:

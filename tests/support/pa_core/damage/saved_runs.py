@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pa_checkpoint import Folder
 from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
-from pa_core.storage import StateFolder
 from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
 
 EPOCHS = 2
@@ -58,7 +58,7 @@ def save_runs(folder: Path) -> SavedRuns:
     saving = SaveTrainingStateCallback(folder, save_every_n_steps=5)
     with pytest.raises(Interrupted):
         train(make(saving, InterruptAt("on_train_step_end", 11)), EPOCHS)
-    return SavedRuns(folder, StateFolder(folder).records()[-1].path, train(make(), EPOCHS))
+    return SavedRuns(folder, Folder(folder).records()[-1].path, train(make(), EPOCHS))
 
 
 def restored(trainer: Trainer) -> tuple[object, ...]:

@@ -30,10 +30,10 @@ import torch
 import torch._dynamo  # pyright: ignore[reportUnusedImport]  # as above
 from typing_extensions import override
 
+from pa_checkpoint import Folder
 from pa_checkpoint import _remote_folder as object_store
 from pa_checkpoint._remote_folder import RemoteCheckpoint, RemoteFolder
 from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainerCallback
-from pa_core.storage import StateFolder
 from tests.support.faulty_store import KINDS, Faults, fault_rates, store_url, use_faults
 from tests.support.pa_core.training_states.small_runs import make_trainer, train
 
@@ -76,7 +76,7 @@ class _Saving(SaveTrainingStateCallback):
 
     @override
     def _tidy_up(self, newest: Path) -> None:
-        records = {record.path: record.update for record in StateFolder(newest.parent).records()}
+        records = {record.path: record.update for record in Folder(newest.parent).records()}
         self.board.saved.value = max(self.board.saved.value, records[newest])
         super()._tidy_up(newest)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
+from pa_checkpoint import Folder
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.interruptions import LastWords, SavedState, describe_interruption
@@ -25,7 +26,6 @@ from pa_core.errors import (
     as_configuration_error,
 )
 from pa_core.run_config import check_count
-from pa_core.storage import StateFolder
 from pa_core.user_warnings import say, warn_user
 from pa_distributed import SignalWatch
 
@@ -148,7 +148,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         trainer.check_training_state()
         if distributed.rank() == 0:
             # A complete run saves nothing any more that would remove what a process that was killed has left.
-            _remove(StateFolder(self._folder).remove_leftovers)
+            _remove(Folder(self._folder).remove_leftovers)
             if continued is not None:
                 self._tidy_up(continued)
         self._last_save = time.monotonic()
@@ -249,7 +249,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._has_asked = False
         if self._uploads is not None:
             self._uploads.tell_problems()
-        folder = StateFolder(self._folder)
+        folder = Folder(self._folder)
         # The last one may still be on its way to the disk.
         self._last_sequence = max(self._last_sequence + 1, folder.next_sequence())
         trainer.save_training_state(
@@ -263,7 +263,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _tidy_up(self, newest: Path) -> None:
         """Remove what is too old, and what an earlier process of this run has left half written."""
-        folder = StateFolder(self._folder)
+        folder = Folder(self._folder)
         record = next((record for record in folder.records() if record.path == newest), None)
         if record is None:
             raise CheckpointError(

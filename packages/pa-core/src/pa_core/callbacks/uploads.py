@@ -9,12 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from pa_checkpoint import CheckpointError, CheckpointNotFoundError, RemoteFolder
+from pa_checkpoint import CheckpointError, CheckpointNotFoundError, Folder, RemoteFolder
 from pa_core import distributed
 from pa_core.distributed.collectives import raise_on_all
 from pa_core.errors import ConfigurationError, TrainingPreempted
-from pa_core.storage import StateFolder
-from pa_core.storage.urls import url_of
+from pa_core.training_state.urls import url_of
 from pa_core.user_warnings import warn_user
 from pa_data.errors import message_of, safe_cause, without_secrets
 from pa_distributed import run_while_others_wait
@@ -108,7 +107,7 @@ class Uploads:
 
     def _begin(self, folder: Path, continued: Path | None) -> None:
         if continued is not None:
-            records = [record for record in StateFolder(folder).records() if record.problem is None]
+            records = [record for record in Folder(folder).records() if record.problem is None]
             run = next((record.run for record in records if record.path == continued), None)
             sent = {(state.age, state.name) for state in self.store.states() if state.is_of(run or "")}
             own = [record for record in records if record.run == run]
@@ -173,7 +172,7 @@ class Uploads:
             # States that were kept on the disk because they were not sent yet.
             state, run = self._newest
             try:
-                StateFolder(state.parent).keep(self._max_checkpoints, run)
+                Folder(state.parent).keep(self._max_checkpoints, run)
             except CheckpointError as error:
                 warn_that_it_continues(error)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from pa_checkpoint import CheckpointError, CheckpointInfo, CheckpointNotFoundError, Folder, RemoteFolder, Skipped
 from pa_core import _accelerate, distributed
-from pa_core.storage.urls import url_of
+from pa_core.training_state.urls import url_of
 from pa_core.user_warnings import warn_user
 from pa_distributed import run_while_others_wait
 

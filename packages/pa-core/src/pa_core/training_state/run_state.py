@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pa_checkpoint import StoredTensor
+from pa_checkpoint import Checkpoint, StoredTensor
 from pa_checkpoint.torch_states import SavedModel, TransactionalLoad, does_not_fit, incompatibility, refusals_explained
 from pa_core import distributed
 from pa_core.data.custom_loader import count_steps
@@ -27,7 +27,6 @@ from pa_core.model_tensors import (
     supports_state_dict,
 )
 from pa_core.progress import Phase, Position, Progress
-from pa_core.storage import State
 from pa_core.tracking import ExactLossTracker
 from pa_core.training_state.model_state import (
     SavedOptimizer,
@@ -249,7 +248,7 @@ class SavedRun:
         CheckpointError: Something in it is not what a run saves.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Checkpoint) -> None:
         self.path: Path = state.path
         self.digest: str = state.digest
         self.name: str = str(state.summary["run"])
