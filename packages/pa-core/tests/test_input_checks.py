@@ -205,7 +205,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         (
             {"mixed_precision": value},
             ConfigurationError,
-            rf"'no' \(for float32\), 'bf16', 'fp16', or None, got {value!r}\.",
+            rf"'no' \(for float32\), 'bf16', 'fp16', or None .*, got {value!r}\.",
         )
         for value in ("bfloat16", torch.float16, "BF16", "fp32", False, "fp8", "mixed")
     ),
@@ -227,8 +227,9 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
 @pytest.mark.parametrize(("options", "error", "words"), OPTIONS)
 def test_a_trainer_that_cannot_be_made_says_why(options: dict[str, Any], error: type[Exception], words: str) -> None:
     """With what was given, and what would have been right."""
+    make_of: Any = Trainer
     with pytest.raises(error, match=words):
-        Trainer(nn.Linear(1, 1), None, **{"optimizer": None, "callbacks": [], **options})
+        make_of(nn.Linear(1, 1), None, **{"optimizer": None, "callbacks": [], **options})
 
 
 def replaced(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -36,7 +36,7 @@ from tests.support.callbacks import CallAt, KillAt, KilledError
 from tests.support.histories import DocumentedHistory
 from tests.support.pa_core.tensor_reads import Reads
 
-NUM_SAMPLES, BATCH_SIZE = 22, 4
+NUM_SAMPLES, BATCH_SIZE = 25, 4  # of two processes, one has no sample in the last step
 VALUES = torch.arange(NUM_SAMPLES, dtype=torch.float64) / 7
 
 
@@ -83,17 +83,23 @@ def latest(trainer: AnyTrainer, name: str) -> float:
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.runs_on("one_process", "two_ranks", "bf16")
 def test_the_mean_over_the_samples_of_all_processes_is_recorded(accumulation: int) -> None:
-    """Each sample counts once, also in batches that are smaller, and of ranks that have fewer."""
-    trainer = make_trainer()
+    """Each sample counts once, also of ranks that have fewer; evaluations within an epoch have their own names.
 
-    train(trainer, gradient_accumulation_steps=accumulation)
+    A name that no step of an epoch logged has no value for that epoch.
+    """
+    in_first = CallAt("on_train_step_end", lambda one: one.log("first", 1.0) if one.num_epochs_completed == 0 else None)
+    trainer = make_trainer(StepBasedEvaluationCallback(1), in_first)
+
+    train(trainer, 2, gradient_accumulation_steps=accumulation)
     trainer.evaluate(make_data(6), BATCH_SIZE, reset_run_history=False)
 
-    for name, num_samples in (("train_{}_epoch", NUM_SAMPLES), ("eval_{}_epoch", 10), ("evaluation_{}", 6)):
+    evaluated = (("eval_{}_epoch", 10), ("intermediate_eval_{}_epoch", 10), ("evaluation_{}", 6))
+    for name, num_samples in (("train_{}_epoch", NUM_SAMPLES), *evaluated):
         expected = VALUES[:num_samples].mean().item()
         assert latest(trainer, name.format("value")) == pytest.approx(expected, rel=1e-6)
         assert latest(trainer, name.format("double")) == pytest.approx(2 * expected, rel=1e-6)
-    assert len(list(trainer.run_history.get_metric_values("train_value_epoch"))) == 1
+    assert len(list(trainer.run_history.get_metric_values("train_value_epoch"))) == 2
+    assert trainer.run_history.get_metric_values("train_first_epoch") == [1.0]
 
 
 class FromCallbacks(TrainerCallback):
@@ -166,30 +172,6 @@ def test_ranks_may_log_different_names() -> None:
     of_each: list[list[float]] = gather_objects(cast("LogsByRank", trainer).seen)
     for number, seen in enumerate(of_each):
         assert latest(trainer, f"train_of_rank_{number}_epoch") == pytest.approx(sum(seen) / len(seen))
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_a_rank_without_a_sample_takes_part() -> None:
-    """The tail of an epoch reaches the first rank alone, in training and in evaluation."""
-    trainer = make_trainer()
-
-    trainer.train(make_data(9), 1, eval_dataset=make_data(2), per_device_batch_size=4)
-
-    assert latest(trainer, "train_value_epoch") == pytest.approx(VALUES[:9].mean().item())
-    assert latest(trainer, "eval_value_epoch") == pytest.approx(VALUES[:2].mean().item())
-
-
-def test_evaluations_within_an_epoch_have_their_own_names() -> None:
-    """They do not mix with the means of the training that goes on around them."""
-    trainer = make_trainer(StepBasedEvaluationCallback(2))
-
-    train(trainer)
-
-    expected = VALUES.mean().item(), VALUES[:10].mean().item()
-    assert latest(trainer, "train_value_epoch") == pytest.approx(expected[0])
-    for prefix in ("", "intermediate_"):
-        assert latest(trainer, f"{prefix}eval_value_epoch") == pytest.approx(expected[1])
-    assert len(list(trainer.run_history.get_metric_values("intermediate_eval_value_epoch"))) == 2
 
 
 @pytest.mark.parametrize("last_saved", [1, 3, 5])
@@ -350,21 +332,6 @@ def test_outside_of_a_step_logging_is_an_error_that_says_where(event: str) -> No
         make_trainer().log("kl", 1.0)
 
 
-def test_no_mean_is_recorded_of_nothing() -> None:
-    """A name that no step of an epoch logged has no value for that epoch."""
-
-    def log(trainer: AnyTrainer) -> None:
-        if trainer.run_history.current_epoch == 1:
-            trainer.log("kl", 1.0)
-
-    trainer = make_trainer(CallAt("on_train_step_end", log))
-
-    train(trainer, num_epochs=3)
-
-    assert trainer.run_history.get_metric_values("train_kl_epoch") == [1.0]
-    assert trainer.num_epochs_completed == 3
-
-
 DATA = make_regression(8)
 
 
@@ -413,22 +380,14 @@ def test_everything_that_reads_metrics_takes_the_numbers(tmp_path: Path, capsys:
     assert plot_run_history(trainer.run_history, tmp_path / "plot.png").stat().st_size > 0
 
 
-@pytest.mark.parametrize(
-    ("metric", "advice"), [("test", "Watch one of its numbers: test_accuracy"), ("phase", "Record the number")]
-)
-def test_a_metric_to_watch_has_to_be_a_number(metric: str, advice: str, tmp_path: Path) -> None:
-    """The error says what was recorded, and which of its numbers can be watched."""
-    trainer = recording_trainer(SaveBestModelCallback(tmp_path / "best.pt", metric))
-    with pytest.raises(ConfigurationError, match=rf"watch_metric='{metric}'(.|\n)*{advice}"):
-        trainer.train(DATA, 1, DATA)
-
-
-def test_a_plot_of_what_is_no_number_is_refused(tmp_path: Path) -> None:
-    """There is nothing to draw."""
-    trainer = recording_trainer()
-    trainer.train(DATA, 1, DATA)
-    with pytest.raises(ConfigurationError, match="nothing to draw"):
-        plot_run_history(trainer.run_history, tmp_path / "plot.png", metrics=["phase"])
+def test_what_is_no_number_is_refused_where_a_number_is_needed(tmp_path: Path) -> None:
+    """The error says what was recorded, and which of its numbers can be watched; there is nothing to draw."""
+    for metric, advice in (("test", "Watch one of its numbers: test_accuracy"), ("phase", "Record the number")):
+        trainer = recording_trainer(SaveBestModelCallback(tmp_path / "best.pt", metric))
+        with pytest.raises(ConfigurationError, match=rf"watch_metric='{metric}'(.|\n)*{advice}"):
+            trainer.train(DATA, 1, DATA)
+        with pytest.raises(ConfigurationError, match="nothing to draw"):
+            plot_run_history(trainer.run_history, tmp_path / "plot.png", metrics=["phase"])
 
 
 def test_a_history_of_ones_own_may_hold_anything(capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,31 +89,32 @@ def test_the_first_lines_say_what_an_update_is_made_of_and_where_the_run_writes(
     assert second == f"Trains all 5 parameters; writes to {best}, {states}"
 
 
-def test_a_loop_of_the_script_says_the_same_of_its_models(capsys: pytest.CaptureFixture[str]) -> None:
-    """A model that has no optimizer by intent, such as a copy of another one, is not taken for forgotten."""
-    models = {"online": nn.Linear(4, 1), "target": nn.Linear(4, 1)}
-    optimizers = {"online": SGD([models["online"].weight], lr=0.1)}
+def train_each(models: dict[str, Any], trained: dict[str, Any], rates: dict[str, float]) -> None:
+    """Train models in a loop of the script; each optimizer has some of the parameters."""
+    optimizers = {name: SGD(trained[name], lr=rate) for name, rate in rates.items()}
     with Run(models, optimizers, DATA, num_epochs=1, callbacks=[PrintProgressCallback]) as run:
         for inputs, targets in run.batches():
-            run.backward(nn.functional.mse_loss(models["online"](inputs), targets))
-            run.step()
-    assert first_lines(capsys)[1] == (
-        "Trains 4 of 5 parameters; no optimizer has online.bias (1, not frozen); no TerminateOnNaNCallback"
-    )
+            for name in optimizers:
+                run.backward(nn.functional.mse_loss(models[name](inputs), targets), model=name)
+                run.step(name)
 
 
-def test_a_parameter_that_two_models_share_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """As the encoder of two heads, each of them a model with the encoder in it; an optimizer of one of them has it."""
+def test_a_loop_of_the_script_says_the_same_of_its_models(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model without an optimizer, such as a copy, is not taken for forgotten; what two models share counts once.
+
+    The rate of the first optimizer is in its column, those of the others are by name below the row.
+    """
+    models: dict[str, Any] = {"online": nn.Linear(4, 1), "target": nn.Linear(4, 1)}
+    train_each(models, {"online": [models["online"].weight]}, {"online": 0.1})
+    said = "Trains 4 of 5 parameters; no optimizer has online.bias (1, not frozen); no TerminateOnNaNCallback"
+    assert first_lines(capsys)[1] == said
     encoder = nn.Linear(4, 4)
     models = {name: nn.Sequential(encoder, nn.Linear(4, 1)) for name in ("first", "second")}
-    optimizers = {"first": SGD(models["first"].parameters(), lr=0.1)}
-    optimizers["second"] = SGD(models["second"][1].parameters(), lr=0.1)
-    with Run(models, optimizers, DATA, num_epochs=1, callbacks=[PrintProgressCallback]) as run:
-        for inputs, targets in run.batches():
-            for name, model in models.items():
-                run.backward(nn.functional.mse_loss(model(inputs), targets), model=name)
-                run.step(name)
-    assert first_lines(capsys)[1] == "Trains all 30 parameters; no TerminateOnNaNCallback"
+    trained = {"first": models["first"].parameters(), "second": models["second"][1].parameters()}
+    train_each(models, trained, {"first": 0.1, "second": 0.25})
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[1] == "Trains all 30 parameters; no TerminateOnNaNCallback"
+    assert re.search(r"^ +1 .* 0\.1 .*\n       lr of second 0\.25$", printed, re.MULTILINE)
 
 
 def test_updates_out_of_a_batch_are_counted_as_the_most_that_there_can_be(capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,20 +226,6 @@ def test_a_logger_adds_its_metrics_to_the_rows(capsys: pytest.CaptureFixture[str
     assert all(len(row) == len(header) for row in rows)
 
 
-def test_each_optimizer_has_its_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first one in its column, the others by name below the row."""
-    models = {"generator": nn.Linear(4, 1), "critic": nn.Linear(4, 1)}
-    rates = {"generator": 0.1, "critic": 0.25}
-    optimizers = {name: SGD(model.parameters(), lr=rates[name]) for name, model in models.items()}
-    with Run(models, optimizers, DATA, num_epochs=1, callbacks=[PrintProgressCallback]) as run:
-        for inputs, targets in run.batches():
-            for name, model in models.items():
-                loss = nn.functional.mse_loss(model(inputs), targets)
-                run.backward(loss, model=name)
-                run.step(name)
-    assert re.search(r"^ +1 .* 0\.1 .*\n       lr of critic 0\.25$", capsys.readouterr().out, re.MULTILINE)
-
-
 def test_of_many_metrics_the_watched_ones_come_first_and_the_rest_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,18 +275,6 @@ def test_a_logger_that_sends_elsewhere_leaves_the_losses(capsys: pytest.CaptureF
     assert rows_of_run(capsys, record, SendAndPrint, epochs=1)[0] == ["epoch", "train_loss", "eval_loss", "accuracy"]
 
 
-def test_metrics_without_room_follow_on_indented_lines() -> None:
-    """No line is longer than 80 columns, and every value is there."""
-    metrics = {f"metric_{number}_epoch": float(number) for number in range(12)} | {"long_" * 9 + "name": 0.5}
-    lines = EpochRows().lines("1", metrics, figures=FIGURES)
-    assert all(len(line) <= 80 for line in lines)
-    assert lines[0].split() == ["metric"] * 5
-    assert lines[1].split() == ["epoch", *map(str, range(5)), *FIGURES]
-    assert all(line.startswith("       metric_") or line.startswith("       long_") for line in lines[3:])
-    for name in [f"metric_{number}_epoch" for number in range(5, 12)] + ["long_" * 9 + "name"]:
-        assert f"{name} " in "\n".join(lines[3:])
-
-
 def test_titles_take_two_lines_where_that_makes_room_for_a_metric() -> None:
     """Metrics of training and evaluation beside both losses, with their full names; marks take room of the gap."""
     names = ["train_loss_epoch", "eval_loss_epoch", "train_accuracy_epoch", "eval_accuracy_epoch", "eval_f1_epoch"]
@@ -315,18 +290,27 @@ def test_titles_take_two_lines_where_that_makes_room_for_a_metric() -> None:
     ]
 
 
-def test_titles_of_one_line_stay_where_they_make_room_for_as_much() -> None:
-    """A name that has no room in any way does not make the header longer."""
+def test_metrics_have_the_room_that_there_is() -> None:
+    """No line is longer than 80 columns, and every value is there; names that are alike or long move nothing else."""
+    metrics = {f"metric_{number}_epoch": float(number) for number in range(12)} | {"long_" * 9 + "name": 0.5}
+    lines = EpochRows().lines("1", metrics, figures=FIGURES)
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0].split() == ["metric"] * 5
+    assert lines[1].split() == ["epoch", *map(str, range(5)), *FIGURES]
+    assert all(line.startswith("       metric_") or line.startswith("       long_") for line in lines[3:])
+    for name in [f"metric_{number}_epoch" for number in range(5, 12)] + ["long_" * 9 + "name"]:
+        assert f"{name} " in "\n".join(lines[3:])
+
     lines = EpochRows().lines("1", {"train_loss_epoch": 1.0, "a" * 70: 0.5}, figures=FIGURES)
     assert lines[0] == "epoch  train loss        lr  samples/s     time"
     assert lines[2] == f"       {'a' * 70} 0.5000"
-
-
-def test_a_metric_with_the_name_of_a_figure_has_no_second_column_of_that_name() -> None:
-    """It comes below, with its name."""
     lines = EpochRows().lines("1", {"lr": 0.5, "epoch": 3.0}, figures=FIGURES)
     assert lines[0] == "epoch        lr  samples/s     time"
     assert lines[2:] == ["       lr 0.5000, epoch 3.0000"]
+    wide = EpochRows().lines("1", {"a": -1.234e-10, "b": 0.5}, ["a"], FIGURES)
+    assert wide[1] == "    1 *-1.23e-10 0.5000      0.01     12,345   1.23 s"
+    for order in (("f1_epoch", "f1"), ("f1", "f1_epoch")):
+        assert EpochRows().lines("1", dict.fromkeys(order, 0.5))[0].split() == ["epoch", *order]
 
 
 def test_a_metric_that_comes_late_gets_a_column_under_a_new_header() -> None:
@@ -339,20 +323,6 @@ def test_a_metric_that_comes_late_gets_a_column_under_a_new_header() -> None:
     assert second[0] == "epoch  train loss       f1        lr  samples/s     time"
     assert second[1] == "    2      0.5000  *0.2500      0.01     12,345   1.23 s"
     assert third[0] == "    3      0.2500        -      0.01     12,345   1.23 s"
-
-
-def test_a_cell_that_is_too_wide_moves_nothing_else() -> None:
-    """It takes room of the gap before it."""
-    rows = EpochRows()
-    wide = rows.lines("1", {"a": -1.234e-10, "b": 0.5}, ["a"], FIGURES)
-    assert wide[1] == "    1 *-1.23e-10 0.5000      0.01     12,345   1.23 s"
-
-
-@pytest.mark.parametrize("order", [("f1_epoch", "f1"), ("f1", "f1_epoch")])
-def test_metrics_of_like_names_are_told_apart(order: tuple[str, str]) -> None:
-    """Two that would have the same title have their full names, in whatever order they come."""
-    header, *_ = EpochRows().lines("1", dict.fromkeys(order, 0.5))
-    assert header.split() == ["epoch", *order]
 
 
 def test_a_resumed_run_prints_a_header_and_remembers_the_best(
