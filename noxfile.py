@@ -186,7 +186,7 @@ DISTRIBUTIONS = (
     Distribution(
         "pa-core",
         "pa_core",
-        extras=("examples", "fsspec", "parquet", "plot", "stateful"),
+        extras=("examples", "fsspec", "parquet", "plot", "predict", "stateful"),
         test_requirements=("pandas", "tensorboard"),
     ),
     Distribution("pa-schedulers", "pa_schedulers", extras=("plot",)),
@@ -194,7 +194,6 @@ DISTRIBUTIONS = (
     Distribution(
         "pa-callbacks-extra", "pa_callbacks_extra", extras=("torchmetrics",), test_requirements=("tensorboard",)
     ),
-    Distribution("pa-predictions", "pa_predictions"),
     Distribution("pa-preflight", "pa_preflight", extras=("plot",)),
     Distribution("pa-trial", "pa_trial", extras=("tensorboard",), test_requirements=("accelerate",)),
     Distribution("pa-compat", "pytorch_accelerated", extras=("examples",), test_requirements=("pandas",)),

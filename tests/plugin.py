@@ -22,7 +22,6 @@ DISTRIBUTIONS = {
     "pa-schedulers": "pa_schedulers",
     "pa-finetuning": "pa_finetuning",
     "pa-callbacks-extra": "pa_callbacks_extra",
-    "pa-predictions": "pa_predictions",
     "pa-preflight": "pa_preflight",
     "pa-trial": "pa_trial",
     "pa-compat": "pytorch_accelerated",

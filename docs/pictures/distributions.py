@@ -18,7 +18,7 @@ __all__ = ["draw"]
 PACKAGES = Path(__file__).parents[2] / "packages"
 ROWS = [
     ["pa-compat"],
-    ["pa-callbacks-extra", "pa-predictions", "pa-preflight", "pa-schedulers"],
+    ["pa-callbacks-extra", "pa-preflight", "pa-schedulers"],
     ["pa-core", "pa-trial"],
     ["pa-checkpoint", "pa-data", "pa-distributed", "pa-finetuning"],
 ]

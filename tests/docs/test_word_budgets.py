@@ -59,7 +59,6 @@ KINDS: dict[str, str | tuple[str, int]] = {
     "packages/pa-checkpoint/README.md": "library",
     "packages/pa-data/README.md": "library",
     "packages/pa-distributed/README.md": "library",
-    "packages/pa-predictions/README.md": "library",
     "packages/pa-preflight/README.md": "library",
 }
 """The kind of each page that is none of the usual ones of its folder, and the words of a page that needs others."""

@@ -22,13 +22,12 @@ ORDER = [
     "pa-finetuning",
     "pa-core",
     "pa-callbacks-extra",
-    "pa-predictions",
     "pa-preflight",
     "pa-schedulers",
     "pa-trial",
     "pa-compat",
 ]
-LEFT_OUT = ("pa-callbacks-extra", "pa-compat", "pa-predictions", "pa-preflight", "pa-schedulers", "pa-trial")
+LEFT_OUT = ("pa-callbacks-extra", "pa-compat", "pa-preflight", "pa-schedulers", "pa-trial")
 
 
 @pytest.fixture

@@ -44,7 +44,6 @@ MODULES = (
     "pa_distributed.gradient_tree",
     "pa_distributed.gradients",
     "pa_finetuning",
-    "pa_predictions",
     "pa_preflight",
     "pa_schedulers",
     "pa_trial",

@@ -57,7 +57,6 @@ def test_the_packages_keep_all_rules(packages: Packages) -> None:
     ("rule", "module", "line"),
     [
         (DISTRIBUTIONS_RULE, "pa_core/errors.py", "import pa_schedulers"),
-        (DISTRIBUTIONS_RULE, "pa_core/trainer_methods.py", "import pa_predictions"),
         (DISTRIBUTIONS_RULE, "pa_trial/__init__.py", "import pa_schedulers"),
         (MODULES_RULE, "pa_core/callbacks/defaults.py", "from pa_core.trainer import Trainer"),
         (MODULES_RULE, "pa_core/unheard_of.py", "import torch"),

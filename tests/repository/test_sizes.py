@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
-    "code lines of pa-core": 15_900,
+    "code lines of pa-core": 15_950,
     "code lines of all packages": 40_700,
     "code lines of tests": 65_000,
     "code lines of a module of pa-core": 550,

@@ -25,7 +25,6 @@ PACKAGES = (
     "pa_distributed",
     "pa_finetuning",
     "pa_callbacks_extra",
-    "pa_predictions",
     "pa_preflight",
     "pa_trial",
     "pytorch_accelerated",

@@ -14,7 +14,7 @@ from tests.typing.checkers import PACKAGES, Completeness, TypedEnvironment
 WITHOUT_TYPES = {
     "accelerate": {"pa_core/_accelerate.py", "pa_callbacks_extra/experiment_trackers.py"},
     "fsspec": {"pa_data/files/_file_systems.py", "pa_checkpoint/_remote_folder.py"},
-    "pyarrow": {"pa_data/files/_parquet.py", "pa_predictions/_parquet.py"},
+    "pyarrow": {"pa_data/files/_parquet.py", "pa_core/predictions/parquet.py"},
     "tqdm": {"pa_core/_tqdm.py"},
 }
 """Packages without `py.typed`, and the modules of ours that take objects of each of them, and type them."""

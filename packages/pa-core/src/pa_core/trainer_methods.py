@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Generator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,17 +15,25 @@ from typing_extensions import override
 from pa_core import default_step, input_checks, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE
-from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.errors import ConfigurationError
 from pa_core.loop import Loop
 from pa_core.placeholders import create_scheduler
-from pa_core.predictions import PieceWriter, PredictionWriter, PredictsBatches
-from pa_core.predictions.types import PredictionT
 from pa_core.progress import Stage
 from pa_core.run_config import TrainerRunConfig, check_count
 from pa_core.run_lifecycle import RunLifecycle
 from pa_core.trained import Trained
 from pa_core.training_state.own_buffers import buffers_of_first_process
-from pa_core.types import BatchT, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
+from pa_core.types import (
+    BatchT,
+    ModelT_co,
+    OutputT_co,
+    PredictionT,
+    PredictionWriter,
+    PredictsBatches,
+    SchedulerFactory,
+    SchedulerT,
+    SizedIterable,
+)
 from pa_distributed import print_errors_once
 
 if TYPE_CHECKING:  # few scripts predict, and the import of the others takes no time for it
@@ -287,7 +293,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         Raises:
             ConfigurationError: The dataset has no length, or an argument cannot work.
             EmptyDatasetError: There is no sample.
-            UnsupportedConfigurationError: There is something to write, and pa-predictions is not installed.
+            UnsupportedConfigurationError: A Parquet file needs pyarrow, which is not installed.
             CheckpointError: There are pieces of other predictions.
             BatchOutputError: What ``predict_batch`` returns does not fit the file.
 
@@ -298,6 +304,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             >>> list(trainer.predict(torch.arange(3.0), per_device_batch_size=2))
             [tensor([0., 1.]), tensor([2.])]
         """
+        from pa_core.predictions import ResumableWriter
         from pa_core.predictions.prediction_run import PredictionRun
 
         trainer: TrainerMethods[ModelT_co, BatchT, OutputT_co, SchedulerT] = self
@@ -322,7 +329,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             if write is None:
                 _require_nothing_to_write(of_writing)
                 return run.batches()
-            writer = _create_writer(write, run, of_writing)
+            writer = ResumableWriter(write, len(cast("Sized", dataset)), run.batch_size, **of_writing)
         run.write(writer)
         return writer.path
 
@@ -351,16 +358,3 @@ def _require_nothing_to_write(arguments: Mapping[str, object]) -> None:
     for name, value in arguments.items():
         if value is not None and not (isinstance(value, str) and value == "error"):
             raise ConfigurationError(f"{name} must be left out without write, a file or a function, got {value!r}.")
-
-
-def _create_writer(
-    write: str | Path | PredictionWriter[Any], run: PredictionRun, arguments: Mapping[str, object]
-) -> PieceWriter:
-    if importlib.util.find_spec("pa_predictions") is None:
-        raise UnsupportedConfigurationError(
-            "Predictions are written by pa-predictions, which is not installed. Run pip install pa-predictions, or "
-            "iterate over predict() without write."
-        )
-    module: Any = importlib.import_module("pa_predictions")  # it requires this distribution, not the other way round
-    writer: PieceWriter = module.ResumableWriter(write, len(cast("Sized", run.dataset)), run.batch_size, **arguments)
-    return writer

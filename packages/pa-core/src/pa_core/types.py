@@ -1,4 +1,4 @@
-"""The types that users of the trainer meet: what a step returns, what a scheduler must offer."""
+"""The types that users of the trainer meet: outputs of steps, what a scheduler must offer, what writes predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import TypedDict, TypeVar
 
-__all__ = ["BatchOutput", "SchedulerLike", "SizedIterable", "StatefulScheduler", "SupportsStateDict"]
+__all__ = [
+    "BatchOutput",
+    "PredictionWriter",
+    "PredictsBatches",
+    "SchedulerLike",
+    "SizedIterable",
+    "StatefulScheduler",
+    "SupportsStateDict",
+]
 
 
 class BatchOutput(TypedDict):
@@ -80,6 +88,36 @@ class SizedIterable(Protocol[_Item_co]):
 
     def __iter__(self) -> Iterator[_Item_co]:
         """Return an iterator over the batches."""
+        ...
+
+
+PredictionT = TypeVar("PredictionT", default=Any)
+PredictionT_co = TypeVar("PredictionT_co", default=Any, covariant=True)
+PredictionT_contra = TypeVar("PredictionT_contra", default=Any, contravariant=True)
+
+
+class PredictsBatches(Protocol[PredictionT_co]):
+    """A trainer, as far as ``predict()`` needs to know what it yields: what ``predict_batch`` returns."""
+
+    def predict_batch(self, batch: Any, /) -> PredictionT_co:
+        """Return the predictions for a batch."""
+        ...
+
+
+class PredictionWriter(Protocol[PredictionT_contra]):
+    """What ``write`` may be besides a path: called with the predictions for each batch, on the process that made them.
+
+    Example:
+        >>> from pa_core.types import PredictionWriter
+        >>> def show(predictions: list[str], positions: range) -> None:
+        ...     print(dict(zip(positions, predictions)))
+        >>> write: PredictionWriter[list[str]] = show
+        >>> write(["cat", "dog"], range(8, 10))
+        {8: 'cat', 9: 'dog'}
+    """
+
+    def __call__(self, predictions: PredictionT_contra, positions: range, /) -> object:
+        """Write the predictions for the samples at some positions of the dataset."""
         ...
 
 

@@ -263,12 +263,12 @@ def test_a_run_within_a_prediction_is_refused() -> None:
     assert len(list(trainer.predict(numbers(5)))) == 1
 
 
-def test_what_writes_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the line that installs it."""
+def test_parquet_files_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the line that installs it, before anything is predicted."""
     nothing: dict[str, None] = {}
     monkeypatch.setattr(importlib.util, "find_spec", nothing.get)
-    with pytest.raises(UnsupportedConfigurationError, match="pip install pa-predictions"):
-        trainer_of(nn.Identity()).predict(numbers(3), write="p.csv")
+    with pytest.raises(UnsupportedConfigurationError, match=r"pip install pa-core\[predict\]"):
+        trainer_of(nn.Identity()).predict(numbers(3), write="p.parquet")
 
 
 @pytest.mark.parametrize("name", ["samples_per_piece", "pieces", "other_pieces"])

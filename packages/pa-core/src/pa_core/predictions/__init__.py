@@ -1,7 +1,11 @@
-"""Predictions: each sample of a dataset once, in its order, on any number of processes."""
+"""Predictions: each sample of a dataset once, in its order, on any number of processes.
+
+A `ResumableWriter` writes them to Parquet, CSV and JSON lines, or to a function, in pieces that survive a kill.
+``Trainer.predict(dataset, write=...)`` makes one. Parquet files need pyarrow: ``pip install pa-core[predict]``.
+"""
 
 from __future__ import annotations
 
-from pa_core.predictions.types import PieceWriter, PredictionWriter, PredictsBatches
+from pa_core.predictions.writer import ResumableWriter
 
-__all__ = ["PieceWriter", "PredictionWriter", "PredictsBatches"]
+__all__ = ["ResumableWriter"]

@@ -22,7 +22,7 @@ from pa_core.data.loaders import Loaders
 from pa_core.default_step import name_step
 from pa_core.distributed.collectives import gather_objects, num_processes, rank, sum_over_processes
 from pa_core.errors import ConfigurationError
-from pa_core.predictions.types import PieceWriter
+from pa_core.predictions.writer import ResumableWriter
 from pa_core.rank_checks import digest_of_weights
 from pa_core.run_config import check_count
 from pa_data import KeyedDataLoader, count_samples, move_to_device
@@ -148,7 +148,7 @@ class PredictionRun:
         """Whether the first process stops, which alone may say so; every process must call this."""
         return bool(sum_over_processes(torch.tensor(int(stops), device=self.trainer.device)).item())
 
-    def write(self, writer: PieceWriter) -> None:
+    def write(self, writer: ResumableWriter) -> None:
         """Predict and write the pieces that are not there yet, each process some of them.
 
         Args:

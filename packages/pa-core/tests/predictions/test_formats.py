@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import BatchOutputError, CheckpointError, ConfigurationError, Trainer
-from pa_predictions import ResumableWriter
+from pa_core.predictions import ResumableWriter
 from tests.support.explained import assert_explained
 
 AWKWARD = (

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from pa_core import BatchOutputError
+from pa_core.errors import BatchOutputError
+from pa_core.predictions.columns import Column, plain, require_names_once, require_same_columns
 from pa_data.batches import describe_batch
-from pa_predictions._columns import Column, plain, require_names_once, require_same_columns
 
 _DIMENSIONS_OF_TABLE = 2
 _CHARACTERS_AT_A_TIME = 2**20

@@ -1,22 +1,24 @@
-"""Predictions as columns: a value for each sample, under a name."""
+"""Predictions as columns: a value for each sample, under a name; a column of ids may precede them."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from pa_core import BatchOutputError
+from pa_core.errors import BatchOutputError, ConfigurationError
 from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
 
 Column: TypeAlias = "Tensor | Sequence[Any]"
 """A value for each sample of a batch: a tensor whose first dimension is the samples, or a list."""
 
 _NAME = "prediction"
+_ID = "id"
 
 
 def columns_of(predictions: object, num_samples: int) -> dict[str, Column]:
@@ -110,3 +112,55 @@ def require_same_columns(names: Sequence[str], others: Sequence[str]) -> None:
             given=f"{', '.join(names)}; and {', '.join(others)}",
             do="Return the same names from predict_batch each time, or write to a .jsonl file.",
         )
+
+
+class Ids:
+    """A value for each sample, by its position.
+
+    Args:
+        values: One for each sample.
+        num_samples: The number of samples.
+
+    Raises:
+        ConfigurationError: There are more or fewer values than samples.
+
+    Example:
+        >>> Ids(["a.png", "b.png", "c.png"], 3).beside({"label": [7, 0]}, range(1, 3))
+        {'id': ['b.png', 'c.png'], 'label': [7, 0]}
+    """
+
+    def __init__(self, values: Sequence[Any] | Tensor, num_samples: int) -> None:
+        self._values: Sequence[Any] | Tensor = torch.as_tensor(values) if is_array(values) else values
+        is_list = self._values.dim() == 1 if isinstance(self._values, Tensor) else isinstance(values, Sequence)
+        if isinstance(values, str) or not is_list or len(self._values) != num_samples:
+            raise ConfigurationError(
+                "The ids of the samples are not a value for each of them.",
+                given=f"ids of type {type(values).__name__}{_describe_length(values)} for {num_samples} samples",
+                do="Pass a list or a tensor of one dimension in the order of the dataset, or range(len(dataset)) for "
+                "the positions.",
+            )
+
+    def digest(self) -> str:
+        """Return what differs for other ids."""
+        digest = hashlib.sha256()
+        for value in plain(self._values):
+            digest.update(repr(value).encode(errors="surrogatepass") + b"\0")
+        return digest.hexdigest()
+
+    def beside(self, columns: Mapping[str, Column], positions: range) -> dict[str, Column]:
+        """Return the columns of a batch, the ids of its samples before them.
+
+        Args:
+            columns: Columns by name.
+            positions: Where the samples are in the dataset.
+
+        Raises:
+            BatchOutputError: A column has the name of the ids.
+        """
+        require_names_once([_ID, *columns])
+        own = self._values[positions.start : positions.stop]
+        return {_ID: own if isinstance(own, Tensor) else list(own), **columns}
+
+
+def _describe_length(values: Any) -> str:
+    return f" and length {len(values)}" if hasattr(values, "__len__") else ""

@@ -13,13 +13,12 @@ from typing import Any, BinaryIO, Literal, cast
 from torch import Tensor
 
 from pa_checkpoint import atomic_write
-from pa_core import ArgumentTypeError, ConfigurationError
-from pa_core.predictions import PredictionWriter
-from pa_predictions._columns import Column, columns_of
-from pa_predictions._ids import Ids
-from pa_predictions._parquet import join_tables, write_table
-from pa_predictions._piece_folder import PieceFolder
-from pa_predictions._text import join_csv, join_lines, write_csv, write_lines
+from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.predictions.columns import Column, Ids, columns_of
+from pa_core.predictions.parquet import join_tables, require_pyarrow, write_table
+from pa_core.predictions.piece_folder import PieceFolder
+from pa_core.predictions.text import join_csv, join_lines, write_csv, write_lines
+from pa_core.types import PredictionWriter
 
 _MOST_PIECES = 1_000
 _MOST_SAMPLES = 65_536
@@ -59,6 +58,7 @@ class ResumableWriter:
     Raises:
         ArgumentTypeError: ``write`` is neither a path nor a function.
         ConfigurationError: An argument cannot work.
+        UnsupportedConfigurationError: A Parquet file needs pyarrow, which is not installed.
 
     Example:
         >>> import tempfile
@@ -218,6 +218,8 @@ def _checked(path: str | Path) -> Path:
             f"The format of write={str(path)!r} is not known. Choose a name that ends in .csv, .jsonl or .parquet, or "
             "pass a function that writes the predictions for each batch."
         )
+    if path.suffix == ".parquet":
+        require_pyarrow()
     return path
 
 

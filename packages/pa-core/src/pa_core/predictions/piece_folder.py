@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from pa_checkpoint import CheckpointError, FolderLock, atomic_write
-from pa_core import ConfigurationError
 from pa_core.distributed import rank
+from pa_core.errors import ConfigurationError
 
 _IDENTITY: Final = "identity.json"
 _PIECE: Final = re.compile(r"(\d{12,})-(\d{12,})\.\w+\.[0-9a-f]{64}")

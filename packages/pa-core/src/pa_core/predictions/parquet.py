@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -9,10 +10,23 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from pa_core import BatchOutputError
-from pa_predictions._columns import Column, plain, require_same_columns
+from pa_core.errors import BatchOutputError, UnsupportedConfigurationError
+from pa_core.predictions.columns import Column, plain, require_same_columns
 
 _ROWS_OF_GROUP = 65_536
+
+
+def require_pyarrow() -> None:
+    """Raise an error if the package that knows the format is missing.
+
+    Raises:
+        UnsupportedConfigurationError: It is not installed.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UnsupportedConfigurationError(
+            "Parquet files are written by pyarrow, which is not installed. Run pip install pa-core[predict], or write "
+            "to a .csv or .jsonl file."
+        )
 
 
 def write_table(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None:

@@ -39,7 +39,7 @@ from tests.launching import Launch
 
 on_any_number_of_processes = pytest.mark.runs_on("one_process", "two_ranks")
 BATCH_SIZE = 3
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def numbers(count: int) -> TensorDataset:

@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from pa_core import CheckpointError, ConfigurationError, RanksDifferError, Trainer, gather_objects
-from pa_core.predictions import PieceWriter
-from pa_predictions import ResumableWriter
+from pa_core.predictions import ResumableWriter
 
 IDENTITY = {"weights": "those of Monday"}
 
@@ -53,13 +52,6 @@ def test_pieces_of_another_identity_are_refused(tmp_path: Path) -> None:
     squares(tmp_path / "squares.csv", most=1)
     with pytest.raises(CheckpointError, match="weights: those of Monday, now those of Tuesday"):
         squares(tmp_path / "squares.csv", most=1, identity={"weights": "those of Tuesday"})
-
-
-def test_a_trainer_takes_it_for_what_writes_pieces(tmp_path: Path) -> None:
-    """Type checkers compare it with what `predict()` calls."""
-    writer: PieceWriter = ResumableWriter(tmp_path / "squares.csv", num_samples=10, batch_size=2)
-    assert writer.path == tmp_path / "squares.csv"
-    assert writer.missing == []
 
 
 @pytest.mark.runs_on("two_ranks")
