@@ -220,24 +220,6 @@ def refuse(checkpoint: Path) -> InvalidCheckpointException:
     return error
 
 
-def damage(path: Path, how: str) -> None:
-    """Damage a file."""
-    content = path.read_bytes()
-    path.unlink()
-    if how != "missing":
-        path.write_bytes({"empty": b"", "truncated": content[:-7], "longer": content + b"x"}[how])
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("how", ["missing", "empty", "truncated", "longer"])
-def test_a_damaged_file_is_named(how: str, name: str, intact: Path, tmp_path: Path) -> None:
-    """Whatever has become of it."""
-    checkpoint = tmp_path / "checkpoint"
-    shutil.copytree(intact, checkpoint)
-    damage(checkpoint / name, how)
-    assert name in refuse(checkpoint).given
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_one_wrong_bit_is_found(name: str, intact: Path, tmp_path: Path) -> None:
     """Wherever it is; only the space between entries of a document may change."""
@@ -252,7 +234,8 @@ def test_one_wrong_bit_is_found(name: str, intact: Path, tmp_path: Path) -> None
         changed = bytearray(content)
         changed[place] ^= 1 << chance.randrange(8)
         (checkpoint / name).write_bytes(changed)
-        refuse(checkpoint)
+        error = refuse(checkpoint)
+        assert name in error.given or name == "manifest.json"  # which the others are compared with
         with pytest.raises(InvalidCheckpointException):
             load_trial_from_checkpoint_path(checkpoint, TinyTrial)
         shutil.rmtree(checkpoint)
@@ -343,19 +326,6 @@ def test_a_training_that_goes_on_from_an_earlier_checkpoint_leaves_the_later_one
     train(tmp_path, 4, before[3], keep=1)
     assert names(tmp_path) - {*before.values()}  # its own
     assert names(tmp_path) & {*before.values()} == {before[3], before[4], before[5]}
-
-
-def test_what_is_not_a_checkpoint_stays(tmp_path: Path) -> None:
-    """Files, links, folders of something else, and checkpoints whose description is damaged."""
-    train(tmp_path, 1)
-    (name,) = kept(tmp_path).values()
-    shutil.copytree(tmp_path / name, tmp_path / "damaged")
-    (tmp_path / "damaged" / "manifest.json").write_text("{")
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "link").symlink_to(tmp_path / name, target_is_directory=True)
-    train(tmp_path, 5, name, keep=1)
-    assert {"damaged", "notes", "notes.txt", "link", name} <= names(tmp_path)
 
 
 def test_the_checkpoint_that_a_second_call_of_fit_saves_is_not_of_the_first(tmp_path: Path) -> None:

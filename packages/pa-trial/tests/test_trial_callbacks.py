@@ -267,17 +267,3 @@ def test_a_callback_without_the_number_of_the_epoch_is_called_with_a_warning(tmp
     assert callback.starts == 2
     told = [str(one.message) for one in seen if "on_training_epoch_start" in str(one.message)]
     assert [one.split(" ")[0] for one in told] == [f"{kind.__name__}.on_training_epoch_start"] * (kind != OfAnyVersion)
-
-
-def test_a_trial_may_leave_the_index_out_of_evaluate_batch(tmp_path: Path) -> None:
-    """Trials for older versions of Determined evaluate each batch without its number."""
-    evaluated: list[int] = []
-
-    class Trial(TinyTrial):
-        @override
-        def evaluate_batch(self, batch: Any) -> dict[str, Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # as then
-            evaluated.append(len(batch))
-            return {"quality": 1.0}
-
-    fit(Trial, tmp_path, max_length=Batch(2), validation_period=Batch(2))
-    assert evaluated

@@ -6,7 +6,8 @@ import copy
 import io
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -30,22 +31,15 @@ Backward = Callable[[Tensor], object]
 Step = Callable[[torch.optim.Optimizer], object]
 
 
-class Trained(Protocol):
-    """What is trained by hand, or by two ranks."""
+class Trained:
+    """What is trained by hand, or by two ranks; each of its models has an optimizer."""
 
-    @property
-    def models(self) -> Sequence[nn.Module]:
-        """Those, in their order."""
-        ...
-
-    @property
-    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """One of each model."""
-        ...
+    models: Sequence[nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer]
 
     def train_batch(self, batch_idx: int, ranks: Sequence[int], backward: Backward, step: Step) -> None:
         """Train on what these ranks have in a batch: the loss is the mean of theirs."""
-        ...
+        raise NotImplementedError
 
 
 def assert_trains_as_one_process(
@@ -93,7 +87,7 @@ class Pass(NamedTuple):
     reached_by: tuple[frozenset[int], frozenset[int]]
 
 
-class Drawn:
+class Drawn(Trained):
     """Two models of two parameters each, with passes whose losses depend on some of them.
 
     Args:
@@ -108,8 +102,8 @@ class Drawn:
         # Weight decay tells a gradient of zero from none.
         self.optimizers = [SGD(one.parameters(), lr=0.1, momentum=0.5, weight_decay=0.1) for one in self.models]
 
+    @override
     def train_batch(self, batch_idx: int, ranks: Sequence[int], backward: Backward, step: Step) -> None:
-        """Make the passes of a batch."""
         for one in self._batches[batch_idx]:
             backward(
                 torch.stack([self._loss(one.reached_by[i], 0.1 + 0.3 * i + 0.05 * batch_idx) for i in ranks]).mean()
@@ -139,7 +133,7 @@ def test_two_ranks_train_as_one_process_whatever_each_pass_reaches(
 DATA = torch.randn(7, RANKS, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
-class Gan:
+class Gan(Trained):
     """A generator and a discriminator in turns; what the former sends through the latter is dropped."""
 
     def __init__(self) -> None:
@@ -149,8 +143,8 @@ class Gan:
         self.models = [self.generator, self.discriminator]
         self.optimizers = [AdamW(model.parameters(), 0.01) for model in self.models]
 
+    @override
     def train_batch(self, batch_idx: int, ranks: Sequence[int], backward: Backward, step: Step) -> None:
-        """Train both on one batch."""
         noise, real = DATA[batch_idx, [*ranks]].flatten(0, 1).chunk(2, dim=1)
         self.shield()
         fake = self.generator(noise)
@@ -181,7 +175,7 @@ class FreezingGan(Gan):
         self.discriminator.requires_grad_(True)
 
 
-class Unfreezing:
+class Unfreezing(Trained):
     """A layer is frozen when the model is wrapped, trained from the third batch, frozen again after the fifth."""
 
     def __init__(self) -> None:
@@ -191,8 +185,8 @@ class Unfreezing:
         self.models = [self.model]
         self.optimizers = [SGD(self.model.parameters(), lr=0.1, momentum=0.9)]
 
+    @override
     def train_batch(self, batch_idx: int, ranks: Sequence[int], backward: Backward, step: Step) -> None:
-        """Train on one batch."""
         self.model[0].requires_grad_(batch_idx in (2, 3, 4))
         backward(self.model(DATA[batch_idx, [*ranks]]).pow(2).mean())
         step(self.optimizers[0])
@@ -319,41 +313,6 @@ def test_gradients_of_several_kinds_of_numbers_are_exchanged() -> None:
         torch.testing.assert_close(parameter.grad, torch.full_like(parameter, 3.0))
 
 
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_what_each_rank_reached_is_told_in_half_precision_too(half: torch.dtype) -> None:
-    """Nothing is lost where the only gradients are of few digits."""
-    trained = Batches()
-    model = trained.parts.wrap_model(nn.ParameterList([torch.ones(2, dtype=half), torch.ones(2, dtype=half)]))
-    trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
-    seen: list[list[bool]] = []
-
-    def train_batch(batch_idx: int) -> None:
-        model.zero_grad()
-        used = [0] if batch_idx < 2 else [rank()]
-        trained.parts.backward(torch.stack([model[index].sum() for index in used]).sum())
-        seen.append([parameter.grad is not None for parameter in model])
-
-    trained.train(train_batch, 4)
-
-    assert seen == [[True, False], [True, False], [True, True], [True, True]]
-
-
-def test_sparse_gradients_are_averaged() -> None:
-    """Each rank has other rows; where both have one, it is the mean."""
-    trained = Batches()
-    model = trained.parts.wrap_model(nn.Embedding(4, 1, sparse=True))
-    trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
-    before = model.weight.detach().clone()
-
-    def train_batch(_: int) -> None:
-        trained.parts.backward(model(torch.tensor([1, 2 + rank()])).sum())
-        trained.parts.step_optimizer(trained.parts.optimizers[0])
-
-    trained.train(train_batch, 2)  # the second time, they are expected
-
-    torch.testing.assert_close(before - model.weight, torch.tensor([[0.0], [2.0], [1.0], [1.0]]))
-
-
 def test_parameters_that_are_unfrozen_for_a_backward_pass_only_are_refused() -> None:
     """Each rank would step them with a gradient of its own."""
     trained = Batches()
@@ -430,26 +389,19 @@ def test_buffers_follow_the_chief_at_the_start_of_a_group_and_in_a_validation() 
     assert seen == [0.0, 1.0 + rank(), 11.0]
 
 
-class Collectives:
-    """Counts what the ranks exchange."""
+@contextmanager
+def counted_collectives(monkeypatch: pytest.MonkeyPatch) -> Generator[list[str]]:
+    """Yield a list that gets the name of each exchange."""
+    calls: list[str] = []
 
-    def __init__(self) -> None:
-        self.calls: list[str] = []
+    def counted(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        return function(*args, **kwargs)
 
-    @contextmanager
-    def counting(self, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-        """Count within the context."""
-        with monkeypatch.context() as patch:
-            for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier"):
-                patch.setattr(dist, name, self._counted(name, getattr(dist, name)))
-            yield
-
-    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.calls.append(name)
-            return function(*args, **kwargs)
-
-        return counted
+    with monkeypatch.context() as patch:
+        for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier"):
+            patch.setattr(dist, name, partial(counted, name, getattr(dist, name)))
+        yield calls
 
 
 def test_buffers_of_all_kinds_follow_the_chief(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,12 +420,11 @@ def test_buffers_of_all_kinds_follow_the_chief(monkeypatch: pytest.MonkeyPatch) 
     }
     for name, value in values.items():
         model.register_buffer(name, value)
-    collectives = Collectives()
 
-    with trained.training(), collectives.counting(monkeypatch):
+    with trained.training(), counted_collectives(monkeypatch) as calls:
         trained.run(lambda _: None, range(1))
 
-    assert collectives.calls == ["broadcast"]
+    assert calls == ["broadcast"]
     assert_same_on_all_ranks([model])
     assert model.whole == 3
 
@@ -523,7 +474,6 @@ def test_an_update_takes_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Batches(aggregation_frequency=2)
     model = trained.parts.wrap_model(nn.Sequential(*[nn.Linear(2, 2) for _ in range(10)]))
     optimizer = trained.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1))
-    collectives = Collectives()
 
     def train_batch(_: int) -> None:
         trained.parts.backward(model(torch.ones(1, 2)).sum())
@@ -531,10 +481,10 @@ def test_an_update_takes_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with trained.training():
         trained.run(train_batch, range(2))
-        with collectives.counting(monkeypatch):
+        with counted_collectives(monkeypatch) as calls:
             trained.run(train_batch, range(2, 8))
 
-    assert collectives.calls == ["all_reduce"] * 3
+    assert calls == ["all_reduce"] * 3
 
 
 @pytest.mark.parametrize("batch_idx", [0, 3])

@@ -139,8 +139,6 @@ def test_drop_last_leaves_out_what_does_not_fill_an_update(shared_tmp_path: Path
     """An epoch of 27 samples has three updates of seven."""
     trial = fit(variant(Numbered, drops_last=True), shared_tmp_path, settings=sizes(), max_length=Epoch(2))
     assert trial.trained[-1] == (1, 5)
-    with pytest.raises(EmptyLoaderError, match="do not fill an update of 28"):
-        fit(variant(Numbered, drops_last=True), shared_tmp_path, settings=sizes(28), max_length=Epoch(2))
 
 
 def test_the_context_tells_the_sizes(shared_tmp_path: Path) -> None:
@@ -242,62 +240,52 @@ def test_sizes_that_are_not_clear_are_refused(given: dict[str, Any]) -> None:
         pa_trial.init(**given)
 
 
-@pytest.mark.parametrize("given", [sizes(0, 3), sizes(UPDATE, 0), sizes(7.5, 3)])
-def test_sizes_are_whole_numbers(given: dict[str, Any], shared_tmp_path: Path) -> None:
-    """At least one sample."""
-    with pytest.raises(ConfigurationError, match=r"samples_per_update|batch_size"):
-        fit(Numbered, shared_tmp_path, settings=given, max_length=Batch(1))
+def loading(loader: Any) -> type[Numbered]:
+    """A trial with another loader, which need not be one that resumes."""
+
+    def build(self: Numbered) -> Any:
+        self.context.experimental.disable_dataset_reproducibility_checks()
+        return loader
+
+    return variant(Numbered, build_training_data_loader=build)
 
 
-@pytest.mark.parametrize(
-    "loader",
-    [
-        DataLoader(numbered(), 3, sampler=RandomSampler(range(SAMPLES), replacement=True)),
-        DataLoader(numbered(), batch_sampler=[[0, 1], [2, 3, 4]]),
-        TorchDataLoader(numbered(), 3),
-    ],
-    ids=["sampler", "batch sampler", "torch"],
-)
-def test_loaders_with_batches_of_their_own_are_refused(loader: Any, shared_tmp_path: Path) -> None:
-    """Nobody knows how to cut them."""
-
-    class Own(Numbered):
-        @override
-        def build_training_data_loader(self) -> Any:
-            self.context.experimental.disable_dataset_reproducibility_checks()
-            return loader
-
-    with pytest.raises(ConfigurationError, match="cannot be cut into updates"):
-        fit(Own, shared_tmp_path, settings=sizes(), max_length=Batch(1))
+def step_twice(self: Numbered, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+    """Make a step between two backward passes."""
+    for _ in range(2):
+        self.context.backward(self.loss(batch))
+        self.context.step_optimizer(self.optimizer)
+    return {}
 
 
-@pytest.mark.parametrize("per_device_batch_size", [1, 100])
-def test_steps_between_backward_passes_are_refused(per_device_batch_size: int, shared_tmp_path: Path) -> None:
-    """Whether it would matter or not: the program works on any number of processes, or on none."""
-
-    class Twice(Numbered):
-        @override
-        def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            for _ in range(2):
-                self.context.backward(self.loss(batch))
-                self.context.step_optimizer(self.optimizer)
-            return {}
-
-    with pytest.raises(InvalidExperimentException, match=r"call backward\(\) before step_optimizer\(\)"):
-        fit(Twice, shared_tmp_path, settings=sizes(UPDATE, per_device_batch_size), max_length=Batch(1))
+def keep_gradients(self: Numbered, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+    """Leave the gradients to the trial, as is possible without aggregation."""
+    self.context.step_optimizer(self.optimizer, auto_zero_grads=False)
+    return {}
 
 
-def test_the_step_zeroes_gradients(shared_tmp_path: Path) -> None:
-    """As it does with other aggregated gradients."""
+SAMPLER = RandomSampler(range(SAMPLES), replacement=True)
+STEPS_TWICE = variant(Numbered, train_batch=step_twice)
+REFUSED: list[tuple[type[Numbered], dict[str, Any], type[Exception], str]] = [
+    *((Numbered, given, ConfigurationError, r"samples_per_update|batch_size")
+      for given in (sizes(0, 3), sizes(UPDATE, 0), sizes(7.5, 3))),
+    *((loading(loader), sizes(), ConfigurationError, "cannot be cut into updates")
+      for loader in (DataLoader(numbered(), 3, sampler=SAMPLER), DataLoader(numbered(), batch_sampler=[[0], [1, 2]]),
+                     TorchDataLoader(numbered(), 3))),
+    *((STEPS_TWICE, sizes(UPDATE, most), InvalidExperimentException, r"call backward\(\) before step_optimizer\(\)")
+      for most in (1, 100)),
+    (variant(Numbered, train_batch=keep_gradients), sizes(), InvalidExperimentException, "auto_zero_grads=False"),
+    (variant(Numbered, drops_last=True), sizes(28), EmptyLoaderError, "do not fill an update of 28"),
+]  # fmt: skip
 
-    class Keeps(Numbered):
-        @override
-        def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            self.context.step_optimizer(self.optimizer, auto_zero_grads=False)
-            return {}
 
-    with pytest.raises(InvalidExperimentException, match="auto_zero_grads=False"):
-        fit(Keeps, shared_tmp_path, settings=sizes(), max_length=Batch(1))
+@pytest.mark.parametrize(("trial_class", "given", "error", "text"), REFUSED)
+def test_what_cannot_be_cut_into_updates_is_refused(
+    trial_class: type[Numbered], given: dict[str, Any], error: type[Exception], text: str, shared_tmp_path: Path
+) -> None:
+    """Sizes, loaders and steps with which a program would not work on any number of processes."""
+    with pytest.raises(error, match=text):
+        fit(trial_class, shared_tmp_path, settings=given, max_length=Batch(1))
 
 
 @pytest.mark.runs_on("two_ranks")
