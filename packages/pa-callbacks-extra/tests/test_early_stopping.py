@@ -71,26 +71,14 @@ def watch_score(
     return EarlyStoppingCallback(patience, threshold, "figure", greater_is_better)
 
 
-@pytest.mark.parametrize(
-    ("scores", "patience", "threshold", "expected"),
-    [
-        pytest.param([5, 4.5, 4, 3.5, 3], 2, 1.0, 5, id="slow progress adds up"),
-        pytest.param([5, math.nan, 4], 1, 0.01, 2, id="NaN is no improvement"),
-        pytest.param([math.nan, 5, 4, 4], 2, 0.01, 4, id="NaN is not the best value"),
-    ],
-)
-def test_a_run_ends_when_it_makes_no_progress(
-    scores: list[float], patience: int, threshold: float, expected: int
+SCORES = st.lists(st.sampled_from([0, 0.5, 1, 1.5, 2, 3, 4, 5, math.nan]), min_size=1, max_size=8)
+
+
+@given(SCORES, st.integers(1, 3), st.sampled_from([0, 0.5, 1, 2]), st.booleans())
+def test_a_run_ends_where_a_count_by_hand_says(
+    scores: list[float], patience: int, threshold: float, greater_is_better: bool
 ) -> None:
-    """A run ends after as many epochs in a row without an improvement as the patience says."""
-    assert epochs_run(scores, watch_score(patience, threshold)) == expected
-    mirrored = [-score for score in scores]
-    assert epochs_run(mirrored, watch_score(patience, threshold, greater_is_better=True)) == expected
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(1, 3), st.integers(0, 2))
-def test_a_run_ends_where_a_count_by_hand_says(scores: list[int], patience: int, threshold: int) -> None:
-    """For any scores, the run ends at the first epoch that is ``patience`` epochs away from its last improvement."""
+    """It ends at the first epoch that is ``patience`` epochs away from its last improvement, which NaN never is."""
     best, since, expected = math.inf, 0, 0
     for score in scores:
         expected += 1
@@ -101,7 +89,9 @@ def test_a_run_ends_where_a_count_by_hand_says(scores: list[int], patience: int,
         if since == patience:
             break
 
-    assert epochs_run(scores, watch_score(patience, threshold)) == expected
+    given_scores = [-score for score in scores] if greater_is_better else scores
+    stop = watch_score(patience, threshold, greater_is_better=greater_is_better)
+    assert epochs_run(given_scores, stop) == expected
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -205,56 +195,27 @@ def test_impossible_arguments_are_refused(arguments: dict[str, Any], named: str)
 
 JUDGES = [SaveBestModelCallback, EarlyStoppingCallback, ModelEmaCallback]
 
-HIGHER = [
-    "eval_accuracy",
-    "eval_acc",
-    "eval_top1",
-    "val_acc@5",
-    "eval_MulticlassAccuracy",
-    "eval_MulticlassAUROC",
-    "eval_recall_0",
-    "meanIoU",
-    "eval_map_50",
-    "eval_PeakSignalNoiseRatio",
-    "eval_R2Score",
-    "eval_MulticlassJaccardIndex",
-    "eval_MulticlassCohenKappa",
-    "eval_PearsonCorrCoef",
-    "eval_StructuralSimilarityIndexMeasure",
-    "eval_BLEUScore",
-    "rougeL",
-    "eval_ndcg@10",
-    "eval_AveragePrecision",
-    "log_likelihood",
-    "ExplainedVariance",
-    "valacc_score",
-]
-LOWER = [
-    "eval_loss_epoch",
-    "ema_model_eval_loss_epoch",
-    "valloss",
-    "error_rate",
-    "eval_mse",
-    "eval_MeanAbsolutePercentageError",
-    "eval_ppl",
-    "eval_WordErrorRate",
-    "negative_log_likelihood",
-    "eval_crossentropy",
-    "eval_KLDivergence",
-    "FrechetInceptionDistance",
-    "brier_score",
-    "BinaryCalibrationError",
-    "eval_HammingDistance",
-    "RetrievalFallOut",
-]
-NEITHER = ["lr", "grad_norm", "epoch", "samples_per_second", "train_metric", "eval_ConfusionMatrix", "custom"]
+NAMES = {
+    True: """
+        eval_accuracy eval_acc eval_top1 val_acc@5 eval_MulticlassAccuracy eval_MulticlassAUROC eval_recall_0 meanIoU
+        eval_map_50 eval_PeakSignalNoiseRatio eval_R2Score eval_MulticlassJaccardIndex eval_MulticlassCohenKappa
+        eval_PearsonCorrCoef eval_StructuralSimilarityIndexMeasure eval_BLEUScore rougeL eval_ndcg@10
+        eval_AveragePrecision log_likelihood ExplainedVariance valacc_score
+    """,
+    False: """
+        eval_loss_epoch ema_model_eval_loss_epoch valloss error_rate eval_mse eval_MeanAbsolutePercentageError eval_ppl
+        eval_WordErrorRate negative_log_likelihood eval_crossentropy eval_KLDivergence FrechetInceptionDistance
+        brier_score BinaryCalibrationError eval_HammingDistance RetrievalFallOut
+    """,
+    None: "lr grad_norm epoch samples_per_second train_metric eval_ConfusionMatrix custom",
+}
+"""Names of metrics, by whether a higher value is better."""
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"), [(HIGHER, True), (LOWER, False), (NEITHER, None)], ids=["higher", "lower", "neither"]
-)
-def test_names_tell(names: list[str], expected: bool | None) -> None:
+@pytest.mark.parametrize("expected", NAMES, ids=["higher", "lower", "neither"])
+def test_names_tell(expected: bool | None) -> None:
     """Names as scripts and torchmetrics have them say which direction is better, or nothing."""
+    names = NAMES[expected].split()
     assert {name: direction_in_name(name) for name in names} == dict.fromkeys(names, expected)
 
 
@@ -271,42 +232,42 @@ def test_metrics_of_torchmetrics_that_say_which_is_better_agree() -> None:
     assert [name for name, direction in known.items() if direction_in_name(name) not in (direction, None)] == []
 
 
+CONTRADICTED: list[tuple[str, dict[str, bool], str]] = [
+    ("eval_MulticlassAccuracy", {}, "eval_MulticlassAccuracy.*greater_is_better=True"),
+    *((name, {"greater_is_better": True}, f"A higher {name} .*: leave greater_is_better out")
+      for name in ("eval_loss_epoch", "ema_model_eval_val_loss_epoch")),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("judge", JUDGES)
-def test_a_default_that_contradicts_the_name_is_warned_of(judge: Callable[..., Any]) -> None:
-    """The line of the script is named, and what to pass; the default stays what it is documented to be."""
-    with pytest.warns(UserWarning, match="eval_MulticlassAccuracy.*greater_is_better=True") as warned:
-        callback = judge(watch_metric="eval_MulticlassAccuracy")
+@pytest.mark.parametrize(("metric", "given_direction", "told"), CONTRADICTED)
+def test_a_direction_that_the_name_contradicts_is_warned_of(
+    judge: Callable[..., Any], metric: str, given_direction: dict[str, bool], told: str
+) -> None:
+    """Once, at the line of the script, with what to pass; what is documented, or was passed, counts all the same."""
+    with pytest.warns(UserWarning, match=told) as warned:
+        callback = judge(watch_metric=metric, **given_direction)
     assert [one.filename for one in warned] == [__file__]
-    assert callback.greater_is_better is callback.best.greater_is_better is False
+    assert callback.greater_is_better is callback.best.greater_is_better is bool(given_direction)
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-@pytest.mark.parametrize("metric", ["eval_accuracy", "eval_error", "custom"])
-@pytest.mark.parametrize("direction", [True, False])
-def test_what_is_said_counts_without_a_word(judge: Callable[..., Any], metric: str, direction: bool) -> None:
-    """An explicit direction wins over the name, whichever it is."""
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *({"watch_metric": name, "greater_is_better": direction}
+          for name in ("eval_accuracy", "eval_error", "custom") for direction in (True, False)),
+        {},
+        {"watch_metric": "custom"},
+    ],
+)  # fmt: skip
+def test_other_directions_are_not_warned_of(judge: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """One that was passed wins over the name; losses and unknown names need none."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        callback = judge(watch_metric=metric, greater_is_better=direction)
-    assert callback.greater_is_better is callback.best.greater_is_better is direction
-
-
-@pytest.mark.parametrize("judge", JUDGES)
-@pytest.mark.parametrize("metric", ["eval_loss_epoch", "ema_model_eval_val_loss_epoch"])
-def test_the_highest_loss_is_not_taken_for_the_best_without_a_word(judge: Callable[..., Any], metric: str) -> None:
-    """It is once, where the callback is created: the worst model would be kept."""
-    with pytest.warns(UserWarning, match=f"A higher {metric} .*: leave greater_is_better out") as warned:
-        judge(watch_metric=metric, greater_is_better=True)
-    assert [one.filename for one in warned] == [__file__]
-
-
-@pytest.mark.parametrize("judge", JUDGES)
-def test_losses_and_unknown_names_need_no_direction(judge: Callable[..., Any]) -> None:
-    """The default suits a loss, and what nobody knows."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert judge().greater_is_better is False
-        assert judge(watch_metric="custom").greater_is_better is False
+        callback = judge(**arguments)
+    expected = arguments.get("greater_is_better", False)
+    assert callback.greater_is_better is callback.best.greater_is_better is expected
 
 
 def record_two_metrics(trainer: AnyTrainer) -> None:

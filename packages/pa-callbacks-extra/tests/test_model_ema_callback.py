@@ -30,7 +30,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from tests.support.callbacks import CallAt
+from tests.support.callbacks import CallAt, FailAt
 from tests.support.explained import assert_explained
 from tests.support.pa_callbacks_extra.averaged_models import values
 from tests.support.pa_callbacks_extra.averaged_runs import EVERYWHERE, AverageByHand, make_trainer, require_equal, train
@@ -185,24 +185,14 @@ class Note(TrainerCallback):
         self.note(trainer)
 
 
-class Fail(TrainerCallback):
-    """Raises an error in the second step of an evaluation."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    @override
-    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        if kwargs["step"] == 2:
-            raise self.error
-
-
 @pytest.mark.runs_on(*EVERYWHERE)
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), StopTrainingError("enough")])
 def test_a_failing_evaluation_leaves_everything_as_it_was(shared_tmp_path: Path, error: BaseException) -> None:
     """Model, weights, modes, prefix, callbacks, loader and losses are those of before when an evaluation fails."""
     note = Note()
-    trainer = make_trainer(note, ModelEmaCallback(0.5, save_path=shared_tmp_path / "ema.pt", callbacks=[Fail(error)]))
+    trainer = make_trainer(
+        note, ModelEmaCallback(0.5, save_path=shared_tmp_path / "ema.pt", callbacks=[FailAt("on_eval_step_end", error)])
+    )
     trainer.run_history.set_metric_name_prefix("first_")
 
     with contextlib.nullcontext() if isinstance(error, StopTrainingError) else pytest.raises(type(error)):

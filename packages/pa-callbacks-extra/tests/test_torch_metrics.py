@@ -59,11 +59,13 @@ def collection() -> MetricCollection:
     return MetricCollection({"accuracy": accuracy(), "auroc": MulticlassAUROC(num_classes=3, thresholds=None)})
 
 
-def make_trainer(*callbacks: TrainerCallback, lr: float = 0.1) -> Trainer[TinyClassifier]:
+def make_trainer(
+    *callbacks: TrainerCallback, lr: float = 0.1, kind: type[Trainer[Any]] = Trainer
+) -> Trainer[TinyClassifier]:
     """A trainer of a small classifier, the same one on every call."""
     torch.default_generator.manual_seed(0)
     model = TinyClassifier()
-    return Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=lr), callbacks=callbacks)
+    return kind(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=lr), callbacks=callbacks)
 
 
 class Observer(TrainerCallback):
@@ -516,13 +518,6 @@ TRAIN, VAL, OOD = make_classification(16), make_classification(12, seed=1), make
 SETS: dict[str, Any] = {"val": VAL, "ood": EvaluationSet(OOD, every_n_epochs=2)}
 
 
-def classifier_trainer(*callbacks: TrainerCallback, kind: type[Trainer] = Trainer) -> Trainer:
-    """A trainer of a small classifier, the same each time."""
-    torch.manual_seed(0)
-    model = TinyClassifier()
-    return kind(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.5), callbacks=callbacks)
-
-
 @pytest.mark.runs_on("one_process", "two_ranks")
 def test_metrics_are_those_of_each_set_under_its_name() -> None:
     """Of all of its samples, and of no other set's: as if it had been evaluated alone."""
@@ -532,7 +527,7 @@ def test_metrics_are_those_of_each_set_under_its_name() -> None:
 
     accuracy = TorchMetricsCallback(MetricCollection({"accuracy": MulticlassAccuracy(3, average="micro")}))
     recalls = RecordVectors(MetricCollection({"recall": MulticlassAccuracy(3, average=None)}))
-    trainer = classifier_trainer(accuracy, recalls, StepBasedEvaluationCallback(1))
+    trainer = make_trainer(accuracy, recalls, StepBasedEvaluationCallback(1))
     trainer.train(TRAIN, 2, SETS, per_device_batch_size=4)
     history = trainer.run_history
     for name, data in (("val", VAL), ("ood", OOD)):
@@ -552,7 +547,7 @@ def test_metrics_are_those_of_each_set_under_its_name() -> None:
 def test_the_average_is_evaluated_on_the_sets_of_the_epoch(tmp_path: Path) -> None:
     """Its metrics have the names of the sets, and the best average is kept by one of them."""
     average = ModelEmaCallback(0.5, save_path=tmp_path / "ema.pt", watch_metric="ema_model_eval_ood_loss_epoch")
-    trainer = classifier_trainer(average)
+    trainer = make_trainer(average)
     trainer.train(TRAIN, 3, SETS)
     history = trainer.run_history
     assert history.count_metric_values("ema_model_eval_val_loss_epoch") == 3
@@ -577,7 +572,7 @@ class Losses(Trainer):
 def test_patience_counts_the_evaluations_of_the_set() -> None:
     """An epoch in which the set is not evaluated is none without an improvement."""
     stop = EarlyStoppingCallback(2, watch_metric="eval_ood_loss_epoch")
-    trainer = classifier_trainer(stop, kind=Losses)
+    trainer = make_trainer(stop, kind=Losses)
     trainer.train(TRAIN, 8, SETS)
     assert trainer.num_epochs_completed == 6  # 5.0 in epoch 2, and no better in epochs 4 and 6
     assert (stop.best.epoch, stop.epochs_without_improvement) == (2, 2)
@@ -590,7 +585,7 @@ def test_the_loss_of_a_single_dataset_cannot_be_watched(tmp_path: Path) -> None:
         (ModelEmaCallback(save_path=tmp_path / "ema.pt"), "'ema_model_eval_val_loss_epoch'"),
     ]
     for callback, advised in watching:
-        trainer = classifier_trainer(callback)
+        trainer = make_trainer(callback)
         with pytest.raises(ConfigurationError) as refused:
             trainer.train(TRAIN, 1, SETS)
         assert_explained(refused.value, f"watch_metric={advised}")
