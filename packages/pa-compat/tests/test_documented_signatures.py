@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,144 +13,8 @@ from pytorch_accelerated import TrainerPlaceholderValues, callbacks, tracking
 from pytorch_accelerated.utils import ModelEma
 from tests.support.pa_compat.documented_events import EVENTS
 
-SCHEDULE = (
-    "k_decay=1.0, lr_min=1e-6, min_lr_ratio=None, num_warmup_epochs=0, warmup_starting_lr=1e-6, "
-    "warmup_starting_lr_ratio=None, num_cooldown_epochs=0"
-)
-WSD = (
-    "decay_phase_ratio=0.1, lr_min=1e-6, warmup_starting_lr=1e-6, use_inverse_sqrt_decay=True, num_checkpoints=1, "
-    "is_continuation_from_checkpoint=False"
-)
-SIGNATURES = {
-    "trainer.Trainer": "model, loss_func, optimizer, callbacks=DEFAULT_CALLBACKS, run_history=None",
-    "trainer.Trainer.train": "self, train_dataset, num_epochs, eval_dataset=None, per_device_batch_size=8, "
-    "max_num_train_steps=None, gradient_accumulation_steps=1, gradient_clip_value=None, create_scheduler_fn=None, "
-    "train_dataloader_kwargs=None, eval_dataloader_kwargs=None, reset_run_history=True, collate_fn=None, *, "
-    "resume_from=None",
-    "trainer.Trainer.evaluate": "self, dataset=None, per_device_batch_size=8, dataloader_kwargs=None, collate_fn=None",
-    "trainer.Trainer.save_checkpoint": "self, save_path, checkpoint_kwargs=None, save_optimizer=True, "
-    "save_scheduler=True, save_per_node=True",
-    "trainer.Trainer.load_checkpoint": "self, checkpoint_path, load_optimizer=True, load_scheduler=True",
-    "trainer.Trainer.save_training_state": "self, output_dir, checkpoint_kwargs=None",
-    "trainer.Trainer.load_training_state": "self, input_dir",
-    "trainer.Trainer.print": "self, *args, **kwargs",
-    "trainer.Trainer.gather": "self, tensor, padding_value=None",
-    "trainer.Trainer.get_model": "self, keep_torch_compile=True",
-    "trainer.Trainer.create_train_dataloader": "self, batch_size, train_dl_kwargs=None",
-    "trainer.Trainer.create_eval_dataloader": "self, batch_size, eval_dl_kwargs=None",
-    "trainer.Trainer.get_default_train_dl_kwargs": "self, batch_size",
-    "trainer.Trainer.get_default_eval_dl_kwargs": "self, batch_size",
-    "trainer.Trainer.create_scheduler": "self",
-    "trainer.Trainer.calculate_train_batch_loss": "self, batch",
-    "trainer.Trainer.calculate_eval_batch_loss": "self, batch",
-    "trainer.Trainer.backward_step": "self, loss",
-    **{
-        f"trainer.Trainer.{hook}": "self"
-        for hook in (
-            "eval_epoch_end",
-            "eval_epoch_start",
-            "evaluation_run_end",
-            "evaluation_run_start",
-            "optimizer_step",
-            "optimizer_zero_grad",
-            "scheduler_step",
-            "train_epoch_end",
-            "train_epoch_start",
-            "training_run_end",
-            "training_run_epoch_end",
-            "training_run_start",
-            "_clip_gradients",
-            "_create_accelerator",
-            "_prepare_model_optimizer_and_dataloaders",
-            "_run_training",
-        )
-    },
-    "trainer.Trainer._create_run_config": "self, per_device_batch_size, num_epochs, gradient_accumulation_steps, "
-    "max_num_train_steps, gradient_clip_value",
-    "trainer.Trainer._run_train_epoch": "self, train_dl",
-    "trainer.Trainer._run_eval_epoch": "self, valid_dl, is_training=True",
-    "notebook_launcher": "function, args=(), num_processes=None",
-    **{
-        f"callbacks.{name}": ""
-        for name in (
-            "ConvertSyncBatchNormCallback",
-            "LogMetricsCallback",
-            "MoveModulesToDeviceCallback",
-            "PrintProgressCallback",
-            "ProgressBarCallback",
-            "TerminateOnNaNCallback",
-            "TrainerCallback",
-        )
-    },
-    "callbacks.LogMetricsCallback.log_metrics": "self, trainer, metrics",
-    "callbacks.SaveBestModelCallback": "save_path='best_model.pt', watch_metric='eval_loss_epoch', "
-    "greater_is_better=False, reset_on_train=True, save_optimizer=True, save_scheduler=True, "
-    "load_saved_checkpoint=True",
-    "callbacks.SaveTrainingStateCallback": "save_dir='training_states', save_every_n_epochs=None, "
-    "save_every_n_steps=None, save_at_end=True, max_checkpoints=None",
-    "callbacks.EarlyStoppingCallback": "early_stopping_patience=1, early_stopping_threshold=0.01, "
-    "watch_metric='eval_loss_epoch', greater_is_better=False, reset_on_train=True",
-    "callbacks.ModelEmaCallback": "decay=0.99, evaluate_during_training=True, save_path='ema_model.pt', "
-    "watch_metric='ema_model_eval_loss_epoch', greater_is_better=False, model_ema=ModelEma, callbacks=()",
-    "callbacks.WSDCheckpointCallback": "save_dir='checkpoints', save_optimizer=True, save_scheduler=True, "
-    "initial_checkpoint=None",
-    "callbacks.LimitBatchesCallback": "num_batches",
-    "callbacks.StepBasedEvaluationCallback": "eval_every_n_steps",
-    "callbacks.LimitEvalStepsCallback": "num_eval_steps, limit_intermediate_only=True",
-    "callbacks.get_default_callbacks": "progress_bar=True",
-    "callbacks.CallbackHandler": "callbacks",
-    "callbacks.CallbackHandler.add_callback": "self, callback",
-    "callbacks.CallbackHandler.add_callbacks": "self, callbacks",
-    "callbacks.CallbackHandler.call_event": "self, event, *args, **kwargs",
-    "tracking.RunHistory.get_latest_metric": "self, metric_name",
-    "tracking.RunHistory.get_metric_names": "self",
-    "tracking.RunHistory.get_metric_values": "self, metric_name",
-    "tracking.RunHistory.reset": "self",
-    "tracking.RunHistory.set_metric_name_prefix": "self, prefix=''",
-    "tracking.RunHistory.update_metric": "self, metric_name, metric_value",
-    "tracking.RunHistory.delete_metric": "self, metric_name",
-    "tracking.InMemoryRunHistory": "",
-    "tracking.LossTracker": "",
-    "tracking.LossTracker.update": "self, loss, batch_size=1",
-    "tracking.LossTracker.reset": "self",
-    "run_config.TrainerRunConfig": "num_epochs, train_per_device_batch_size, train_dl_kwargs, "
-    "eval_per_device_batch_size, eval_dl_kwargs, gradient_accumulation_steps, gradient_clip_value, "
-    "train_total_batch_size, eval_total_batch_size, num_update_steps_per_epoch, max_num_train_steps, "
-    "is_local_process_zero, is_world_process_zero, is_distributed, mixed_precision, num_processes",
-    "run_config.TrainerRunConfig.to_dict": "self",
-    "finetuning.ModelFreezer": "model, freeze_batch_norms=False",
-    "finetuning.ModelFreezer.freeze": "self, from_index=0, to_index=-2, set_modules_as_eval=False",
-    "finetuning.ModelFreezer.get_layer_groups": "self",
-    "finetuning.ModelFreezer.get_layers": "self",
-    "finetuning.ModelFreezer.get_trainable_parameters": "self",
-    "finetuning.ModelFreezer.unfreeze": "self, from_index=-1, to_index=0, set_modules_as_training=True",
-    "schedulers.cosine_scheduler.CosineLrScheduler": "optimizer, total_num_epochs, num_update_steps_per_epoch, "
-    + SCHEDULE,
-    "schedulers.cosine_scheduler.CosineLrScheduler.create_scheduler_fn": "total_num_epochs=Values.NUM_EPOCHS, "
-    "num_update_steps_per_epoch=Values.NUM_UPDATE_STEPS_PER_EPOCH, " + SCHEDULE,
-    "schedulers.cosine_scheduler.CosineLrScheduler.get_updated_values": "self, num_updates",
-    "schedulers.scheduler_base.SchedulerBase": "optimizer, param_group_field='lr'",
-    "schedulers.scheduler_base.SchedulerBase.get_updated_values": "self, num_updates",
-    "schedulers.scheduler_base.SchedulerBase.load_state_dict": "self, state_dict",
-    "schedulers.scheduler_base.SchedulerBase.state_dict": "self",
-    "schedulers.scheduler_base.SchedulerBase.step_update": "self, num_updates",
-    "schedulers.scheduler_base.StatefulSchedulerBase": "optimizer, param_group_field='lr'",
-    "schedulers.scheduler_base.StatefulSchedulerBase.step": "self",
-    "schedulers.wsd_scheduler.WSDLrScheduler": "optimizer, num_epochs=None, num_update_steps_per_epoch=None, "
-    "total_steps=None, num_warmup_steps=0, " + WSD,
-    "schedulers.wsd_scheduler.WSDLrScheduler.create_scheduler_fn": "total_num_epochs=Values.NUM_EPOCHS, "
-    "num_update_steps_per_epoch=Values.NUM_UPDATE_STEPS_PER_EPOCH, num_warmup_epochs=None, " + WSD,
-    **{
-        f"schedulers.wsd_scheduler.WSDLrScheduler.{query}": "self"
-        for query in ("get_checkpoint_steps", "get_current_phase_info", "get_current_step", "get_decay_info")
-    },
-    "schedulers.wsd_scheduler.WSDLrScheduler.get_phase_info": "self, step",
-    "utils.DataLoaderSlice": "dl, slice_size",
-    "utils.LimitBatches": "num_batches",
-    "utils.ModelEma": "model, decay=0.9999",
-    "utils.remove_padding": "padded_tensor, pad_value",
-    "utils.worker_init_fn": "worker_id",
-}
+LINES = Path(__file__).with_name("documented_signatures.txt").read_text().splitlines()
+SIGNATURES = dict(line.removesuffix(")").split("(", 1) for line in LINES)
 """By the documented path: the parameters as the reference gives them."""
 
 
