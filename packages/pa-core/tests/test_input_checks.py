@@ -217,7 +217,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"reproducible": "any_machine"}, ConfigurationError, "any_machine"),
     ({"create_optimizer_fn": SGD}, ArgumentTypeError, r"lambda model: torch.optim.AdamW\(model.parameters\(\)"),
     (
-        {"optimizer": SGD(nn.Linear(1, 1).parameters(), lr=0.1), "create_optimizer_fn": lambda model: model},
+        {"optimizer": SGD(nn.Linear(1, 1).parameters(), lr=0.1), "create_optimizer_fn": print},
         ConfigurationError,
         "Pass optimizer=None",
     ),

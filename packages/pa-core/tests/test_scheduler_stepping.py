@@ -60,30 +60,32 @@ def train(trainer: Any, num_epochs: int = 4, **options: Any) -> None:
     trainer.train(samples(8), num_epochs, **{"eval_dataset": samples(8), "per_device_batch_size": 4, **options})
 
 
-def test_a_schedule_of_epochs() -> None:
-    """``step_scheduler="epoch"``: the rate changes after each epoch, and stays within it."""
-    used = RatesUsed()
-    train(make_trainer(used), create_scheduler_fn=partial(ExponentialLR, gamma=0.5), step_scheduler="epoch")
-    assert used.rates[::2] == used.rates[1::2] == [1e-3, 5e-4, 2.5e-4, 1.25e-4]
-
-
-def test_a_scheduler_that_follows_a_metric() -> None:
-    """With ``watch_metric``, ``ReduceLROnPlateau`` gets the latest value after each epoch."""
-    used = RatesUsed()
-    trainer = make_trainer(RecordsMetric(iter([3.0, 4.0, 1.0, 2.0])), used)
-    train(trainer, create_scheduler_fn=PLATEAU, watch_metric="quality")
-    assert used.rates[::2] == used.rates[1::2] == [1e-3, 1e-3, 5e-4, 5e-4]
-    assert trainer.scheduler.best == 1.0
-    assert trainer.optimizer.param_groups[0]["lr"] == 2.5e-4
+def test_a_schedule_of_epochs_or_of_a_metric() -> None:
+    """The rate changes after each epoch, as asked for or by the latest value of a metric, and not within it."""
+    halving: dict[str, Any] = {"create_scheduler_fn": partial(ExponentialLR, gamma=0.5), "step_scheduler": "epoch"}
+    plateau: dict[str, Any] = {"create_scheduler_fn": PLATEAU, "watch_metric": "quality"}
+    for options, rates in ((halving, [1e-3, 5e-4, 2.5e-4, 1.25e-4]), (plateau, [1e-3, 1e-3, 5e-4, 5e-4])):
+        used = RatesUsed()
+        train(make_trainer(RecordsMetric(iter([3.0, 4.0, 1.0, 2.0])), used), **options)
+        assert used.rates[::2] == used.rates[1::2] == rates
 
 
 def test_a_metric_of_the_trainer_itself() -> None:
-    """The losses of an epoch are there when the scheduler is stepped; without an evaluation that of training."""
+    """The losses of an epoch are there when an override is called after it; without an evaluation that of training."""
+    calls: list[int] = []
+
+    class Notes(Trainer):
+        @override
+        def scheduler_step(self) -> None:
+            calls.append(self.num_updates_completed)
+            super().scheduler_step()
+
     for metric, dataset in (("eval_loss_epoch", samples(8)), ("train_loss_epoch", None)):
-        trainer = make_trainer()
-        train(trainer, eval_dataset=dataset, create_scheduler_fn=PLATEAU, watch_metric=metric)
+        trainer = make_trainer(trainer_class=Notes)
+        train(trainer, 2, eval_dataset=dataset, create_scheduler_fn=PLATEAU, watch_metric=metric)
         assert trainer.scheduler.best == trainer.run_history.get_latest_metric(metric)
-        assert trainer.scheduler.last_epoch == 4
+        assert trainer.scheduler.last_epoch == 2
+    assert calls == [2, 4] * 2
 
 
 class OfMetric(OfEpochs):
@@ -106,20 +108,34 @@ def test_schedulers_with_another_interface() -> None:
         assert trainer.scheduler.told == expected
 
 
-class StepsByItself(Trainer):
-    """Steps a scheduler that follows a metric in a hook of its own."""
+def with_the_number_of_epochs(optimizer: Optimizer) -> Any:
+    """As timm's ``create_scheduler_v2`` returns it."""
+    return Timm(optimizer), 4
 
-    @override
-    def scheduler_step(self) -> None:
-        pass
 
-    @override
-    def training_run_epoch_end(self) -> None:
-        scheduler: Any = self.scheduler
-        scheduler.step(self.run_history.get_latest_metric("eval_loss_epoch"))
+OF_EVALUATION = partial(StepLR, step_size=TrainerPlaceholderValues.EVAL_DATALOADER_LEN)
+IN_TIMM = {"kind": TrainerWithTimmScheduler}
+
+
+class StepsWithoutEpochs(StepLR):
+    """Has ``step_update`` beside a ``step`` without a metric, as schedulers of pa-schedulers do."""
+
+    def step_update(self, num_updates: int) -> None:
+        """Set the value for a number of updates."""
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "the length of no evaluation": (OF_EVALUATION, {"eval_dataset": None}, r"EVAL_DATALOADER_LEN has no value"),
+    "a metric that is misspelt": (PLATEAU, {"watch_metric": "eval_acuracy"}, "eval_loss_epoch, train_loss_epoch"),
+    "torch in timm's trainer": (partial(StepLR, step_size=1), IN_TIMM, r"as timm's have(.|\n)*Use Trainer"),
+    "pa-schedulers there": (partial(StepsWithoutEpochs, step_size=1), IN_TIMM, r"as timm's have(.|\n)*Use Trainer"),
+    "timm's factory": (with_the_number_of_epochs, IN_TIMM, r"returned a tuple\..*\[0\]"),
+    "epochs of timm": (Timm, {"step_scheduler": "epoch", **IN_TIMM}, "leave step_scheduler and watch_metric out"),
+    "a metric of timm": (
+        Timm,
+        {"watch_metric": "eval_loss_epoch", **IN_TIMM},
+        "leave step_scheduler and watch_metric out",
+    ),
     "a metric after updates": (PLATEAU, {}, r"step\(\) needs metrics(.|\n)*watch_metric"),
     "a metric without an evaluation": (PLATEAU, {"eval_dataset": None}, r'watch_metric="train_loss_epoch"'),
     "an epoch after updates": (OfEpochs, {}, r'step\(\) needs epoch(.|\n)*step_scheduler="epoch"'),
@@ -136,64 +152,22 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
-def test_the_length_of_an_evaluation_that_is_not_there_is_named() -> None:
-    """A schedule that counts evaluation batches needs some: with 0 it would fail, or be wrong."""
-    create = partial(StepLR, step_size=TrainerPlaceholderValues.EVAL_DATALOADER_LEN)
-    message = r"EVAL_DATALOADER_LEN has no value in this run(.|\n)*eval_dataset"
-    with pytest.raises(ConfigurationError, match=message):
-        train(make_trainer(), 1, create_scheduler_fn=create, eval_dataset=None)
-
-
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_work_is_refused_before_anything_is_trained(case: str) -> None:
     """The error names what is needed and what to pass; neither weights nor history have changed."""
     create, options, advice = REFUSED[case]
-    trainer = make_trainer()
+    trainer = make_trainer(trainer_class=options.get("kind", Trainer))
     weight = trainer.model.weight.clone()
     trainer.run_history.update_metric("earlier", 1.0)
+    errors = ConfigurationError, MetricNotFoundError, TypeError
 
-    with pytest.raises(ConfigurationError, match=advice):
-        train(trainer, create_scheduler_fn=create, **options)
+    with pytest.raises(errors, match=advice):
+        train(trainer, create_scheduler_fn=create, **{name: one for name, one in options.items() if name != "kind"})
 
+    if case == "a metric that is misspelt":  # known at the end of the first epoch
+        return
     assert torch.equal(trainer.model.weight, weight)
     assert case == "too short" or trainer.run_history.get_latest_metric("earlier") == 1.0
-
-
-@pytest.mark.parametrize("options", [{"step_scheduler": "epoch"}, {"watch_metric": "eval_loss_epoch"}])
-def test_schedulers_of_timm_are_stepped_as_they_are(options: dict[str, Any]) -> None:
-    """Their trainer tells them of updates and epochs already, and takes no other wish."""
-    trainer = make_trainer(trainer_class=TrainerWithTimmScheduler)
-    train(trainer, 2, create_scheduler_fn=Timm)
-    assert [one if isinstance(one, int) else one[0] for one in trainer.scheduler.told] == [1, 2, 1, 3, 4, 2]
-    with pytest.raises(ConfigurationError, match="leave step_scheduler and watch_metric out"):
-        train(trainer, create_scheduler_fn=Timm, **options)
-
-
-def test_a_trainer_that_steps_its_scheduler_itself() -> None:
-    """Where ``scheduler_step`` is overridden, any scheduler is taken, and stepped as the trainer does."""
-    trainer = make_trainer(trainer_class=StepsByItself)
-    train(trainer, create_scheduler_fn=PLATEAU)
-    assert trainer.scheduler.last_epoch == 4
-
-
-def test_an_override_is_called_after_each_epoch() -> None:
-    """With ``step_scheduler="epoch"``, an overridden ``scheduler_step`` is called once for each of them."""
-    calls: list[int] = []
-
-    class Notes(Trainer):
-        @override
-        def scheduler_step(self) -> None:
-            calls.append(self.num_updates_completed)
-            super().scheduler_step()
-
-    train(make_trainer(trainer_class=Notes), 2, create_scheduler_fn=PLATEAU, watch_metric="eval_loss_epoch")
-    assert calls == [2, 4]
-
-
-def test_a_metric_that_was_never_recorded() -> None:
-    """At the end of the first epoch, the error lists the metrics that there are."""
-    with pytest.raises(MetricNotFoundError, match="eval_loss_epoch, train_loss_epoch"):
-        train(make_trainer(), create_scheduler_fn=PLATEAU, watch_metric="eval_acuracy")
 
 
 @pytest.mark.parametrize("interrupt_in", [2, 3, 4])
@@ -258,41 +232,23 @@ def train_updates(trainer: Trainer, updates: int = 4, **options: Any) -> None:
     trainer.train(samples(updates), num_epochs=1, per_device_batch_size=1, **options)
 
 
-def test_an_assigned_scheduler_is_that_of_the_run() -> None:
-    """``trainer.scheduler = ...`` before a run without a factory: it is stepped after each update."""
+def test_the_scheduler_of_a_run_is_the_one_before_or_made_by_a_factory() -> None:
+    """One that is assigned is stepped after each update, and kept after an evaluation or a stop; None leaves none."""
     used = RatesUsed()
-    trainer = make_trainer(used, lr=1.0)
+    trainer = make_trainer(used, FailAt("on_optimizer_step_end", StopTrainingError("enough"), 3), lr=1.0)
     trainer.scheduler = assigned = HALVING(trainer.optimizer)
-
-    train_updates(trainer)
-
-    assert trainer.scheduler is assigned
-    assert used.rates == [1.0, 0.5, 0.25, 0.125]
-
-
-def test_a_run_without_a_factory_keeps_the_scheduler_of_the_run_before() -> None:
-    """The second run goes on where the schedule of the first one stopped, also with an evaluation between them."""
-    used = RatesUsed()
-    trainer = make_trainer(used, lr=1.0)
-    train_updates(trainer, 2, create_scheduler_fn=HALVING)
-    trainer.evaluate(samples(4))
     train_updates(trainer, 2)
+    trainer.evaluate(samples(4))
+    train_updates(trainer, 9)
+    train_updates(trainer, 1)
+    assert trainer.scheduler is assigned
+    assert used.rates == [1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125]
 
-    assert used.rates == [1.0, 0.5, 0.25, 0.125]
-
-
-def test_a_factory_makes_a_new_scheduler() -> None:
-    """A factory replaces what was assigned or kept, and None assigned leaves a run without one."""
-    trainer = make_trainer()
-    trainer.scheduler = assigned = HALVING(trainer.optimizer)
-    train_updates(trainer, create_scheduler_fn=partial(CosineAnnealingLR, T_max=4))
-    made = trainer.scheduler
-    assert made is not assigned
-
+    train_updates(trainer, 1, create_scheduler_fn=partial(CosineAnnealingLR, T_max=4))
+    assert isinstance(trainer.scheduler, CosineAnnealingLR)
     trainer.scheduler = None
-    used = RatesUsed()
-    trainer.callback_handler.add_callback(used)
-    train_updates(trainer)
+    used.rates.clear()
+    train_updates(trainer, 2)
     assert trainer.scheduler is None
     assert len(set(used.rates)) == 1
 
@@ -317,45 +273,57 @@ def test_an_override_that_needs_no_factory_makes_the_scheduler_of_each_run() -> 
     assert trainer.scheduler is assigned
 
 
-def test_a_scheduler_of_another_optimizer_is_refused() -> None:
-    """Assigned, or kept after the optimizer was replaced, it would change the rates of one that is not used."""
-    trainer = make_trainer()
-    weight = weights_of(trainer.get_model())
-    other = SGD(trainer.model.parameters(), lr=1.0)
-
-    trainer.scheduler = HALVING(other)
-    with pytest.raises(ConfigurationError, match="another optimizer"):
-        train_updates(trainer)
-    train_updates(trainer, create_scheduler_fn=HALVING)
-    trained = weights_of(trainer.get_model())
-    trainer.optimizer = other
-    with pytest.raises(ConfigurationError, match=r"trainer.scheduler = None"):
-        train_updates(trainer)
-
-    assert not torch.equal(weight, trained)
-    assert torch.equal(weights_of(trainer.get_model()), trained)
+def of_another_optimizer(trainer: Any, _folder: Path) -> dict[str, Any]:
+    """Assigned, it would change rates that are not used."""
+    trainer.scheduler = HALVING(SGD(trainer.model.parameters(), lr=1.0))
+    return {}
 
 
-def test_a_scheduler_made_before_a_group_was_added_is_refused() -> None:
-    """It has no rate for the new group, and would fail after the first update."""
-    trainer = make_trainer()
-    trainer.scheduler = HALVING(trainer.optimizer)
+def kept_of_another_optimizer(trainer: Any, _folder: Path) -> dict[str, Any]:
+    """So would one that is kept after the optimizer was replaced."""
+    trainer.optimizer = SGD(trainer.model.parameters(), lr=1.0)
+    return {}
+
+
+def before_a_group_was_added(trainer: Any, _folder: Path) -> dict[str, Any]:
+    """It has no rate for the new group."""
     trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.1})
-
-    with pytest.raises(ConfigurationError, match=r"(?s)1 group.*2 group"):
-        train_updates(trainer)
+    return {}
 
 
-def test_a_schedule_that_is_too_short_is_refused_before_the_first_update() -> None:
-    """Torch's one-cycle schedule ends with an error, and is kept from run to run; what was recorded is still there."""
-    trainer = make_trainer()
+def too_short(trainer: Any, _folder: Path) -> dict[str, Any]:
+    """Torch's one-cycle schedule ends with an error, and is kept from run to run."""
     train_updates(trainer, create_scheduler_fn=partial(OneCycleLR, max_lr=1.0, total_steps=4))
+    return {}
+
+
+def of_a_longer_run(trainer: Any, folder: Path) -> dict[str, Any]:
+    """A state that the run cannot go on with."""
+    trainer.save_training_state(folder / "state")
+    return {"updates": 8, "resume_from": folder / "state"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (of_another_optimizer, "another optimizer"),
+        (kept_of_another_optimizer, r"trainer.scheduler = None"),
+        (before_a_group_was_added, r"(?s)1 group.*2 group"),
+        (too_short, r"shorter than the run.*OneCycleLR of 4 updates, 4 of which are done"),
+        (of_a_longer_run, "would not continue"),
+    ],
+)
+def test_a_scheduler_that_does_not_fit_costs_nothing_that_was_recorded(
+    change: Callable[..., dict[str, Any]], message: str, tmp_path: Path
+) -> None:
+    """It is refused before the first update, and weights and metrics of the run before are still there."""
+    trainer = make_trainer()
+    train_updates(trainer, create_scheduler_fn=HALVING)
+    options = change(trainer, tmp_path)
     trained = weights_of(trainer.get_model())
-
     losses, epoch = trainer.run_history.get_metric_values("train_loss_epoch"), trainer.run_history.current_epoch
-
-    with pytest.raises(ConfigurationError, match=r"shorter than the run.*OneCycleLR of 4 updates, 4 of which are done"):
-        train_updates(trainer)
+    with pytest.raises((ConfigurationError, CheckpointError), match=message):
+        train_updates(trainer, **options)
     assert torch.equal(weights_of(trainer.get_model()), trained)
     assert trainer.run_history.get_metric_values("train_loss_epoch") == losses
     assert trainer.run_history.current_epoch == epoch
@@ -384,27 +352,6 @@ def test_an_assigned_scheduler_is_saved_and_resumed(tmp_path: Path, create: Any,
     train_updates(trainer, 6, resume_from=tmp_path)
     assert len(set(uninterrupted.rates)) == 6
     assert resumed.rates == uninterrupted.rates[2:]
-
-
-def test_stopping_by_intent_leaves_the_scheduler_for_the_next_run() -> None:
-    """A run that a callback stops keeps its scheduler like any other."""
-    used = RatesUsed()
-    trainer = make_trainer(used, FailAt("on_optimizer_step_end", StopTrainingError("enough")), lr=1.0)
-    train_updates(trainer, create_scheduler_fn=HALVING)
-    train_updates(trainer)
-    train_updates(trainer)
-    assert used.rates == [1.0, 0.5, 0.25]
-
-
-def test_a_state_that_the_run_cannot_go_on_with_costs_nothing_that_was_recorded(tmp_path: Path) -> None:
-    """A resumed run that is refused leaves the metrics of the run before."""
-    trainer = make_trainer()
-    train_updates(trainer)
-    trainer.save_training_state(tmp_path / "state")
-    losses = trainer.run_history.get_metric_values("train_loss_epoch")
-    with pytest.raises(CheckpointError, match="would not continue"):
-        train_updates(trainer, updates=8, resume_from=tmp_path / "state")
-    assert trainer.run_history.get_metric_values("train_loss_epoch") == losses
 
 
 DATA = make_classification(16)
@@ -457,12 +404,17 @@ def test_the_scheduler_is_told_of_each_update_and_each_epoch(accumulation: int) 
     ]
 
 
-def test_without_an_evaluation_there_is_no_metric() -> None:
-    """The epochs are told all the same, also after a run that had evaluated."""
+def test_the_scheduler_is_told_how_far_the_run_has_come() -> None:
+    """Without an evaluation there is no metric; a number of updates closes the last epoch, and a stop does not."""
     trainer = classifier_trainer(TrainerWithTimmScheduler)
     trainer.train(DATA, 1, EVAL_DATA, create_scheduler_fn=Timm)
     trainer.train(DATA, 2, per_device_batch_size=16, create_scheduler_fn=Timm, reset_run_history=False)
     assert told(trainer) == [1, (1, None), 2, (2, None)]
+    trainer.train(DATA, 9, per_device_batch_size=4, max_num_train_steps=6, create_scheduler_fn=Timm)
+    assert told(trainer)[-3:] == [5, 6, (2, None)]
+    trainer.callback_handler.add_callback(FailAt("on_optimizer_step_end", StopTrainingError(), update=6))
+    trainer.train(DATA, 9, per_device_batch_size=4, create_scheduler_fn=Timm)
+    assert told(trainer)[-3:] == [(1, None), 5, 6]
 
 
 @pytest.mark.parametrize("in_epochs", [True, False])
@@ -473,19 +425,6 @@ def test_each_update_is_made_with_the_rate_of_the_updates_before_it(in_epochs: b
     trainer.train(DATA, 3, per_device_batch_size=8, create_scheduler_fn=partial(RateIsTime, in_epochs=in_epochs))
     assert rates.rates == ([0, 0, 1, 1, 2, 2] if in_epochs else [0, 1, 2, 3, 4, 5])
     assert trainer.optimizer.param_groups[0]["lr"] == (3 if in_epochs else 6)
-
-
-def test_a_run_that_ends_in_mid_epoch_is_told_as_far_as_it_went() -> None:
-    """A number of updates closes its last epoch; a stop does not."""
-    trainer = classifier_trainer(TrainerWithTimmScheduler)
-    trainer.train(DATA, 9, per_device_batch_size=4, max_num_train_steps=6, create_scheduler_fn=Timm)
-    assert told(trainer)[-3:] == [5, 6, (2, None)]
-
-    trainer = classifier_trainer(
-        TrainerWithTimmScheduler, FailAt("on_optimizer_step_end", StopTrainingError(), update=6)
-    )
-    trainer.train(DATA, 9, per_device_batch_size=4, create_scheduler_fn=Timm)
-    assert told(trainer)[-3:] == [(1, None), 5, 6]
 
 
 def test_the_state_of_the_scheduler_is_part_of_a_checkpoint(tmp_path: Path) -> None:
@@ -499,33 +438,6 @@ def test_the_state_of_the_scheduler_is_part_of_a_checkpoint(tmp_path: Path) -> N
     other.load_checkpoint(tmp_path / "checkpoint.pt")
 
     assert told(other) == told(saved) != []
-
-
-class StepsWithoutEpochs(StepLR):
-    """Has ``step_update`` beside a ``step`` without a metric, as schedulers of pa-schedulers do."""
-
-    def step_update(self, num_updates: int) -> None:
-        """Set the value for a number of updates."""
-
-
-@pytest.mark.parametrize("kind", [StepLR, StepsWithoutEpochs])
-def test_a_scheduler_of_another_kind_is_refused_before_anything_is_trained(kind: Any) -> None:
-    """Those of torch and of pa-schedulers are for ``Trainer``, and the error says so."""
-    trainer = classifier_trainer(TrainerWithTimmScheduler)
-    with pytest.raises(ConfigurationError, match=r"(?s)as timm's have.*Use Trainer"):
-        trainer.train(DATA, 1, create_scheduler_fn=partial(kind, step_size=1))
-
-    assert trainer.num_updates_completed == 0
-
-
-def test_a_factory_that_returns_more_than_the_scheduler_is_refused() -> None:
-    """As timm's ``create_scheduler_v2`` does, which returns the number of epochs as well."""
-
-    def factory(optimizer: Optimizer) -> Any:
-        return Timm(optimizer), 4
-
-    with pytest.raises(TypeError, match=r"returned a tuple\..*\[0\]"):
-        classifier_trainer(TrainerWithTimmScheduler).train(DATA, 1, create_scheduler_fn=factory)
 
 
 class _Plateau(Timm):
