@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from itertools import groupby
 
 import pytest
@@ -10,63 +11,7 @@ import pytest
 from tests.docs.pages import ROOT, Page, all_pages
 from tests.docs.test_plain_markdown import lines_of_prose
 
-WORDS = {
-    "front page": 1080,
-    "index": 420,
-    "tutorial": 1560,
-    "how-to": 1200,
-    "scaling": 1200,
-    "understanding": 840,
-    "migration": 1020,
-    "reference": 840,
-    "package": 140,
-    "library": 240,
-}
-"""How many words a page of each kind may have, as `wc -w` counts them."""
-
-KINDS: dict[str, str | tuple[str, int]] = {
-    "README.md": "front page",
-    "docs/before-you-train.md": ("how-to", 1650),
-    "docs/beyond-ddp.md": ("scaling", 1440),
-    "docs/checkpoints-alone.md": ("how-to", 840),
-    "docs/data-alone.md": ("how-to", 670),
-    "docs/getting-started.md": "tutorial",
-    "docs/glossary.md": "reference",
-    "docs/guarantees.md": ("understanding", 860),
-    "docs/how-do-i.md": ("how-to", 1190),
-    "docs/hyperparameters.md": ("how-to", 480),
-    "docs/index.md": "index",
-    "docs/launching.md": "scaling",
-    "docs/logging.md": ("how-to", 1260),
-    "docs/migrating-from-determined.md": "migration",
-    "docs/migrating.md": ("migration", 1320),
-    "docs/object-stores.md": ("scaling", 720),
-    "docs/own-loops.md": ("how-to", 1560),
-    "docs/performance.md": "understanding",
-    "docs/resuming-custom-data-loaders.md": ("scaling", 600),
-    "docs/resuming.md": ("how-to", 1580),
-    "docs/run.md": "understanding",
-    "docs/same-bits.md": ("understanding", 1500),
-    "docs/several-machines.md": "scaling",
-    "docs/speed-and-memory.md": ("how-to", 1390),
-    "docs/sharding.md": "scaling",
-    "docs/training-states.md": "understanding",
-    "docs/trials.md": ("migration", 1630),
-    "docs/troubleshooting.md": ("how-to", 1920),
-    "docs/typing.md": "reference",
-    "docs/why.md": "understanding",
-    "examples/README.md": "reference",
-    "packages/pa-checkpoint/README.md": "library",
-    "packages/pa-data/README.md": "library",
-    "packages/pa-distributed/README.md": "library",
-    "packages/pa-preflight/README.md": "library",
-}
-"""The kind of each page that is none of the usual ones of its folder, and the words of a page that needs others."""
-
-USUAL_KINDS = {"docs": "how-to", "docs/coming-from": "migration", "packages": "package"}
-
-WORDS_OF_ALL = 49_860
-ROWS_OF_A_TABLE = 30
+BUDGETS = tomllib.loads((ROOT / "tests" / "docs" / "word_budgets.toml").read_text())
 
 _FOR_USERS = re.compile(r"README\.md|docs/(coming-from/)?[\w-]+\.md|packages/[\w-]+/README\.md|examples/README\.md")
 PAGES = {
@@ -88,15 +33,13 @@ def longest_table_of(page: Page) -> int:
 def problems_of(page: Page) -> list[str]:
     """Return how a page goes beyond its budget, and what to do."""
     folder = "packages" if str(page).startswith("packages/") else str(page).rpartition("/")[0]
-    kind = KINDS.get(str(page)) or USUAL_KINDS[folder]
-    name, allowed = (kind, WORDS[kind]) if isinstance(kind, str) else kind
+    kind = BUDGETS["kinds"].get(str(page)) or BUDGETS["usual_kinds"][folder]
+    allowed, most_rows = BUDGETS["words_of_pages"].get(str(page), BUDGETS["words"][kind]), BUDGETS["rows_of_a_table"]
     found: list[str] = []
     if (words := words_of(page)) > allowed:
-        found.append(f"{page} has {words} words; {name} may have {allowed}: cut what another page says, or divide it")
-    if (rows := longest_table_of(page)) > ROWS_OF_A_TABLE:
-        found.append(
-            f"{page} has a table of {rows} rows; {ROWS_OF_A_TABLE} are enough: divide it, or keep what users hit"
-        )
+        found.append(f"{page} has {words} words; {kind} may have {allowed}: cut what another page says, or divide it")
+    if (rows := longest_table_of(page)) > most_rows:
+        found.append(f"{page} has a table of {rows} rows; {most_rows} are enough: divide it, or keep what users hit")
     return found
 
 
@@ -108,12 +51,12 @@ def test_a_page_is_within_the_budget_of_its_kind(page: Page) -> None:
 
 def test_all_pages_together_are_within_the_budget() -> None:
     """A user who reads everything reads no more than this."""
-    assert sum(words_of(page) for page in PAGES.values()) <= WORDS_OF_ALL
+    assert sum(words_of(page) for page in PAGES.values()) <= BUDGETS["words_of_all"]
 
 
 def test_only_pages_that_exist_have_a_kind() -> None:
     """A page that was renamed or removed leaves nothing behind in the table."""
-    assert sorted(KINDS.keys() - PAGES.keys()) == []
+    assert sorted({*BUDGETS["kinds"], *BUDGETS["words_of_pages"]} - PAGES.keys()) == []
 
 
 @pytest.mark.parametrize(
