@@ -31,50 +31,8 @@ THEMES = ("light", "dark")
 SHOWN = ("index", "getting-started", "run", "logging", "schedulers", "performance", "callbacks", "api/pa_core")
 FOUND = "plot_run_history"
 SECONDS = 300
-
-# Opens one page after the other in a frame of each width, and leaves what it met in the document.
-INSPECTION = """<!doctype html><title>inspection</title><body><script>
-const pages = PAGES, widths = WIDTHS, themes = THEMES, met = [];
-const frame = document.createElement("iframe");
-frame.style.height = "900px";
-frame.style.border = "0";
-document.body.append(frame);
-function open(address, width) {
-  frame.style.width = width + "px";
-  return new Promise(resolve => { frame.onload = resolve; frame.src = address; });
-}
-function too_wide(view) {
-  const root = view.document.documentElement;
-  const wide = [...view.document.querySelectorAll("article *")].filter(element =>
-    element.getBoundingClientRect().right > root.clientWidth + 1 && element.checkVisibility()
-    && !element.closest(".highlight, .table-wrapper, .picture-box"));
-  if (root.scrollWidth > root.clientWidth || wide.length)
-    return `wider than the window of ${root.clientWidth} px: ` + wide.slice(0, 3).map(
-      element => `<${element.tagName} ${element.className}> ${element.textContent.slice(0, 60)}`).join("; ");
-}
-function unseen(view) {
-  for (const box of view.document.querySelectorAll(".picture-box")) {
-    const seen = [...box.querySelectorAll("img")].filter(image => image.offsetWidth > 0 && image.naturalWidth > 0);
-    if (seen.length !== 1) return `${seen.length} pictures of a pair are seen`;
-  }
-}
-(async () => {
-  for (const page of pages) for (const [device, width] of Object.entries(widths)) for (const theme of themes) {
-    await open(`/${page}.html?theme=${theme}`, width);
-    for (const problem of [too_wide(frame.contentWindow), unseen(frame.contentWindow)])
-      if (problem) met.push(`${page}, ${device}, ${theme}: ${problem}`);
-  }
-  await open("/search.html?theme=light&q=FOUND", 1280);
-  for (let tries = 0; tries < 100; tries++) {
-    if (frame.contentDocument.querySelectorAll("#search-results li").length) break;
-    await new Promise(resolve => setTimeout(resolve, 100));
-  }
-  const results = frame.contentDocument.querySelectorAll("#search-results li").length;
-  if (!results) met.push("search for FOUND: nothing is found");
-  document.body.innerHTML = "<pre id=met></pre>";
-  document.getElementById("met").textContent = JSON.stringify({met, results});
-})();
-</script></body>"""
+INSPECTION = Path(__file__).with_suffix(".html")
+"""Opens one page after the other in a frame of each width, and leaves what it met in the document."""
 
 
 class Pages(SimpleHTTPRequestHandler):
@@ -152,7 +110,7 @@ def pages_to_open(site: Path) -> list[str]:
 
 def inspection_of(pages: list[str]) -> str:
     """The page that opens all others."""
-    filled = INSPECTION.replace("FOUND", FOUND)
+    filled = INSPECTION.read_text(encoding="utf-8").replace("FOUND", FOUND)
     for name, value in (("PAGES", pages), ("WIDTHS", WIDTHS), ("THEMES", THEMES)):
         filled = filled.replace(name, json.dumps(value), 1)
     return filled

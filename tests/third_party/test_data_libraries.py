@@ -15,10 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 from typing_extensions import override
 
-from pa_callbacks_extra import TorchMetricsCallback
 from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import make_regression
 from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted
@@ -206,28 +204,3 @@ def test_transforms_of_monai(shared_tmp_path: Path) -> None:
         return Augmented(lambda picture, seed: transform.set_random_state(seed)(picture))
 
     require_resumes(OfLibrary(data), shared_tmp_path)
-
-
-@everywhere
-def test_a_collection_of_metrics(shared_tmp_path: Path) -> None:
-    """What a resumed run records of it is what a whole one records, over the samples of all processes."""
-    data = make_regression(24)
-
-    def train(folder: str, *callbacks: TrainerCallback) -> list[list[float]]:
-        torch.default_generator.manual_seed(0)
-        model = nn.Linear(4, 1)
-        collection = MetricCollection({"mse": MeanSquaredError(), "mae": MeanAbsoluteError()})
-        metrics = TorchMetricsCallback(collection, in_training=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        saving = SaveTrainingStateCallback(shared_tmp_path / folder, save_every_n_steps=1)
-        trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[metrics, *callbacks, saving])
-        trainer.train(data, 3, data, 4, resume_from=shared_tmp_path / folder, resume_missing="start")
-        names = ("train_mse", "eval_mse", "eval_mae", "eval_loss_epoch")
-        return [[*trainer.run_history.get_metric_values(name)] for name in names]
-
-    whole = train("whole")
-    with pytest.raises(Interrupted):
-        train("resumed", InterruptAt("on_optimizer_step_end", 5 if not dist.is_initialized() else 3))
-    resumed = train("resumed")
-    assert resumed == whole
-    assert resumed[1] == pytest.approx(resumed[3])
