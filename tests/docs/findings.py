@@ -1,4 +1,4 @@
-"""The tables of what a check finds, made from the planted mistakes.
+"""The tables of what a check finds, made from their registry and the planted mistakes.
 
 ``python -m tests.docs.findings`` writes them into ``docs/before-you-train.md``.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.pa_preflight.known_findings import KNOWN
+from pa_preflight._registry import REGISTRY
 from tests.support.pa_preflight.planted import NOT_FOUND, PLANTED
 
 __all__ = ["PAGE", "with_tables"]
@@ -21,13 +21,13 @@ def with_tables(page: str) -> str:
     """Return the page with the tables of today."""
     begin, rest = page.split(_BEGIN)
     _, end = rest.split(_END)
-    return "".join([begin, _BEGIN, *(f"\n{table}\n" for table in map(_table, KNOWN)), _END, end])
+    return "".join([begin, _BEGIN, *(f"\n{table}\n" for table in map(_table, REGISTRY)), _END, end])
 
 
 def _table(part: str) -> str:
     rows: dict[str, list[str]] = {}
-    for name, known in KNOWN[part].items():
-        rows.setdefault(known.wrong, []).append(name)
+    for name, kind in REGISTRY[part].items():
+        rows.setdefault(kind.wrong, []).append(name)
     lines = [f"| {', '.join(map(_counted, names))} | {wrong} |" for wrong, names in rows.items()]
     return "\n".join([f"| in the {part} | what is wrong |", "|---|---|", *lines])
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pa_data.rng import seed_rng
-from pa_preflight._findings import FILL_GAPS, Finding
+from pa_preflight._findings import FILL_GAPS, Finding, noticed
 from pa_preflight._loss_checks import broadcast
 from pa_preflight._model_checks import BATCH_NORMS
 from pa_preflight._observer import LossCall, ModelCall, is_repeated, is_same, tensors_in, with_tensors
@@ -89,13 +89,13 @@ def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | 
     """
     inputs = [one for call in first.model_calls for one in call.inputs]
     if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in inputs):
-        yield Finding(
+        yield noticed(
             "inputs-not-finite",
             "Inputs of the first batch are NaN or infinite.",
             FILL_GAPS,
         )
     elif not bool(first.loss.isfinite()):
-        yield Finding(
+        yield noticed(
             "loss-not-finite",
             f"The loss of the first batch is {float(first.loss)}, though inputs and targets are finite.",
             "Look for log(0), division by 0 or overflow; train one update with TerminateOnNaNCallback, which "
@@ -122,7 +122,7 @@ def _check_targets(first: FirstBatch) -> Iterator[Finding]:
     if output is not None and 1 < output.numel() == targets.numel() and output.shape != targets.shape:
         yield broadcast(output, targets)
         return
-    yield Finding(
+    yield noticed(
         "targets-do-not-matter",
         "The loss is the same to the last digit when each sample gets the target of another one.",
         "Look at what calculate_train_batch_loss compares the outputs with.",
@@ -199,7 +199,7 @@ def _check_size(first: FirstBatch) -> Iterator[Finding]:
     except Exception:  # a step that works for batches of one size
         return
     if abs(ratio - 2) < _NEARLY:
-        yield Finding(
+        yield noticed(
             "loss-follows-batch-size",
             f"The loss of some samples is {once:.4g}, and {double:.4g} of the same samples twice: gradients grow "
             "with the batch, and the last batch of an epoch counts less.",
@@ -219,7 +219,7 @@ def _check_gradients(first: FirstBatch, clip_norm: float | None, clip_value: flo
     largest = max(float(one.abs().max()) for one in gradients if one is not None)
     for name, size, clip in (("norm", norm, clip_norm), ("largest element", largest, clip_value)):
         if clip is not None and size > _SMALL_CLIP * clip:
-            yield Finding(
+            yield noticed(
                 "clipping-too-low",
                 f"The {name} of the gradients of the first batch is {size:.3g}, and is clipped to {clip:.3g}.",
                 "Clip where most updates stay below, such as a norm of 1.",
@@ -232,7 +232,7 @@ def _check_scale(first: FirstBatch) -> Iterator[Finding]:
         mean, largest = float(values.mean()), float(values.abs().max())
         deviation = float(values.std()) if values.numel() > 1 else 0.0
         if max(abs(mean), deviation) > _LARGE:
-            yield Finding(
+            yield noticed(
                 "inputs-not-normalised",
                 f"Inputs of shape {tuple(one.shape)} have a mean of {mean:.3g} and a standard deviation of "
                 f"{deviation:.3g}; the largest is {largest:.3g}.",
@@ -258,7 +258,7 @@ def check_outputs(model_calls: list[ModelCall], num_losses: int) -> Iterator[Fin
         num_losses: How many steps there were.
     """
     if len(model_calls) == num_losses > 0 and _is_constant(model_calls[-1]):
-        yield Finding(
+        yield noticed(
             "inputs-do-not-matter",
             "All samples of a batch have the same output, though their inputs differ.",
             "Look for a layer whose outputs are all zero, as a ReLU of negative numbers, or one that is multiplied "
@@ -305,7 +305,7 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
     scale = float(one.abs().max()) + 1e-12
     difference = float((one - other).abs().max()) / scale
     if difference > 1e-3:  # noqa: PLR2004  # what kernels round differently is a thousand times less
-        yield Finding(
+        yield noticed(
             "samples-mix",
             f"In evaluation mode, the output of a sample changes by {difference:.2g} of its size when the other "
             "samples of the batch are exchanged.",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pa_core import SaveTrainingStateCallback, StepBasedEvaluationCallback
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._planned_run import PlannedRun
 
 _INITIAL_LEFT, _NO_AVERAGE, _TENTH, _FEWEST = 0.3, 0.3, 0.1, 10
@@ -42,29 +42,26 @@ def _check_stopping(callback: Any, planned: PlannedRun, first_loss: float | None
     threshold, watched = float(callback.early_stopping_threshold), str(callback.watch_metric)
     is_loss = "loss" in watched and not callback.greater_is_better
     if is_loss and first_loss is not None and 0 < _TENTH * first_loss < threshold:
-        yield Finding(
+        yield noticed(
             "callback-settings",
             f"early_stopping_threshold={threshold:g} asks {watched} to improve by that much, and the loss of the first "
             f"batch is {first_loss:.3g} in all: the run ends after early_stopping_patience="
             f"{callback.early_stopping_patience} epochs.",
             "Pass a threshold that is small next to the loss, such as a hundredth of it, or 0.",
-            "warning",
         )
     elif callback.greater_is_better and threshold >= 1 and not is_loss:
-        yield Finding(
+        yield noticed(
             "callback-settings",
             f"early_stopping_threshold={threshold:g} asks {watched} to improve by that much, which a share from 0 to 1 "
             "cannot.",
             "Pass a small threshold, such as 0.001.",
-            "warning",
         )
     if planned.epochs > 1 and callback.early_stopping_patience >= planned.epochs:
-        yield Finding(
+        yield noticed(
             "callback-settings",
             f"early_stopping_patience={callback.early_stopping_patience}, and the run has {planned.epochs} epochs: it "
             "never stops early.",
             "Pass a smaller patience, or leave the callback out.",
-            "warning",
         )
 
 
@@ -74,29 +71,26 @@ def _check_average(callback: Any, planned: PlannedRun) -> Iterator[Finding]:
         return
     left = decay**updates
     if left > _INITIAL_LEFT:
-        yield Finding(
+        yield noticed(
             "callback-settings",
             f"ModelEmaCallback keeps {100 * decay:g} % of the average in each update: after all {updates} updates of "
             f"the run, {100 * left:.0f} % of it are still the untrained weights.",
             f"Pass a smaller decay, such as {max(0.5, 1 - 20 / updates):.3g}, or a ModelEma that warms up.",
-            "warning",
         )
     elif decay < _NO_AVERAGE:
-        yield Finding(
+        yield noticed(
             "callback-settings",
             f"ModelEmaCallback keeps {100 * decay:g} % of the average in each update: it is the newest weights.",
             "Pass the share that the average keeps, such as 0.99.",
-            "warning",
         )
 
 
 def _never(callback: object, name: str, every: int, number: int, what: str) -> Iterator[Finding]:
     if 0 < number < every:
-        yield Finding(
+        yield noticed(
             "callback-settings",
             f"{type(callback).__name__} has {name}={every}, and the run has {number} {what}: it never acts.",
             f"Pass a smaller {name}, or leave the callback out.",
-            "warning",
         )
 
 
@@ -119,10 +113,9 @@ def _check_paths(callbacks: Iterable[Any]) -> Iterator[Finding]:
         path = Path(given).absolute()
         if path in paths:
             names = " and ".join(type(each).__name__ for each in (paths[path], one))
-            yield Finding(
+            yield noticed(
                 "callback-settings",
                 f"{names} both save to {given}, and replace what the other has saved.",
                 "Give each its own save_path.",
-                "warning",
             )
         paths[path] = one

@@ -17,7 +17,7 @@ from pa_preflight._callback_checks import check_callbacks
 from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
 from pa_preflight._evaluation import check_evaluation
 from pa_preflight._fetch_checks import check_fetching
-from pa_preflight._findings import LEVELS, Finding, Report, failure, first_line
+from pa_preflight._findings import Finding, Report, failure, first_line
 from pa_preflight._layer_checks import check_layers, check_running_statistics
 from pa_preflight._learning import check_learning
 from pa_preflight._loss_calls import check_calls
@@ -27,6 +27,7 @@ from pa_preflight._observer import is_overridden
 from pa_preflight._optimizer_checks import check_loss_weights, check_options
 from pa_preflight._own_loops import check_run
 from pa_preflight._plan import plan_of
+from pa_preflight._registry import LEVELS
 from pa_preflight._relation_checks import check_relation, check_rows
 from pa_preflight._sample_checks import check_many_samples
 from pa_preflight._set_checks import check_sets

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 
 _CLASSES, _COMMON, _CHANCE, _CUT = 50, 0.1, 1e-8, 0.8
 
@@ -28,7 +28,7 @@ def check_classes(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
     ):
         lacking = _lacking(one, other)
         if lacking:
-            yield Finding(
+            yield noticed(
                 "classes-of-one-set",
                 f"{sum(lacking.values()):.0%} of the {what} have classes that do not occur among {len(other)} "
                 f"{of_which}, such as {next(iter(lacking))}: the distribution of classes differs, as if samples were "

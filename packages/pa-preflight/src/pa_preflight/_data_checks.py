@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
 from pa_data.rng import capture_rng_state, mix, seed_rng
-from pa_preflight._findings import FILL_GAPS, Finding
+from pa_preflight._findings import FILL_GAPS, Finding, noticed
 from pa_preflight._observer import tensors_in
 
 _SAMPLES = 500
@@ -105,7 +105,7 @@ def check_samples(train: Samples, data: Any, options: dict[str, Any], *, is_torc
     if train.dataset is None or not train.samples:
         return
     if _reseeds(train.dataset):
-        yield Finding(
+        yield noticed(
             "augmentation-repeats",
             "Fetching a sample seeds the global random number generators, so that what is drawn afterwards is the "
             "same in each epoch, for augmentation and for dropout.",
@@ -119,7 +119,7 @@ def check_samples(train: Samples, data: Any, options: dict[str, Any], *, is_torc
     if is_in_order and targets is not None and targets.dim() == 1 and len(targets) >= _FEWEST:
         changes, classes = int((targets[1:] != targets[:-1]).sum()), len(set(map(float, targets)))
         if 1 < classes == changes + 1 < len(targets) / 4:
-            yield Finding(
+            yield noticed(
                 "sorted-by-class",
                 f"The samples are sorted by their target, {classes} classes one after the other, and are not shuffled.",
                 "Leave out shuffle=False.",
@@ -132,7 +132,7 @@ def _check_finite(train: Samples, *, is_torch_loss: bool) -> Iterator[Finding]:
         for number, one in enumerate(tensors):
             if one.is_floating_point() and not bool(one.isfinite().all()):
                 is_target = number == len(tensors) - 1 > 0
-                yield Finding(
+                yield noticed(
                     "targets-not-finite" if is_target else "inputs-not-finite",
                     f"Sample {position} of the training data has {'a target' if is_target else 'an input'} that is NaN "
                     "or infinite.",
@@ -164,7 +164,7 @@ def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: An
     """
     shared = _shared(train, evaluation, _of_loader(train_data), _of_loader(data))
     if shared:
-        yield Finding(
+        yield noticed(
             "same-samples-in-evaluation",
             f"{shared} of the samples to evaluate are among the training samples: the evaluation shows what was "
             "learnt by heart.",
@@ -179,7 +179,7 @@ def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: An
             seed_rng(mix(seed))
             found.append(_digest(dataset[position]))
         if found[0] != found[1]:
-            yield Finding(
+            yield noticed(
                 "augmentation-in-evaluation",
                 f"Sample {position} of the data to evaluate is another one each time it is fetched.",
                 "Give the evaluation a dataset without random augmentation.",

@@ -15,7 +15,7 @@ from typing_extensions import override
 from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Trainer, TrainerCallback
 from pa_data.rng import seed_rng
 from pa_preflight._data_checks import Samples, spread
-from pa_preflight._findings import Finding, failure
+from pa_preflight._findings import Finding, failure, noticed
 from pa_preflight._observer import is_overridden, is_same, tensors_in, with_tensors
 from pa_preflight._output_experiments import outputs_replaced
 
@@ -83,13 +83,13 @@ def check_evaluation(
     inputs = watches[0].inputs
     are_same = len(inputs) == len(watches[1].inputs) and all(map(is_same, inputs, watches[1].inputs))
     if watches[0].was_training:
-        yield Finding(
+        yield noticed(
             "trains-in-evaluation",
             "The model is in training mode when it is evaluated: dropout is on, and BatchNorm learns from the samples.",
             "Call model.eval(), which eval_epoch_start does where it is not overridden.",
         )
     elif not is_random and not _agree(*results):
-        yield Finding(
+        yield noticed(
             "evaluation-not-repeatable",
             f"Two evaluations of the same weights differ: {_shown(results[0])}, then {_shown(results[1])}.",
             "Look for dropout or noise that ignores self.training.",
@@ -125,12 +125,11 @@ def _check_metrics(
                 return
         names = {name for name in names if changed.get(name) == before[name]}
     for name in sorted(names):
-        yield Finding(
+        yield noticed(
             "metric-does-not-depend-on-outputs",
             f"{name} is {before[name]:.6g}, and remains the same when the outputs of the model are negated, noise, or "
             "exchanged: it is constant, with any outputs.",
             "Look at how predictions are made of outputs: the argmax of one column is always 0.",
-            "warning",
         )
 
 
@@ -171,7 +170,7 @@ def _check_scale(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
     if not deviation or not other_deviation:
         return
     if abs(mean - other_mean) > _AWAY * max(deviation, other_deviation) or is_wider:
-        yield Finding(
+        yield noticed(
             "evaluation-inputs-differ",
             f"Inputs in training have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, in the "
             f"evaluation {other_mean:.3g} and {other_deviation:.3g}.",

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Weigh
 
 from pa_data.rng import mix, seed_rng
 from pa_preflight._data_checks import Samples
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._observer import tensors_in
 
 _LONGER, _LONGEST = 4, 1 << 24
@@ -67,7 +67,7 @@ def _check_stored(dataset: Any) -> Iterator[Finding]:
         thrice = _fetched(dataset, position, 1)
         shared = any(bool((one != now).any()) for one, now in zip(once, kept, strict=True) if one.shape == now.shape)
         if shared or any(map(_goes_on, once, twice, thrice)):
-            yield Finding(
+            yield noticed(
                 "stored-data-change",
                 f"Fetching sample {position} again changes what was fetched before: the data are modified in place, "
                 "and drift with every epoch.",
@@ -109,13 +109,12 @@ def _check_length(dataset: Any, batch_size: int) -> Iterator[Finding]:
     in_batches = length > 1 and length in {high // batch_size, -(-high // batch_size)}
     shapes = [[one.shape for one in tensors_in(dataset[position])] for position in (0, high - 1)]
     if shapes[0] == shapes[1] and (in_batches or high >= _LONGER * length):
-        yield Finding(
+        yield noticed(
             "samples-never-used",
             f"The length of the dataset, {length}, is a part of the {high} samples that it returns: those from "
             f"position {length} on are never trained on."
             + (f" It is the number of batches of {batch_size}." if in_batches else ""),
             "Let __len__ return the number of samples.",
-            "warning",
         )
 
 
@@ -126,7 +125,7 @@ def _check_sampler(train: Samples, options: Mapping[str, Any]) -> Iterator[Findi
     if sampler is None or type(sampler) in {RandomSampler, SequentialSampler}:
         return
     if isinstance(sampler, WeightedRandomSampler) and len(sampler.weights) < size:
-        yield Finding(
+        yield noticed(
             "sampler-leaves-samples-out",
             f"The sampler has {len(sampler.weights)} weights for {size} samples: it never draws any that come later.",
             "Give it one weight for each sample, such as class_weights[targets].",
@@ -137,7 +136,7 @@ def _check_sampler(train: Samples, options: Mapping[str, Any]) -> Iterator[Findi
         return
     distinct = len(set(drawn))
     if len(drawn) >= size / 2 and distinct < _FEW_DISTINCT * size:
-        yield Finding(
+        yield noticed(
             "sampler-leaves-samples-out",
             f"In an epoch of {len(drawn)} samples, the sampler draws {distinct} distinct ones of {size}, the same "
             "again and again.",
@@ -164,7 +163,7 @@ def _check_collation(train: Samples, collate_fn: Callable[[list[Any]], Any] | No
             rows[number].append(any(same))
     have_targets = all(any(_begins_alike(batch[-1][row], one[-1][0]) for one in singles) for row in range(_NUMBERS))
     if all(rows[0]) and have_targets and not all(rows[1]):
-        yield Finding(
+        yield noticed(
             "batches-mix-samples",
             f"In a batch of {_NUMBERS} samples, {rows[1].count(False)} have the inputs of one sample and the target of "
             "another.",
@@ -211,7 +210,7 @@ def _check_draws(dataset: Any) -> Iterator[Finding]:
         if not isinstance(one, Tensor) or one.dim()
     )
     if has_stored and len(first) == len(second) and all(map(torch.equal, first, second)):
-        yield Finding(
+        yield noticed(
             "augmentation-repeats",
             "Fetching a stored sample makes a generator of random numbers, and gives it the same seed each time: a "
             "sample stays the same in all epochs, as if its augmentation were part of the data.",

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from textwrap import fill
-from typing import Literal, TypeAlias, get_args
+from typing import Literal
 
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
-from pa_preflight._next_steps import PAGES
-
-Level: TypeAlias = Literal["mistake", "warning", "note"]
-LEVELS: tuple[Level, ...] = get_args(Level)
-"""From the worst."""
+from pa_preflight._registry import KINDS, Level
 
 FILL_GAPS = "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them a value."
 """What to do about numbers that are not finite."""
@@ -45,7 +41,8 @@ class Finding:
     @property
     def see(self) -> str | None:
         """The page of ``docs`` that says more, with the anchor of a heading; None where there is none."""
-        return PAGES.get(self.name)
+        kind = KINDS.get(self.name)
+        return None if kind is None else kind.page
 
     @override
     def __str__(self) -> str:
@@ -109,6 +106,18 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+def noticed(name: str, saw: str, do: str, level: Level | None = None) -> Finding:
+    """Return a finding of the level that its kind has.
+
+    Args:
+        name: A name of the registry.
+        saw: What was seen.
+        do: What to change.
+        level: The level, where what was seen says another one.
+    """
+    return Finding(name, saw, do, level or KINDS[name].level)
+
+
 def failure(what: str, error: Exception, do: str) -> Finding:
     """Return the finding that something raises an error.
 
@@ -117,7 +126,7 @@ def failure(what: str, error: Exception, do: str) -> Finding:
         error: The error.
         do: What to change.
     """
-    return Finding("step-fails", f"{what} raises {first_line(error)}", do)
+    return noticed("step-fails", f"{what} raises {first_line(error)}", do)
 
 
 def first_line(error: Exception) -> str:

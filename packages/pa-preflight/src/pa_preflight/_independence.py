@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pa_data.rng import seed_rng
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._observer import LossCall, ModelCall, is_repeated, is_same, tensors_in, with_tensors
 
 _ROUNDED, _CLOSE, _CHANGED = 2e-6, 1e-4, 1e-3
@@ -68,7 +68,7 @@ def check_dependence(
     drawn = torch.get_rng_state()  # which seeding sets, and draws change
     flipped = forward.outputs(_flipped)[:1]
     if _difference(outputs[0], forward.outputs()[0]) > 2 * _ROUNDED:
-        yield Finding(
+        yield noticed(
             "state-between-batches",
             "In evaluation mode, the outputs of the same batch differ after another batch: the model carries a state "
             "from batch to batch.",
@@ -81,7 +81,7 @@ def check_dependence(
     if not torch.equal(drawn, torch.get_rng_state()):  # noise by position
         return
     if outputs[0].shape != (size, size) and _difference(outputs[0], _flipped(flipped.pop())) > _CHANGED:
-        yield Finding(
+        yield noticed(
             "samples-mix",
             "In evaluation mode, the output of a sample depends on its position in the batch: other outputs come when "
             "the same samples are in another order.",
@@ -149,19 +149,18 @@ def _check_future(forward: Forward, outputs: Tensor, targets: list[Tensor]) -> I
         return
     sees_later = _difference(before[0], before[1]) > _CLOSE
     if 1 in shifts and sees_later:
-        yield Finding(
+        yield noticed(
             "future-is-seen",
             "The targets are the next steps of the inputs, and the output at a step changes with later steps of the "
             "input: the answer is among what the model sees.",
             "Pass a causal mask, is_causal=True, or pad convolutions on the left only.",
         )
     elif 1 not in shifts and not sees_later and not inputs.is_floating_point():
-        yield Finding(
+        yield noticed(
             "targets-not-shifted",
             "The output at a step depends on no later step, and its target is the input at the same step, which the "
             "model sees.",
             "Predict the next step: inputs[:, :-1] and targets[:, 1:].",
-            "warning",
         )
 
 
@@ -203,13 +202,12 @@ def _check_ignored(forward: Forward, outputs: list[Tensor]) -> Iterator[Finding]
             ignored.append((start, stop))
     if ignored:
         places = ", ".join(f"{start} to {stop - 1}" for start, stop in ignored)
-        yield Finding(
+        yield noticed(
             "inputs-ignored",
             f"No output changes when the inputs at positions {places} of {length} are exchanged for the ones of "
             "another sample: the model does not depend on them.",
             "Look for a mask that is inverted, such as a padding mask that is True at the words, and for an index or a "
             "slice that takes one step of a sequence, as outputs[:, 0].",
-            "warning",
         )
 
 
@@ -248,7 +246,7 @@ def _check_padding(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
         indices = {one.padding_idx for one in forward.model.modules() if isinstance(one, nn.Embedding)}
         of_layer = next((f", and the padding_idx of its embedding is {one}" for one in indices - {token, None}), "")
         is_read = any(isinstance(one, (*_ATTENTION, nn.RNNBase)) for one in forward.model.modules())
-        yield Finding(
+        yield noticed(
             "padding-matters",
             f"Sequences are padded with {token}{of_layer}; the output of a sample of {int(lengths[shortest])} tokens "
             f"changes by {difference:.2g} of its size without its padding.",
@@ -274,9 +272,8 @@ def _check_order(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
     for dimension in (one for one in range(1, outputs.dim()) if outputs.shape[one] == length):
         after = after.flip(dimension)
     if not is_same(inputs, inputs.flip(1)) and _difference(outputs, after) < _CLOSE:
-        yield Finding(
+        yield noticed(
             "order-ignored",
             "The outputs are the same when all sequences are turned around: attention does not know positions.",
             "Add position embeddings to the inputs of the attention layers, unless these are sets.",
-            "note",
         )

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, TrainerCallback
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._observer import tensors_in
 
 _WATCHED_STEPS, _ENOUGH, _MOST_LAYERS = 6, 4, 30
@@ -74,12 +74,11 @@ class KeptGraphs(TrainerCallback):
             return
         gc.collect()  # what holds itself
         if self._kept() >= _ENOUGH:
-            yield Finding(
+            yield noticed(
                 "graphs-kept",
                 f"After {self.count} steps, the graphs of {self._kept()} of the first {_WATCHED_STEPS} are still in "
                 "memory, with what they need for a backward pass: memory grows with each step.",
                 "Look for losses and outputs that are added up or put into a list: keep value.detach(), or log them.",
-                "warning",
             )
 
     def _kept(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._model_checks import BATCH_NORMS, listed
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -58,7 +58,7 @@ def _check_flags(model: nn.Module) -> Iterator[Finding]:
         held = cast("dict[str, object]", vars(module))
         replaced = [one for one in ("requires_grad_", "train", "eval") if one in held and not callable(held[one])]
         for flag in ["requires_grad"] * ("requires_grad" in held) + replaced:
-            yield Finding(
+            yield noticed(
                 "flag-without-effect",
                 f"{name or 'The model'}, a {type(module).__name__}, has an attribute {flag} = {held[flag]}, which "
                 "changes nothing: its parameters are trained as before.",
@@ -68,7 +68,7 @@ def _check_flags(model: nn.Module) -> Iterator[Finding]:
     for name, parameter in model.named_parameters():
         flags = _FLAGS.intersection(cast("dict[str, object]", getattr(parameter, "__dict__", {})))
         if flags:
-            yield Finding(
+            yield noticed(
                 "flag-without-effect",
                 f"{name} has an attribute {flags.pop()}, which torch does not read: requires_grad is "
                 f"{parameter.requires_grad}.",
@@ -81,20 +81,18 @@ def _check_flags(model: nn.Module) -> Iterator[Finding]:
 def _check_dropout(model: nn.Module) -> Iterator[Finding]:
     for name, module in named_layers(model):
         if isinstance(module, _DROPOUTS) and module.p > _MOST_DROPPED:
-            yield Finding(
+            yield noticed(
                 "unusual-option",
                 f"{name or 'The model'} drops {100 * module.p:.0f} % of its inputs.",
                 "Pass the share that is dropped, such as 0.1: some libraries take the share that is kept.",
-                "warning",
             )
             return
         if isinstance(module, nn.RNNBase) and module.num_layers == 1 and module.dropout:
-            yield Finding(
+            yield noticed(
                 "unusual-option",
                 f"{name or 'The model'} has dropout={module.dropout:g} and one layer, and drops nothing: this dropout "
                 "is between layers.",
                 "Add nn.Dropout after it, or a second layer.",
-                "warning",
             )
             return
 
@@ -104,12 +102,11 @@ def _check_repeated(model: nn.Module) -> Iterator[Finding]:
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
             layers = [one for one in module if any(True for _ in one.parameters())]
             if len({id(one) for one in layers}) < len(layers):
-                yield Finding(
+                yield noticed(
                     "layer-repeated",
                     f"{name or 'The model'} has {len(layers)} layers with weights, and only "
                     f"{len({id(one) for one in layers})} different ones: the others are the same layers again.",
                     "Make a new layer each time, [make() for _ in range(n)] instead of [layer] * n.",
-                    "warning",
                 )
                 return
 
@@ -136,13 +133,12 @@ def check_frozen_norms(model: nn.Module, before: Mapping[str, int]) -> Iterator[
         before: What `batches_of_norms` has returned before them.
     """
     moving = [name for name, count in batches_of_norms(model).items() if count > before.get(name, count)]
-    if moving:
-        yield Finding(
+    if moving:  # statistics of other data may be wanted, with the weights as they are
+        yield noticed(
             "frozen-norm-moves",
             f"{listed(moving)} {'is' if len(moving) == 1 else 'are'} frozen, but in training mode: running means and "
             "variances still follow the batches.",
             "Call eval() on frozen BatchNorm layers, too; the trainer leaves such parts in evaluation mode.",
-            "note",  # statistics of other data may be wanted, with the weights as they are
         )
 
 
@@ -153,11 +149,10 @@ def _check_values(model: nn.Module) -> Iterator[Finding]:
             continue
         largest = float(one.detach().abs().max())
         if not largest < _MOST_WEIGHT:
-            yield Finding(
+            yield noticed(
                 "weights-not-initialised",
                 f"The largest weight of {name} is {largest:.3g}.",
                 "Initialise it: torch.empty() has the numbers that are in memory. Look for NaN in a checkpoint.",
-                "warning",
             )
             return
 
@@ -175,7 +170,7 @@ def check_units(model: nn.Module) -> Iterator[Finding]:
         if isinstance(one, layers) and one.weight.requires_grad and len(one.weight) > 1 and _are_alike(one)
     ]
     if alike:
-        yield Finding(
+        yield noticed(
             "units-are-identical",
             f"All units of {listed(alike)} have the same weights, and keep them: they compute the same, "
             "and get the same gradients.",
@@ -219,7 +214,7 @@ def check_running_statistics(model: nn.Module, updates: int) -> Iterator[Finding
         do = (
             "Momentum is the share of the newest batch here, 0.1 by default; other libraries mean the share that stays."
         )
-        yield Finding("unusual-option", saw, do, "warning")
+        yield noticed("unusual-option", saw, do)
         return
 
 
@@ -232,12 +227,11 @@ def _check_registered(model: nn.Module) -> Iterator[Finding]:
                 continue
             hidden = [one for one in _inside(value) if id(one) not in known]
             if any(own.requires_grad for one in hidden for own in one.parameters()):
-                yield Finding(
+                yield noticed(
                     "layers-not-registered",
                     f"{'.'.join(filter(None, (name, key)))} has modules in a {type(value).__name__}, where the model "
                     "does not find them: they are in none of parameters(), state_dict(), to() and train().",
                     "Use nn.ModuleList or nn.ModuleDict.",
-                    "warning",
                 )
                 return
 

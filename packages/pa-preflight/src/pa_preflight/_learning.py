@@ -14,9 +14,10 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, MoveModulesToDeviceCallback, StopTrainingError, Trainer, TrainerCallback
 from pa_preflight._data_checks import Samples, subset
-from pa_preflight._findings import Finding, Level
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._model_checks import BATCH_NORMS
 from pa_preflight._observer import is_overridden
+from pa_preflight._registry import Level
 
 _UPDATES, _SECONDS = 100, 15.0
 _ENOUGH, _NOTHING, _GROWN, _LEARNT = 0.05, 0.001, 3.0, 1e-3
@@ -117,7 +118,7 @@ def check_learning(
         return
     level: Level = "note" if is_scheduled or (is_own and are_finite) else "mistake"
     if not are_finite or last > _GROWN * abs(first) + 1:
-        yield Finding(
+        yield noticed(
             "rate-too-high",
             f"Trained on one batch at the learning rate {max(rates):.3g}, the loss grows from {first:.3g} to "
             f"{last:.3g} in {len(losses)} updates.",
@@ -125,7 +126,7 @@ def check_learning(
             level,
         )
     elif fall < _ENOUGH * abs(first):
-        yield Finding(
+        yield noticed(
             "batch-not-learnt",
             f"Trained on one batch of {size} samples at the learning rate {max(rates):.3g}, the loss goes from "
             f"{first:.4g} to {last:.4g} in {len(losses)} updates.",
@@ -134,13 +135,12 @@ def check_learning(
             level if fall < _NOTHING * abs(first) else "note",
         )
     elif _is_other_in_evaluation(first, last, noted) and not _has_slow_norms(trainer.get_model()):
-        yield Finding(
+        yield noticed(
             "evaluation-unlike-training",
             f"Trained on one batch, the loss goes from {first:.4g} to {last:.4g}; in evaluation mode, the loss of this "
             f"very batch is {noted.in_evaluation:.4g}.",
             "Look at what forward() does by self.training: dropout has to scale what it keeps, and evaluations need "
             "the same outputs and statistics as the training.",
-            "warning",
         )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._function_calls import FunctionCall
 
 WATCHED: Final = (
@@ -74,7 +74,7 @@ def _floats(call: FunctionCall) -> list[Tensor]:
 def _check_log_probabilities(call: FunctionCall) -> Iterator[Finding]:
     logs: Tensor = call.arguments["input" if call.name == "kl_div" else "log_probs"]
     if float(logs.max()) > _TOLERANCE:
-        yield Finding(
+        yield noticed(
             "log-probabilities-missing",
             f"{call.name} needs the logarithms of probabilities, which are negative, and was given numbers from "
             f"{float(logs.min()):.3g} to {float(logs.max()):.3g}.",
@@ -90,7 +90,7 @@ def _check_divergence(call: FunctionCall) -> Iterator[Finding]:
     elif not is_log and float(targets.min()) < -_TOLERANCE:
         yield _out_of_range(call, targets, "probabilities", "log_target=True, or exponentials of them")
     elif "target" in call.made_by and "input" not in call.made_by:
-        yield Finding(
+        yield noticed(
             "loss-arguments-swapped",
             "kl_div was given outputs that are trained as its target, and as its input some that are not.",
             "Give it the logarithms of the trained outputs first, and what they are to become second.",
@@ -126,7 +126,7 @@ def _check_blanks(call: FunctionCall) -> Iterator[Finding]:
         yield _out_of_range(call, targets, f"labels that differ from the blank, {blank}", "labels from 1 on")
     if bool((inputs < lengths).any()):
         count = int((inputs < lengths).sum())
-        yield Finding(
+        yield noticed(
             "inputs-shorter-than-targets",
             f"{count} of {len(lengths)} samples have fewer steps than labels: ctc_loss cannot align them.",
             "Look at input_lengths, which count the steps of the outputs; let the model shorten its inputs less.",
@@ -143,14 +143,14 @@ def _check_triplets(call: FunctionCall) -> Iterator[Finding]:
         if one.shape == other.shape and len(one) > 1 and bool((one == other).all()):
             saw = f"{name.capitalize()} of all {len(one)} triplets are equal."
             do = "Look at how triplets are made, and at what the model is called with."
-            yield Finding("triplets-of-equals", saw, do)
+            yield noticed("triplets-of-equals", saw, do)
 
 
 def _check_probabilities(call: FunctionCall) -> Iterator[Finding]:
     outputs, targets = call.arguments["input"], call.arguments["target"]
     dimension = 1 if outputs.dim() > 1 else 0
     if outputs.shape[dimension] == 1:
-        yield Finding(
+        yield noticed(
             "one-output-for-classes",
             f"{call.name} was given one output a sample, whose softmax is always 1: the loss is 0, or says nothing.",
             "Use BCEWithLogitsLoss, or as many outputs as classes.",
@@ -159,17 +159,16 @@ def _check_probabilities(call: FunctionCall) -> Iterator[Finding]:
         sums = targets.double().sum(dimension)
         wrong = float(((sums - 1).abs() > _TOLERANCE).double().mean())
         if wrong > _SOME or float(targets.min()) < 0:
-            yield Finding(
+            yield noticed(
                 "targets-not-probabilities",
                 f"Targets of cross_entropy are probabilities that sum to 1; in {wrong:.0%} of the samples they sum to "
                 f"other numbers, from {float(sums.min()):.3g} to {float(sums.max()):.3g}.",
                 "Use BCEWithLogitsLoss if a sample may have several labels (multi-label), else normalise the targets.",
-                "warning",
             )
     if call.arguments.get("label_smoothing", 0.0) >= _MOST:
         smoothing = call.arguments["label_smoothing"]
         saw = f"Label smoothing of {smoothing:g} leaves less than half of the weight to the right class."
-        yield Finding("label-smoothing-too-high", saw, "Smooth by about 0.1.", "warning")
+        yield noticed("label-smoothing-too-high", saw, "Smooth by about 0.1.")
 
 
 def _check_padding(call: FunctionCall) -> Iterator[Finding]:
@@ -187,12 +186,11 @@ def _check_padding(call: FunctionCall) -> Iterator[Finding]:
     share_in_runs = float(runs.sum() / is_padding.sum())
     are_many = float((runs > 0).double().mean()) >= _MOST and int(runs.max()) >= _LONG
     if share_in_runs == 1.0 and are_many and len(set(map(int, runs))) >= _LONG and int(runs.max()) < length:
-        yield Finding(
+        yield noticed(
             "padding-in-the-loss",
             f"{float((runs > 0).double().mean()):.0%} of the sequences of targets end with {int(padding)}s, which "
             "occur nowhere else, as padding does, and the loss counts them.",
             f"Pass ignore_index={int(padding)}, or pad targets with -100.",
-            "warning",
         )
 
 
@@ -208,11 +206,10 @@ def _check_logits(call: FunctionCall) -> Iterator[Finding]:
 
 
 def _activated(call: FunctionCall, why: str, do: str) -> Finding:
-    return Finding(
+    return noticed(
         "activation-before-loss",
         f"The input of {call.name} is the result of a {call.made_by['input'].lower()}; but {why}.",
         f"Look at the last activation: {do}.",
-        "warning",
     )
 
 
@@ -223,7 +220,7 @@ def _check_bounds(call: FunctionCall) -> Iterator[Finding]:
     outside = float(((targets < low) | (targets > high)).double().mean())
     if outside <= _SOME:
         return
-    yield Finding(
+    yield noticed(
         "targets-out-of-reach",
         f"The outputs are the results of a {operation.lower()}, between {low:g} and {high:g}, and {outside:.0%} of the "
         f"targets lie outside of that range: they go from {float(targets.min()):.4g} to {float(targets.max()):.4g}.",
@@ -259,13 +256,12 @@ def _check_inverted(name: str, weights: Tensor, frequencies: Tensor) -> Iterator
     product, size = float((logs * of_classes).sum()), float(of_classes.square().sum())
     alike = product / (math.sqrt(float(logs.square().sum()) * size) + 1e-12)
     if alike > 0.8 and product > 0.2 * size:  # noqa: PLR2004  # nearly parallel, and not flat
-        yield Finding(
+        yield noticed(
             "class-weights-inverted",
             f"{name} gives rare classes a lower weight than frequent ones: {_shown(weights)} for classes with the "
             f"relative frequencies {_shown(frequencies)}.",
             "Take the inverse: negatives / positives as pos_weight, or 1 / frequency as weight, which make up for the "
             "imbalance.",
-            "warning",
         )
 
 
@@ -275,7 +271,7 @@ def _shown(numbers: Tensor) -> str:
 
 
 def _out_of_range(call: FunctionCall, targets: Tensor, needed: str, do: str) -> Finding:
-    return Finding(
+    return noticed(
         "targets-out-of-range",
         f"The targets of {call.name} lie between {float(targets.min()):.6g} and {float(targets.max()):.6g}, where the "
         f"loss needs {needed}.",

@@ -9,7 +9,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from pa_preflight._findings import FILL_GAPS, Finding
+from pa_preflight._findings import FILL_GAPS, Finding, noticed
 from pa_preflight._observer import LossCall
 
 _DISTANCES = ("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
@@ -33,7 +33,7 @@ def check_loss(call: LossCall) -> Iterator[Finding]:
         return
     if targets.is_floating_point() and not targets.isfinite().all():
         count = int((~targets.isfinite()).sum())
-        yield Finding(
+        yield noticed(
             "targets-not-finite",
             f"{count} of {targets.numel()} targets of the first batch are NaN or infinite.",
             FILL_GAPS,
@@ -89,7 +89,7 @@ def check_sigmoid(calls: list[LossCall]) -> Iterator[Finding]:
         (outputs >= 0).all() and (outputs <= 1).all() and (outputs != outputs[0]).any()
     ):
         return
-    yield Finding(
+    yield noticed(
         "sigmoid-before-bce-with-logits",
         f"All outputs lie between 0 and 1, from {outputs.min():.3g} to {outputs.max():.3g}, and the loss applies a "
         "sigmoid itself: predictions cannot get below 0.5.",
@@ -106,7 +106,7 @@ def _check_classes(call: LossCall) -> Iterator[Finding]:
             yield _wrong_type(call, "class indices, which are whole numbers,", "targets.long()")
             return
     elif targets.dim() >= outputs.dim() > 1:
-        yield Finding(
+        yield noticed(
             "targets-broadcast",
             f"{call.name} was given class indices of shape {tuple(targets.shape)} for outputs of shape "
             f"{tuple(outputs.shape)}.",
@@ -124,14 +124,14 @@ def _check_classes(call: LossCall) -> Iterator[Finding]:
     adds_up = bool(((sums - 1).abs() < (_TOLERANCE if outputs.dtype.itemsize > _HALF else _ROUGHLY)).all())
     are_probabilities = bool((outputs >= 0).all()) and adds_up
     if call.name == "nll_loss" and not adds_up:
-        yield Finding(
+        yield noticed(
             "log-probabilities-missing",
             "nll_loss needs the logarithms of probabilities, but the exponentials of the outputs add up to "
             f"{sums.mean():.3g}, not to 1.",
             "Use CrossEntropyLoss, or end the model with LogSoftmax.",
         )
     elif call.name == "cross_entropy" and are_probabilities and num_classes > 1:
-        yield Finding(
+        yield noticed(
             "softmax-before-cross-entropy",
             "The outputs are positive and add up to 1, and cross_entropy applies a softmax itself: the loss cannot get "
             f"below {math.log(math.e + num_classes - 1) - 1:.2g}.",
@@ -154,7 +154,7 @@ def check_all_targets(calls: list[LossCall], targets: Tensor | None) -> Iterator
         return
     are_used = any(bool((call.targets == call.targets.flatten()[:1]).all()) for call in calls)
     if are_used and bool((targets == targets.flatten()[0]).all()):
-        yield Finding(
+        yield noticed(
             "one-class",
             f"All targets of {len(targets)} samples are {targets.flatten()[0]:.6g}.",
             "Look at how the dataset makes its targets.",
@@ -165,19 +165,18 @@ def check_all_targets(calls: list[LossCall], targets: Tensor | None) -> Iterator
             continue
         num_classes, used = call.outputs.shape[-1], int(max(targets.max(), call.targets.max())) + 1
         if targets.dim() == 1 and num_classes >= _MANY_OUTPUTS * used:
-            yield Finding(
+            yield noticed(
                 "outputs-more-than-classes",
                 f"The model has {num_classes} outputs, and the classes of {len(targets)} samples are below {used}.",
                 f"Replace the last layer by one with {used} outputs.",
             )
         elif targets.dim() == 1 and used < _NEARLY_ALL * num_classes and _are_missing(targets, used, num_classes):
-            yield Finding(
+            yield noticed(
                 "classes-never-occur",
                 f"Among {len(targets)} samples there is none of the classes {used} to {num_classes - 1}, for which the "
                 "model has outputs."
                 + (f" {used - 1} is the largest number of a type such as uint8." if used in _OVERFLOWS else ""),
                 "Look at how targets are read and stored: an overflow, as of uint8 at 255, counts from 0 again.",
-                "warning",
             )
 
 
@@ -193,7 +192,7 @@ def broadcast(outputs: Tensor, targets: Tensor) -> Finding:
         outputs: Of the model.
         targets: What they are compared with.
     """
-    return Finding(
+    return noticed(
         "targets-broadcast",
         f"Outputs of shape {tuple(outputs.shape)} are compared with targets of shape {tuple(targets.shape)}: each with "
         "each, not in pairs.",
@@ -202,7 +201,7 @@ def broadcast(outputs: Tensor, targets: Tensor) -> Finding:
 
 
 def _wrong_type(call: LossCall, needed: str, do: str) -> Finding:
-    return Finding(
+    return noticed(
         "targets-of-another-type",
         f"{call.name} needs {needed} as targets, got {call.targets.dtype} of shape {tuple(call.targets.shape)}.",
         f"Convert them: {do}.",
@@ -210,7 +209,7 @@ def _wrong_type(call: LossCall, needed: str, do: str) -> Finding:
 
 
 def _out_of_range(targets: Tensor, needed: str) -> Finding:
-    return Finding(
+    return noticed(
         "targets-out-of-range",
         f"The targets of the first batch lie between {targets.min():.6g} and {targets.max():.6g}, where the loss needs "
         f"{needed}.",
@@ -219,7 +218,7 @@ def _out_of_range(targets: Tensor, needed: str) -> Finding:
 
 
 def _far_from_guess(value: float, guess: float, measure: str, guessed: str) -> Finding:
-    return Finding(
+    return noticed(
         "loss-at-start",
         f"The {measure} begins at {value:.3g}, where a guess of {guessed} has {guess:.3g}.",
         "Standardise the targets, or start with smaller weights in the last layer.",

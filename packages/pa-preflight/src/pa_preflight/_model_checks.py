@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 
 _SHOWN = 3
 _USUAL_DECAY = 0.01
@@ -35,13 +35,13 @@ def check_model(
     names = dict(model.named_parameters())
     left_out = [name for name, one in names.items() if one.requires_grad and id(one) not in trained]
     if left_out and len(left_out) == sum(one.requires_grad for one in names.values()):
-        yield Finding(
+        yield noticed(
             "optimizer-of-another-model",
             f"The optimizer has {len(trained)} parameters, and none of them is one of the model's.",
             "Make the optimizer with model.parameters() of the model that the trainer gets, and after it is complete.",
         )
     elif left_out:
-        yield Finding(
+        yield noticed(
             "parameters-outside-optimizer",
             f"{listed(left_out)} {'is' if len(left_out) == 1 else 'are'} not frozen, and in no optimizer: "
             "they keep their first values.",
@@ -49,15 +49,14 @@ def check_model(
         )
     frozen = [name for name, one in names.items() if not one.requires_grad and id(one) in trained]
     if frozen:
-        yield Finding(
+        yield noticed(
             "frozen-in-optimizer",
             f"{listed(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen, and in an optimizer.",
             "If they are to be trained, call requires_grad_(True).",
-            "note",
         )
     half = [name for name, one in names.items() if one.requires_grad and one.dtype in _HALF]
     if half:
-        yield Finding(
+        yield noticed(
             "half-precision-weights",
             f"{listed(half)}: trained weights of {names[half[0]].dtype} lose updates that are less than about a "
             "hundredth of them, or a thousandth with float16.",
@@ -68,12 +67,11 @@ def check_model(
     without_decay |= {id(one) for name, one in names.items() if name.endswith("bias")}
     decayed = [group for group in groups if float(group.get("weight_decay", 0)) > _USUAL_DECAY]
     if any(id(one) in without_decay for group in decayed for one in group["params"]):
-        yield Finding(
+        yield noticed(
             "weight-decay-on-norms",
             f"Weight decay of {float(decayed[0]['weight_decay']):g} also pulls biases and the weights of norm layers "
             "to 0.",
             "Move them to another parameter group, with weight_decay=0, as most recipes do.",
-            "note",
         )
 
 
@@ -87,7 +85,7 @@ def check_batch_norm(in_training: set[type[nn.Module]], batch_size: int, smalles
     """
     needing = BATCH_NORMS if batch_size == 1 else (nn.BatchNorm1d,)
     if smallest_batch == 1 and any(issubclass(kind, needing) for kind in in_training):
-        yield Finding(
+        yield noticed(
             "batch-of-one-with-batch-norm",
             f"The model has BatchNorm layers, and {'batches' if batch_size == 1 else 'the last batch of an epoch'} of "
             "one sample: there is nothing to take a mean over.",
@@ -102,7 +100,7 @@ def not_in_training_mode(do: str) -> Finding:
         do: What to change.
     """
     saw = "The model is in evaluation mode in training: dropout is off, and BatchNorm learns no statistics."
-    return Finding("not-in-training-mode", saw, do)
+    return noticed("not-in-training-mode", saw, do)
 
 
 def check_progress(rates: Sequence[Sequence[float]], updates: int, *, has_changed: bool, do: str) -> Iterator[Finding]:
@@ -115,13 +113,13 @@ def check_progress(rates: Sequence[Sequence[float]], updates: int, *, has_change
         do: What to change if they have not, though the rate is not zero.
     """
     if rates and not any(rate for of_update in rates for rate in of_update):
-        yield Finding(
+        yield noticed(
             "rate-is-zero",
             f"The learning rate is 0 in the first {updates} updates.",
             "Look at the optimizer's lr, and at what the scheduler multiplies it with.",
         )
     elif not has_changed:
-        yield Finding("weights-do-not-change", f"No parameter has changed after {updates} updates.", do)
+        yield noticed("weights-do-not-change", f"No parameter has changed after {updates} updates.", do)
 
 
 def check_gradients(
@@ -138,7 +136,7 @@ def check_gradients(
     unexplained = [name for name in names if not may_be_left_out(name)]
     holders = [_holder_of_unused(model, name, without_gradient) for name in unexplained]
     if names:
-        yield Finding(
+        yield noticed(
             "parameters-without-gradient",
             f"{listed(names)} got no gradient in the first updates.",
             "Look for a layer that forward() does not call, for detach() and no_grad(); or freeze them.",

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam
 
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._model_checks import listed
 from pa_preflight._plan_records import PlannedRate
 from pa_preflight._planned_run import PlannedRun
@@ -46,11 +46,10 @@ def check_options(optimizers: Mapping[str, Optimizer], *, has_schedulers: bool) 
         yield from _check_names(optimizer, group)
         yield from _check_values(optimizer, group)
     if not has_schedulers and any("initial_lr" in group and not one.state for one, group in groups):
-        yield Finding(
+        yield noticed(
             "scheduler-not-given",
             "A scheduler was made for the optimizer, and the run has none: the learning rate stays as it is.",
             "Pass a function that makes it, create_scheduler_fn=lambda optimizer: ..., to train().",
-            "warning",
         )
 
 
@@ -59,7 +58,7 @@ def _check_names(optimizer: Optimizer, group: Mapping[str, Any]) -> Iterator[Fin
     for name in group.keys() - known - _OF_RUN:
         meant = _OTHER_NAMES.get(name.lower().replace("-", "_")) or next(iter(get_close_matches(name, known, 1)), None)
         if meant is not None and meant in known and isinstance(group[name], (int, float)):
-            yield Finding(
+            yield noticed(
                 "option-without-effect",
                 f"A parameter group has {name}={group[name]:g}, which {type(optimizer).__name__} ignores; its {meant} "
                 f"is {_shown(group[meant])}.",
@@ -84,11 +83,10 @@ def _check_values(optimizer: Optimizer, group: Mapping[str, Any]) -> Iterator[Fi
     if group.get("maximize"):
         unusual.append("maximize=True: the loss is to grow")
     for each in unusual:
-        yield Finding(
+        yield noticed(
             "unusual-option",
             f"{kind} has {each}.",
             "Leave the option out, unless it was chosen on purpose.",
-            "warning",
         )
 
 
@@ -146,13 +144,12 @@ class Movement:
         if 0 < moved < (_CLIPPED if is_clipped else _STILL):
             clip = next((f" and clipped to {one:g}" for one in (clip_norm, clip_value) if one is not None), "")
             highest = max(point.rate for one in planned.rates for point in one.course)
-            yield Finding(
+            yield noticed(
                 "weights-barely-move",
                 f"At learning rates of up to {highest:.3g}, with gradients as in the first updates{clip}, all "
                 f"{planned.updates} updates of the run together move the weights by {100 * moved:.2g} % of their size.",
                 "Raise the learning rate, clip less, or train longer; pa_schedulers.find_learning_rate searches for a "
                 "rate.",
-                "warning",
             )
 
 
@@ -203,13 +200,12 @@ def check_decay(optimizers: Mapping[str, Optimizer], model: nn.Module) -> Iterat
             pulls = {id(one): decay * _pull(one, is_decoupled=is_decoupled) for one in pulled}
             if min(pulls.values()) > (_PULL if is_decoupled else 1 / _PULL):
                 strongest = max(pulls, key=pulls.__getitem__)
-                yield Finding(
+                yield noticed(
                     "unusual-option",
                     f"weight_decay={decay:g} pulls {names.get(strongest, 'the weights')} to 0 "
                     f"{pulls[strongest]:.2g} times as strongly as "
                     f"{'an update' if is_decoupled else 'its gradient'} moves it.",
                     "Use a usual one: 0.01 to 0.1 with AdamW, 0.0001 with SGD.",
-                    "warning",
                 )
                 return
 
@@ -232,7 +228,7 @@ def check_loss_weights(loss: object, optimizers: Mapping[str, Optimizer]) -> Ite
     parameters = loss.named_parameters() if isinstance(loss, nn.Module) else ()
     left_out = [name for name, one in parameters if one.requires_grad and id(one) not in trained]
     if left_out:
-        yield Finding(
+        yield noticed(
             "parameters-outside-optimizer",
             f"{listed(left_out)} of the loss function {'is' if len(left_out) == 1 else 'are'} in no optimizer.",
             "Make the optimizer with the parameters of model and loss function, or freeze them with "

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from pa_data.rng import seed_rng
 from pa_preflight._batch_checks import FirstBatch
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._function_calls import FunctionCall, FunctionCalls
 from pa_preflight._observer import with_tensors
 
@@ -116,12 +116,11 @@ def _check_direction(first: FirstBatch, output: Tensor, targets: Tensor, made_by
         if all(map(math.isfinite, losses)):
             compared.append((losses[0], losses[1]))
     if compared and all(right > wrong + _WORSE * max(abs(right), abs(wrong)) for right, wrong in compared):
-        yield Finding(
+        yield noticed(
             "loss-prefers-wrong-outputs",
             f"The loss of perfect outputs, made of the targets, is {compared[0][0]:.4g}, and of outputs that are all "
             f"wrong {compared[0][1]:.4g}: training makes the model worse.",
             "Turn the sign of the loss: 1 - x or -x of what is to be maximised.",
-            "warning",
         )
 
 
@@ -148,12 +147,11 @@ def _check_free_targets(first: FirstBatch, output: Tensor, targets: Tensor) -> I
     for value in values:
         rows = (flat == value).cpu()
         if value >= 0 and float(rows.double().mean()) > _SHARE and bool(gets_none[rows].all()):
-            yield Finding(
+            yield noticed(
                 "samples-cost-nothing",
                 f"The {int(rows.sum())} samples of the first batch whose target is {value:g} get no gradient for any "
                 "outputs: they cost nothing, and are not learnt.",
                 "Look at which targets the loss needs, such as -1 and 1 in place of 0 and 1, and at weights of 0.",
-                "warning",
             )
             return
 
@@ -178,13 +176,12 @@ def _check_range(first: FirstBatch) -> Iterator[Finding]:
         return  # outputs are compared with something else, such as weights of the loss
     floor = math.log(1 + (classes - 1) * math.exp(-2 * abs(highest)))
     if floor > _FLAT * math.log(classes):
-        yield Finding(
+        yield noticed(
             "logits-too-flat",
             f"The logits of cross_entropy are made of normalised outputs, and always lie between {-abs(highest):.3g} "
             f"and {abs(highest):.3g}: the loss cannot fall below {floor:.3g}, where equal chances have "
             f"log({classes}) = {math.log(classes):.3g}.",
             "Divide the similarities by a temperature such as 0.07, which makes them larger.",
-            "warning",
         )
 
 

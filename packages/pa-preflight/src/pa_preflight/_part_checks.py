@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pa_data.rng import seed_rng
 from pa_preflight._batch_checks import FirstBatch
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._observer import is_same, tensors_in, with_tensors
 from pa_preflight._tables import TARGET_KEYS
 
@@ -89,7 +89,7 @@ def _check_unused(
             evaluated = _used_parts(first.batch, evaluate)
     for key in unused:
         is_meant = not first.is_own_step or key in evaluated or key in TARGET_KEYS or not _is_flag(parts[key])
-        yield Finding(
+        yield noticed(
             "part-of-batch-not-used",
             f"batch[{key!r}] differs between samples, and is not used by the step: its loss does not depend on it.",
             "Use it in calculate_train_batch_loss, such as a flag that an episode has ended, a mask or a weight; or "
@@ -170,7 +170,7 @@ def _check_views(first: FirstBatch, parts: dict[Hashable, Tensor]) -> Iterator[F
     is_random = _draws(first)
     reaches = [_differ(before, _inputs_in(first, _exchanged(first.batch, one))) for one in (key, other)]
     if before.rows >= _VIEWS * len(numbers[key]) and all(reaches):
-        yield Finding(
+        yield noticed(
             "views-are-equal",
             f"batch[{key!r}] and batch[{other!r}] are identical in each sample, and the model gets both: two views of "
             "a sample that do not differ, so to tell that they belong together is trivial.",

@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from pa_core import AnyTrainer, TrainerCallback
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._layer_checks import named_layers
 from pa_preflight._model_checks import listed
 from pa_preflight._torch import is_in_backward
@@ -53,11 +53,10 @@ class RecomputedNorms(TrainerCallback):
         self._close()
         if self._called:
             names = [*self._called]
-            yield Finding(
+            yield noticed(
                 "statistics-move-twice",
                 f"{listed(names)} {'is' if len(names) == 1 else 'are'} computed again in the backward pass: each batch "
                 "moves the running statistics twice, and evaluations give other losses.",
                 "Build these layers with momentum=1 - math.sqrt(1 - m) in place of m, or leave them out of the "
                 "checkpointed blocks.",
-                "warning",
             )

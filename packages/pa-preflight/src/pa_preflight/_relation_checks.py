@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, MoveModulesToDeviceCallback, StopTrainingError, Trainer, TrainerCallback
 from pa_preflight._data_checks import Samples
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._learning import arguments_of_short_run
 from pa_preflight._tables import features_of, inputs_of, targets_of
 
@@ -106,12 +106,11 @@ def check_rows(rows: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Finding]:
     targets = torch.cat([one for _, one in rows])
     is_fixed = len(rows) > 1 and torch.equal(rows[0][1], rows[1][1])  # such as the positions in a batch
     if len(targets) >= _FEWEST and not is_fixed and _are_unrelated(torch.cat([one for one, _ in rows]), targets):
-        yield Finding(
+        yield noticed(
             "targets-unrelated-to-inputs",
             f"In {len(targets)} samples of the first steps, what the loss compares outputs with is independent of what "
             "the model gets, as far as four tests tell: nothing can be learnt that is better than a constant.",
             _ADVICE,
-            "warning",
         )
 
 
@@ -171,11 +170,10 @@ def check_relation(trainer: Trainer[Any, Any, Any, Any], train: Samples, asked: 
             losses.append(trainer.evaluate(pairs, size, {"num_workers": 0}, collate_fn)["evaluation_loss"])
     own, others = losses[0], torch.tensor(losses[1:], dtype=torch.float64)
     if own > float(others.mean() - _LEARNT * others.std()):
-        yield Finding(
+        yield noticed(
             "targets-unrelated-to-inputs",
             f"Targets look independent of inputs: four tests on {min(len(targets), _MOST)} samples see no relation, "
             f"and after a short training the loss of {len(held)} other samples is {own:.4g}, where permuted targets "
             f"have {float(others.min()):.4g} to {float(others.max()):.4g}.",
             _ADVICE,
-            "warning",
         )

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pa_preflight._data_checks import Samples
-from pa_preflight._findings import Finding, Level
+from pa_preflight._findings import Finding, noticed
+from pa_preflight._registry import Level
 from pa_preflight._tables import features_of, inputs_of, is_continuous, targets_of
 
 _FEW, _SOME, _MANY = 8, 20, 50
@@ -50,7 +51,7 @@ def check_many_samples(train: Samples, model: nn.Module, *, is_own_step: bool) -
 
 
 def _equal(count: int, level: Level) -> Finding:
-    return Finding(
+    return noticed(
         "samples-equal",
         f"The inputs of {count} samples from all over the training data are the same constant: there is nothing to "
         "tell them apart by.",
@@ -64,12 +65,11 @@ def _check_repeated(inputs: Tensor) -> Iterator[Finding]:
         return
     distinct = len({one.numpy().tobytes() for one in inputs.flatten(1).contiguous()})
     if distinct < _HARDLY_ANY * len(inputs):
-        yield Finding(
+        yield noticed(
             "samples-repeat",
             f"Among {len(inputs)} samples from all over the training data are {distinct} distinct inputs; the others "
             "are the same again.",
             "Look at how __getitem__ uses its index.",
-            "warning",
         )
 
 
@@ -79,11 +79,10 @@ def _check_blank(inputs: Tensor) -> Iterator[Finding]:
         return
     blank = float((flat == flat[:, :1]).all(1).double().mean())
     if blank > _HALF:
-        yield Finding(
+        yield noticed(
             "inputs-blank",
             f"{blank:.0%} of the samples have inputs that are one constant number, such as {float(flat[0, 0]):.4g}.",
             "Look at how they are read and scaled: whole numbers divided by // become 0.",
-            "warning",
         )
 
 
@@ -104,13 +103,12 @@ def _check_placeholders(what: str, table: Tensor) -> Iterator[Finding]:
             column = int(found[0])
             value = sign * float(lowest[0, column])
             rest = sorted((sign * float(following[column]), sign * float(ordered[-1, column])))
-            yield Finding(
+            yield noticed(
                 "placeholder-among-numbers",
                 f"{what} have the same outlier in {int(counts[column])} of {len(table)} samples: {value:.6g} in column "
                 f"{column}, where all other numbers lie between {rest[0]:.4g} and {rest[1]:.4g}. It looks like a "
                 "placeholder of missing values, such as -999.",
                 "Make them NaN before means and deviations are taken, and replace them by a usual value afterwards.",
-                "warning",
             )
             return
 
@@ -128,13 +126,12 @@ def _check_order(inputs: Tensor) -> Iterator[Finding]:
     else:
         return
     if float((other < _SMOOTHER * given).double().mean()) > 0.9:  # noqa: PLR2004  # nearly all
-        yield Finding(
+        yield noticed(
             "dimensions-scrambled",
             f"Inputs of shape {tuple(shape)} are much smoother when their numbers are read as "
             f"{(*shape[1:], shape[0])}: a reshape or view has scrambled what were neighbours, such as the pixels of a "
             "channel.",
             "Use permute or transpose to exchange dimensions, not reshape or view.",
-            "warning",
         )
 
 
@@ -168,12 +165,11 @@ def _check_leak(inputs: Tensor, targets: Tensor | None) -> Iterator[Finding]:
         ordered = firsts.sort(dim=0).values
         found = (varies & is_one & (ordered.diff(dim=0) != 0).all(0)).nonzero().flatten()
     if 0 < len(found) < _HALF * inputs.shape[1]:
-        yield Finding(
+        yield noticed(
             "target-among-inputs",
             f"Column {int(found[0])} of the inputs is the target itself, apart from its scale: a leak that predictions "
             "will lack.",
             "Leave that column out; let windows of a series end before the value that is predicted.",
-            "warning",
         )
 
 
@@ -188,10 +184,9 @@ def _check_tokens(tokens: Tensor, model: nn.Module) -> Iterator[Finding]:
     share = float(is_value.double().mean())
     is_padding = float((is_value & (at_ends == 0)).sum()) < _HARDLY_ANY * float(is_value.sum())
     if share > _DOMINANT and not is_padding and used < _HALF * max(one.num_embeddings for one in tables):
-        yield Finding(
+        yield noticed(
             "one-token-dominates",
             f"{share:.0%} of the tokens of {len(tokens)} samples are {value}, and only {used} distinct tokens occur, "
             "as if nearly all words were unknown (UNK).",
             "Look at how words are looked up in the vocabulary: lower case, spaces, prefixes of subwords.",
-            "warning",
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import lr_scheduler
 
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._plan_records import PlannedRate, PlannedRates
 from pa_preflight._planned_run import PlannedRun
 
@@ -41,21 +41,19 @@ def _check_course(course: PlannedRates, planned: PlannedRun) -> Iterator[Finding
     if not highest:
         return
     if highest < _FAR_BELOW * first < _FAR_BELOW * _USUAL:  # a rate of 1 may stand for a factor
-        yield Finding(
+        yield noticed(
             "rate-far-below",
             f"The scheduler keeps the learning rate below {highest:.3g} in the whole run; the optimizer has "
             f"{first:.3g}.",
             "Let the scheduler return factors, which multiply the learning rate of the optimizer: LambdaLR takes no "
             "rates.",
-            "warning",
         )
     elif _rises_to_the_end(points, highest):
-        yield Finding(
+        yield noticed(
             "schedule-does-not-fit",
             f"The learning rate rises until the end of the run, to {highest:.3g} after {planned.updates} updates: the "
             "warm-up is longer than the run, and the rate that it warms up to is never reached.",
             f"Give the warm-up a tenth of the updates of the run, or less. {_PREVIEW}",
-            "warning",
         )
     else:
         yield from _check_end(points, highest, planned)
@@ -71,13 +69,12 @@ def _check_end(points: Sequence[PlannedRate], highest: float, planned: PlannedRu
     alive = max(point.update for point in points if point.rate > 1.01 * _NOTHING * highest)
     if alive < _LATE * planned.updates:
         last = points[-1].rate
-        yield Finding(
+        yield noticed(
             "schedule-does-not-fit",
             f"The learning rate falls from {highest:.3g} to less than a thousandth of it by update {alive + 1} of "
             f"{planned.updates}, and ends at {last:.3g}: the rest of the run learns nothing.",
             "Look at what the scheduler counts: the run steps it after each update, unless step_scheduler says "
             f"otherwise. {_PREVIEW}",
-            "warning",
         )
 
 
@@ -85,7 +82,7 @@ def _check_length(scheduler: Any, planned: PlannedRun) -> Iterator[Finding]:
     steps, kind = planned.scheduler_steps, type(scheduler).__name__
     begins, length = _begin_of(scheduler), _length_of(scheduler)
     if begins > steps or length > _LONGER * steps:
-        yield Finding(
+        yield noticed(
             "schedule-does-not-fit",
             f"{kind} {f'begins to change the rate after {begins}' if begins else f'takes {length}'} steps, and the run "
             f"makes {steps}: the learning rate does not come near its end.",
@@ -93,20 +90,18 @@ def _check_length(scheduler: Any, planned: PlannedRun) -> Iterator[Finding]:
             "note" if steps < _FEWEST else "warning",  # the beginning of a longer run, as of a first try
         )
     elif isinstance(scheduler, lr_scheduler.CosineAnnealingLR) and length < _SHORTER * steps:
-        yield Finding(
+        yield noticed(
             "schedule-does-not-fit",
             f"CosineAnnealingLR comes down in T_max={length} steps, and the run makes {steps}: the learning rate rises "
             "again.",
             f"Pass the number of steps of the whole run as T_max, or step_scheduler. {_PREVIEW}",
-            "warning",
         )
     elif isinstance(scheduler, lr_scheduler.MultiStepLR) and length < _TOO_EARLY * steps:
-        yield Finding(
+        yield noticed(
             "schedule-does-not-fit",
             f"The last milestone of MultiStepLR is {length}, and the run makes {steps} steps: nearly all of it has the "
             "lowest rate.",
             f"Count the milestones in the steps that the scheduler makes, or pass step_scheduler. {_PREVIEW}",
-            "warning",
         )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pa_preflight._class_shares import check_classes
 from pa_preflight._data_checks import Samples
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._tables import features_of, inputs_of, is_continuous, targets_of
 
 _FEW, _SHORTEST, _SHARE = 20, 8, 0.2
@@ -49,12 +49,11 @@ def _check_windows(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
     known = {run for sample in _runs(train, length) for run in sample}
     shared = sum(not known.isdisjoint(sample) for sample in _runs(evaluated, length))
     if shared > _SHARE * len(evaluated):
-        yield Finding(
+        yield noticed(
             "overlap-with-evaluation",
             f"{shared} of {len(evaluated)} samples to evaluate share {length} or more numbers in a row with training "
             "samples, as windows of one series do that overlap: the evaluation shows what was learnt by heart.",
             "Divide a series by time, with a gap as long as a window, before windows are cut out of it.",
-            "warning",
         )
 
 
@@ -81,12 +80,11 @@ def _check_copies(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
     have_copies = (jumps > _JUMP) & (distances[:, 0] > 1e-9)  # noqa: PLR2004  # exact copies are another finding
     share = float(have_copies.double().mean())
     if share > _COPIES:
-        yield Finding(
+        yield noticed(
             "near-copies-in-evaluation",
             f"{share:.0%} of the samples to evaluate are nearly the same as some training samples, {_JUMP:g} times "
             "nearer than any other: copies with a little noise, as oversampling and augmentation make them.",
             "Divide the samples first, and oversample or augment only the training set.",
-            "warning",
         )
 
 
@@ -106,22 +104,20 @@ def _check_targets(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
             return
         is_wider = max(deviation, other_deviation) > _WIDER * min(deviation, other_deviation)
         if is_wider or abs(mean - other_mean) > _AWAY * max(deviation, other_deviation):
-            yield Finding(
+            yield noticed(
                 "evaluation-targets-differ",
                 f"Targets in training have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, in the "
                 f"evaluation {other_mean:.3g} and {other_deviation:.3g}.",
                 "Scale the targets of both sets by the numbers of the training set.",
-                "warning",
             )
     elif train.dim() == 1 and not evaluated.is_floating_point():
         seen, classes = set(map(int, train)), set(map(int, evaluated))
         new = {one for one in classes - seen if one >= 0}
         share = sum(int((evaluated == one).sum()) for one in new) / len(evaluated)
         if new and share > _SHARE and len(train) >= 10 * len(seen) and min(seen) >= 0:
-            yield Finding(
+            yield noticed(
                 "classes-never-trained",
                 f"{share:.0%} of the samples to evaluate have classes that do not occur among {len(train)} training "
                 f"samples, such as {min(new)}; which have {len(seen)} classes, from {min(seen)} to {max(seen)}.",
                 "Shuffle before the samples are divided, or divide each class.",
-                "warning",
             )

@@ -25,7 +25,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_preflight._arguments import is_trainer
-from pa_preflight._findings import Finding, first_line
+from pa_preflight._findings import Finding, first_line, noticed
 from pa_preflight._observer import is_same
 from pa_preflight._plan_events import existing, states_at_once
 from pa_preflight._plan_records import Plan, size_of
@@ -69,7 +69,7 @@ def check_states(
             temporary = tempfile.TemporaryDirectory(prefix=".check_", dir=disk)
         except OSError as error:
             saw = f"{one.save_dir} cannot be written to: {first_line(error)}."
-            findings.append(Finding("state-not-saved", saw, "Choose another save_dir."))
+            findings.append(noticed("state-not-saved", saw, "Choose another save_dir."))
             continue
         with temporary as name:
             if not is_trainer(trainer) or asked is None:
@@ -90,7 +90,7 @@ def _check_disk(save: SaveTrainingStateCallback, planned: Plan, size: int, free:
     unchanged = min(size, sum(one.frozen_bytes for one in planned.parameters))  # hard links to those of the first state
     needed = max(0, most - there) * (size - unchanged) + unchanged * (not there)
     if needed > free:
-        yield Finding(
+        yield noticed(
             "disk-too-small",
             f"{most} training states of {size_of(size)} are there at one time, {size_of(needed)} in all, and "
             f"{save.save_dir} has {size_of(free)} of free space.",
@@ -187,9 +187,9 @@ class _Trial:
                 different += _differences(before, one.state_dict(), type(one).__qualname__)
         except Exception as error:
             saw = f"Loading a training state that was saved raises {_all_of(error)}"
-            yield Finding("state-not-loaded", saw, "Look at its load_state_dict().")
+            yield noticed("state-not-loaded", saw, "Look at its load_state_dict().")
         if different:
-            yield Finding(
+            yield noticed(
                 "state-not-loaded",
                 f"{', '.join(different[:_SHOWN])} {'is' if len(different) == 1 else 'are'} not as before when a state "
                 "is loaded.",
@@ -236,7 +236,7 @@ def _not_saved(error: Exception) -> Finding:
     # what has no attribute yet may be made when the run begins
     level: Literal["mistake", "note"] = "note" if isinstance(error, AttributeError) else "mistake"
     do = "Let each state_dict() return tensors and plain values, such as numbers, strings, lists and dictionaries."
-    return Finding("state-not-saved", f"Saving a training state raises {_all_of(error)}", do, level)
+    return noticed("state-not-saved", f"Saving a training state raises {_all_of(error)}", do, level)
 
 
 def _name(callback: object) -> str:

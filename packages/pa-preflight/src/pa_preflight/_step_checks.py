@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, TrainerCallback
 from pa_data.rng import capture_rng_state, seed_rng
-from pa_preflight._findings import Finding
+from pa_preflight._findings import Finding, noticed
 from pa_preflight._layer_checks import named_layers
 from pa_preflight._model_checks import BATCH_NORMS, listed
 from pa_preflight._observer import LossCall, tensors_in, with_tensors
@@ -35,12 +35,11 @@ def check_divisions(loss: Tensor, loss_calls: Sequence[LossCall], divisors: dict
     ratio = values[0] / float(loss)
     for what, divisor in divisors.items():
         if divisor > 1 and abs(ratio / divisor - 1) < _CLOSE:
-            yield Finding(
+            yield noticed(
                 "loss-divided-twice",
                 f"The step returns {float(loss):.4g}, which is {loss_calls[0].name} of {values[0]:.4g} divided by "
                 f"{divisor}, the {what}: gradients and reported losses are scaled down.",
                 "Return the mean over the batch; the trainer divides by the accumulation steps.",
-                "warning",
             )
             return
 
@@ -103,7 +102,7 @@ def check_modes(model: nn.Module, modes: Mapping[int, bool], calculate_loss: Cal
     of_loss = [module for module, nodes in outputs if not graph.isdisjoint(nodes)]  # a metric has no part in the graph
     changed = {names[id(module)]: None for module in of_loss}
     if changed:
-        yield Finding(
+        yield noticed(
             "mode-changes-in-step",
             f"{listed([*changed])} {'is' if len(changed) == 1 else 'are'} in training mode before the step, and in "
             "evaluation mode within it: its dropout is off, and batch norm takes running statistics.",
@@ -133,12 +132,11 @@ def _check_draws(batch: Any, calculate_loss: Callable[[Any], Tensor]) -> Iterato
             calculate_loss(copy.deepcopy(batch))
         states.append(_drawn())
     if torch.equal(states[0], states[1]):
-        yield Finding(
+        yield noticed(
             "draws-repeat",
             "The step seeds the global random number generator: dropout, noise and the order of samples are the same "
             "after each step.",
             "Seed once, before the run.",
-            "warning",
         )
 
 
@@ -163,11 +161,10 @@ def _check_order(model: nn.Module, batch: Any, loss_of: Callable[[Any], float]) 
         for module, is_training in modes:
             module.training = is_training
     if not is_random and losses[0] == losses[2] and abs(losses[1] - losses[0]) > _ORDERED * max(abs(losses[0]), 1e-6):
-        yield Finding(
+        yield noticed(
             "order-of-samples-matters",
             f"The loss is {losses[0]:.6g}, and {losses[1]:.6g} of the same samples in another order.",
             "Look for a view() instead of a transposition, which pairs outputs with targets of other samples.",
-            "warning",
         )
 
 

@@ -19,7 +19,7 @@ from pa_core.orders import Order
 from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
 from pa_preflight._batch_checks import FirstBatch, check_batch, check_outputs, is_of_model
-from pa_preflight._findings import Finding, failure, first_line
+from pa_preflight._findings import Finding, failure, first_line, noticed
 from pa_preflight._independence import check_dependence
 from pa_preflight._kept_graphs import KeptGraphs
 from pa_preflight._layer_checks import batches_of_norms, check_frozen_norms, check_units
@@ -189,7 +189,7 @@ class Steps:
             if any(not type(one).__module__.startswith("pa_") for one in self.trainer.callback_handler.callbacks):
                 plain = replace(plain, saw=f"{plain.saw} Callbacks were not called.", level="note")
             if isinstance(self.error, BatchMismatchError):
-                plain = Finding("targets-broadcast", f"{plain.saw} {self.error.given}.", self.error.do)
+                plain = noticed("targets-broadcast", f"{plain.saw} {self.error.given}.", self.error.do)
             yield from explained or [plain]
             return
         yield from self._check_updates()
@@ -206,7 +206,7 @@ class Steps:
             "replaced.",
         )
         if observer.keeps_gradients:
-            yield Finding(
+            yield noticed(
                 "gradients-not-cleared",
                 "Gradients are still there after an update, so that the next one adds to them.",
                 "Look for an overridden optimizer_zero_grad that does not call zero_grad.",
@@ -233,11 +233,10 @@ class Steps:
         workers: int = options.get("num_workers", 0)
         most = min(round(fetching / computing) + 1, os.cpu_count() or 1)
         if fetching > max(_SLOW, computing) and workers < most:
-            yield Finding(
+            yield noticed(
                 "workers-are-the-bottleneck",
                 f"Fetching a batch takes {1000 * fetching:.0f} ms, the rest of the step {1000 * computing:.0f} ms.",
                 f"Pass num_workers={most} in train_dataloader_kwargs.",
-                "note",
             )
 
 
