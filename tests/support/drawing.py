@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from pa_data import KeyedDataLoader, MicroBatchSplit
+from pa_data import KeyedDataLoader, Split
 from pa_data.rng import capture_rng_state, restore_rng_state, seed_rng
 
 
@@ -122,14 +122,19 @@ def draw_after(iterated: Iterable[Any]) -> tuple[float, float, float]:
     return random.random(), float(numpy.random.rand()), torch.rand(()).item()
 
 
+def number_in_update(split: Split, step: int, rank: int) -> int | None:
+    """Return the number of the micro-batch that a process takes in a step of its update; None if it takes nothing."""
+    block, number = split.block(step, rank), step % split.steps_per_update
+    return block[number] if number < len(block) else None
+
+
 def by_update_and_number(loaders: list[KeyedDataLoader[Any]]) -> dict[tuple[int, int], Any]:
     """Return the batches of all processes by the first position of their update and their number in it."""
     found: dict[tuple[int, int], Any] = {}
     for loader in loaders:
         split, batches = loader.split, iter(loader)
-        assert isinstance(split, MicroBatchSplit)
         for step in range(len(split)):
-            number = split.index(step, loader.rank)
+            number = number_in_update(split, step, loader.rank)
             if number is not None:
                 found[split.update(step).start, number] = next(batches)
         assert next(batches, None) is None

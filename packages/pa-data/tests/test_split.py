@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pa_data import BatchSplit, EvalSplit, MicroBatchSplit, Split, TrainSplit, UpdateSplit
+from pa_data import BatchSplit, EvalSplit, Split, UpdateSplit
 from pa_data.errors import ConfigurationError
+from tests.support.drawing import number_in_update
 
 # Every combination: 70 lengths x 6 batch sizes x 7 numbers of processes.
 GRID = list(itertools.product(range(1, 71), (1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 5, 7, 8)))
@@ -19,6 +22,14 @@ GRID = list(itertools.product(range(1, 71), (1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 5, 
 large = st.integers(1, 10**12)
 batch_sizes = st.integers(1, 5000)
 processes = st.integers(1, 3000)
+
+
+def whole_batches(num_samples: int, batch_size: int, num_processes: int, **more: Any) -> UpdateSplit:
+    """Return the split of an epoch whose updates are one batch of each process."""
+    return UpdateSplit(num_samples, batch_size * num_processes, batch_size, num_processes, **more)
+
+
+fixed_batches = partial(UpdateSplit, fixed_batches=True)
 
 
 def pieces(split: Split, step: int) -> list[range]:
@@ -36,7 +47,7 @@ def test_training_takes_every_sample_once_and_in_order(drop_last: bool) -> None:
     """All pieces are the epoch from the start on; drop_last leaves out what fills no global batch."""
     for num_samples, batch_size, num_processes in GRID:
         for start in {0, 1, num_samples // 2, num_samples}:
-            split = TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
+            split = whole_batches(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
             remainder = (num_samples - start) % (batch_size * num_processes) if drop_last else 0
             assert positions(split) == list(range(start, num_samples - remainder))
 
@@ -55,7 +66,8 @@ def test_updates_are_of_as_many_samples_on_any_number_of_processes(drop_last: bo
     for num_samples, most, num_processes in GRID[::7]:
         for samples, start in itertools.product({1, 7, 20, num_samples}, {0, num_samples // 2}):
             split = UpdateSplit(num_samples, samples, most, num_processes, drop_last=drop_last, start=start)
-            end = max(start, num_samples - num_samples % samples * drop_last)
+            counted_from = start if split.steps_per_update == 1 else 0
+            end = max(start, num_samples - (num_samples - counted_from) % samples * drop_last)
             assert positions(split) == list(range(start, end))
             for first in range(0, len(split), split.steps_per_update):
                 sizes = [split.size(step) for step in range(first, min(first + split.steps_per_update, len(split)))]
@@ -107,12 +119,12 @@ def test_the_steps_before_an_update_and_those_from_it_on_are_all(
     assert rest.steps_before + len(rest) == len(whole)
 
 
-def micro_batches(split: MicroBatchSplit) -> list[tuple[range, list[range]]]:
+def micro_batches(split: UpdateSplit) -> list[tuple[range, list[range]]]:
     """Return each update and its micro-batches, put together by their numbers as a trainer does."""
     updates: dict[range, dict[int, range]] = {}
     for step in range(len(split)):
         for rank, piece in enumerate(pieces(split, step)):
-            number = split.index(step, rank)
+            number = number_in_update(split, step, rank)
             assert (number is None) == (len(piece) == 0)
             if number is not None:
                 assert number not in updates.setdefault(split.update(step), {})
@@ -132,14 +144,14 @@ def test_micro_batches_are_the_same_on_any_number_of_processes(
     """An update is cut by the positions of its samples alone, so each sample is in one micro-batch, the same one."""
     end = num_samples - num_samples % samples * drop_last
     updates = [range(begin, min(begin + samples, end)) for begin in range(0, end, samples)]
-    of_one = micro_batches(MicroBatchSplit(num_samples, samples, batch_size, 1, drop_last=drop_last))
+    of_one = micro_batches(fixed_batches(num_samples, samples, batch_size, 1, drop_last=drop_last))
     assert [update for update, _ in of_one] == updates
     for update, pieces in of_one:
         assert [position for piece in pieces for position in piece] == list(update)
         assert len(pieces) == -(-len(update) // batch_size)
         assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
     for num_processes in range(1, 8):
-        split = MicroBatchSplit(num_samples, samples, batch_size, num_processes, drop_last=drop_last)
+        split = fixed_batches(num_samples, samples, batch_size, num_processes, drop_last=drop_last)
         assert micro_batches(split) == of_one
 
 
@@ -149,12 +161,13 @@ def test_each_process_computes_a_block_of_micro_batches_from_the_first_step_of_a
 ) -> None:
     """The blocks follow each other rank after rank, the larger ones first, and an update ends with the largest."""
     for num_processes in range(1, 8):
-        split = MicroBatchSplit(num_samples, samples, batch_size, num_processes, drop_last=drop_last)
-        ends = [step for step in range(len(split)) if split.ends_update(step)]
+        split = fixed_batches(num_samples, samples, batch_size, num_processes, drop_last=drop_last)
+        ends = [*range(len(split))][split.steps_per_update - 1 :: split.steps_per_update]
+        ends += [len(split) - 1] if len(split) % split.steps_per_update else []
         for first, last in itertools.pairwise([-1, *ends]):
             steps = range(first + 1, last + 1)
             assert len(steps) == -(-split.num_micro_batches(last) // num_processes) <= split.steps_per_update
-            blocks = [[split.index(step, rank) for step in steps] for rank in range(num_processes)]
+            blocks = [[number_in_update(split, step, rank) for step in steps] for rank in range(num_processes)]
             computed = [[number for number in block if number is not None] for block in blocks]
             assert [number for block in computed for number in block] == list(range(split.num_micro_batches(last)))
             assert all(block[: len(own)] == own for block, own in zip(blocks, computed, strict=True))
@@ -179,7 +192,7 @@ def test_full_steps_of_micro_batches_take_consecutive_positions(
 ) -> None:
     """So a loader may cut many steps from one tensor; where an update is one full step, on several processes, too."""
     for num_processes in (1, 2, 3, samples // batch_size or 1):
-        split = MicroBatchSplit(num_samples, samples, batch_size, num_processes, drop_last=drop_last)
+        split = fixed_batches(num_samples, samples, batch_size, num_processes, drop_last=drop_last)
         full = [position for step in range(split.num_full_steps) for piece in pieces(split, step) for position in piece]
         assert full == list(range(split.num_full_steps * batch_size * num_processes))
         if samples == batch_size * num_processes or (num_processes == 1 and samples % batch_size == 0):
@@ -193,28 +206,28 @@ def test_another_number_of_processes_continues_with_the_next_update(
     """What is left of an epoch after some updates is the same on any number, and steps keep their numbers."""
     start = min(updates * samples, num_samples)
     for drop_last in (False, True):
-        whole = MicroBatchSplit(num_samples, samples, batch_size, 1, drop_last=drop_last)
-        rest = MicroBatchSplit(num_samples, samples, batch_size, num_processes, drop_last=drop_last, start=start)
+        whole = fixed_batches(num_samples, samples, batch_size, 1, drop_last=drop_last)
+        rest = fixed_batches(num_samples, samples, batch_size, num_processes, drop_last=drop_last, start=start)
         assert micro_batches(rest) == [one for one in micro_batches(whole) if one[0].start >= start]
-    rest = MicroBatchSplit(num_samples, samples, batch_size, num_processes, start=start)
-    assert rest.steps_before + len(rest) == len(MicroBatchSplit(num_samples, samples, batch_size, num_processes))
+    rest = fixed_batches(num_samples, samples, batch_size, num_processes, start=start)
+    assert rest.steps_before + len(rest) == len(fixed_batches(num_samples, samples, batch_size, num_processes))
 
 
 def test_micro_batches_do_not_begin_within_an_update() -> None:
     """The micro-batches of the rest of an update would be other ones; the error says what has changed."""
     with pytest.raises(ConfigurationError, match=r"start=12, with updates of 8 samples(.|\n)*samples_per_update as it"):
-        MicroBatchSplit(20, 8, 4, 2, start=12)
-    assert len(MicroBatchSplit(20, 8, 4, 2, start=20)) == 0
+        fixed_batches(20, 8, 4, 2, start=12)
+    assert len(fixed_batches(20, 8, 4, 2, start=20)) == 0
     with pytest.raises(ConfigurationError, match="start=24 in an epoch of 20 samples"):
-        MicroBatchSplit(20, 8, 4, 2, start=24)
+        fixed_batches(20, 8, 4, 2, start=24)
 
 
-@pytest.mark.parametrize("name", ["samples_per_update", "batch_size", "num_processes"])
+@pytest.mark.parametrize("name", ["samples_per_update", "max_batch_size", "num_processes"])
 def test_micro_batches_without_samples_or_processes_are_refused(name: str) -> None:
     """The error names the number that is too small."""
-    numbers: dict[str, Any] = {"samples_per_update": 8, "batch_size": 4, "num_processes": 2, name: 0}
-    with pytest.raises(ConfigurationError, match=f"{name} must be a whole number >= 1, got 0"):
-        MicroBatchSplit(20, **numbers)
+    numbers: dict[str, Any] = {"samples_per_update": 8, "max_batch_size": 4, "num_processes": 2, name: 0}
+    with pytest.raises(ConfigurationError, match=f"{name.removeprefix('max_')} must be a whole number >= 1, got 0"):
+        fixed_batches(20, **numbers)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -230,7 +243,7 @@ def test_evaluation_takes_every_sample_once_and_in_order(drop_last: bool) -> Non
 def test_the_size_of_a_step_is_that_of_its_pieces() -> None:
     """`size` is what all processes take together, and no step is empty."""
     for num_samples, batch_size, num_processes in GRID:
-        splits: list[Split] = [TrainSplit(num_samples, batch_size, num_processes)]
+        splits: list[Split] = [whole_batches(num_samples, batch_size, num_processes)]
         if num_samples >= num_processes:
             splits.append(EvalSplit(num_samples, batch_size, num_processes))
         for split in splits:
@@ -243,7 +256,7 @@ def test_full_steps_come_first(drop_last: bool) -> None:
     """`num_full_steps` counts the steps in which each process takes a whole batch, all of which lie before the rest."""
     for num_samples, batch_size, num_processes in GRID:
         splits: list[Split] = [
-            TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
+            whole_batches(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
             for start in {0, 1, num_samples // 2, num_samples}
         ]
         if num_samples >= num_processes:
@@ -256,7 +269,7 @@ def test_full_steps_come_first(drop_last: bool) -> None:
 def test_no_process_trains_on_a_single_sample_unless_it_must() -> None:
     """Batch normalisation refuses one sample: no piece holds one unless the step or the batch does."""
     for num_samples, batch_size, num_processes in GRID:
-        split = TrainSplit(num_samples, batch_size, num_processes)
+        split = whole_batches(num_samples, batch_size, num_processes)
         for step in range(len(split)):
             sizes = [len(piece) for piece in pieces(split, step)]
             assert 1 not in sizes or split.size(step) == 1 or batch_size == 1
@@ -265,7 +278,7 @@ def test_no_process_trains_on_a_single_sample_unless_it_must() -> None:
 def test_the_remainder_of_training_is_shared_evenly_from_rank_zero_on() -> None:
     """As many processes as possible share the remainder; none takes more than a batch, rank 0 most."""
     for num_samples, batch_size, num_processes in GRID:
-        split = TrainSplit(num_samples, batch_size, num_processes)
+        split = whole_batches(num_samples, batch_size, num_processes)
         sizes = [len(piece) for piece in pieces(split, len(split) - 1)]
         taking = [size for size in sizes if size > 0]
         total = sum(sizes)
@@ -305,7 +318,7 @@ def test_any_step_of_a_huge_epoch_joins_its_neighbours(
 ) -> None:
     """Steps and ranks that follow each other take positions that follow each other, at any size."""
     splits: list[Split] = [
-        TrainSplit(num_samples, batch_size, num_processes, start=data.draw(st.integers(0, num_samples - 1)))
+        whole_batches(num_samples, batch_size, num_processes, start=data.draw(st.integers(0, num_samples - 1)))
     ]
     if num_samples >= num_processes:
         splits.append(EvalSplit(num_samples, batch_size, num_processes))
@@ -322,10 +335,10 @@ def test_any_step_of_a_huge_epoch_joins_its_neighbours(
             assert split.piece(step, rank).stop == num_samples
 
 
-@pytest.mark.parametrize("kind", [TrainSplit, EvalSplit])
+@pytest.mark.parametrize("kind", [whole_batches, EvalSplit])
 @pytest.mark.parametrize(("name", "batch_size", "num_processes"), [("batch_size", 0, 1), ("num_processes", 1, 0)])
 def test_sizes_below_one_are_refused(
-    kind: type[TrainSplit | EvalSplit], name: str, batch_size: int, num_processes: int
+    kind: Callable[..., Split], name: str, batch_size: int, num_processes: int
 ) -> None:
     """The error names the number that is too small."""
     with pytest.raises(ConfigurationError, match=f"{name} must be a whole number >= 1, got 0"):
@@ -336,13 +349,13 @@ def test_sizes_below_one_are_refused(
 def test_a_start_outside_the_epoch_is_refused(start: int) -> None:
     """A position that the dataset does not have, such as one of a larger dataset, is refused."""
     with pytest.raises(ConfigurationError, match=f"start={start} in an epoch of 10 samples"):
-        TrainSplit(10, 2, 1, start=start)
+        whole_batches(10, 2, 1, start=start)
 
 
 def test_a_negative_number_of_samples_is_refused() -> None:
     """A split needs a number of samples."""
     with pytest.raises(ConfigurationError, match="num_samples must be a whole number >= 0, got -3"):
-        TrainSplit(-3, 2, 1)
+        whole_batches(-3, 2, 1)
 
 
 def test_fewer_samples_than_processes_cannot_be_evaluated_on() -> None:
@@ -351,7 +364,7 @@ def test_fewer_samples_than_processes_cannot_be_evaluated_on() -> None:
         EvalSplit(3, 8, 4)
 
 
-@pytest.mark.parametrize("split", [TrainSplit(10, 2, 2), EvalSplit(10, 2, 2), MicroBatchSplit(10, 4, 2, 2)])
+@pytest.mark.parametrize("split", [whole_batches(10, 2, 2), EvalSplit(10, 2, 2), fixed_batches(10, 4, 2, 2)])
 def test_steps_and_ranks_that_do_not_exist_are_refused(split: Split) -> None:
     """Asking for them is an error, not an empty piece."""
     with pytest.raises(IndexError, match="step 3"):

@@ -14,7 +14,7 @@ from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.split_sampler import split_sampler
 from pa_core.distributed import gather_objects
 from pa_core.types import SizedIterable
-from pa_data import MicroBatchSplit, Split
+from pa_data import Split
 
 _END, _NOT_YET = object(), object()
 
@@ -95,7 +95,7 @@ def _of_keyed_loader(
     """Where the split tells the sizes: read only for steps that are not full, as it takes as long as fetching."""
     arriving = iter(batches)
     steps = len(split) if limit is None else min(len(split), limit)
-    cut = split if isinstance(split, MicroBatchSplit) else None
+    cut = split if split.fixed_batches else None
     share = split.num_processes if cut is None else 1  # gradients are averaged, or added up
     full, size_of_full = split.num_full_steps, split.batch_size * split.num_processes
     for first in range(0, steps, accumulation_steps):

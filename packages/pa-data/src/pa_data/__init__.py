@@ -10,7 +10,7 @@ from pa_data._fetching import BatchRequest, SupportsFetchBatch, is_in_memory, ma
 from pa_data._keyed_loader import KeyedDataLoader, count_samples
 from pa_data._loader_parts import loader_parts, set_epoch
 from pa_data._requested_loader import BatchRequests, LoadingOptions, RequestedDataLoader
-from pa_data._split import BatchSplit, EvalSplit, MicroBatchSplit, Split, TrainSplit, UpdateSplit
+from pa_data._split import BatchSplit, EvalSplit, Split, UpdateSplit
 from pa_data._workers import start_method, worker_init_fn
 
 __all__ = [
@@ -20,11 +20,9 @@ __all__ = [
     "EvalSplit",
     "KeyedDataLoader",
     "LoadingOptions",
-    "MicroBatchSplit",
     "RequestedDataLoader",
     "Split",
     "SupportsFetchBatch",
-    "TrainSplit",
     "UpdateSplit",
     "count_samples",
     "is_in_memory",

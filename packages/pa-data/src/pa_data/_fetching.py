@@ -27,12 +27,14 @@ from pa_data._streams import SizedStream
 from pa_data._workers import raised_stop_iteration, require_sendable, sendable
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_data.drawn_state import StateInWorkers
+from pa_data.errors import ConfigurationError
 from pa_data.orders._epoch_order import index_list
 from pa_data.rng import extend_key, preserve_rng_state, seed_rng
 
 __all__ = [
     "BatchFetcher",
     "BatchRequest",
+    "EpochProgress",
     "SampleFetcher",
     "SupportsFetchBatch",
     "WholeBatchFetcher",
@@ -566,3 +568,55 @@ def prefetched(batches: Iterable[_BatchT], device: torch.device) -> Iterator[_Ba
 def _once_arrived(batch: _BatchT, copied: torch.Event, device: torch.device) -> _BatchT:
     torch.cuda.current_stream(device).wait_event(copied)
     return batch
+
+
+class EpochProgress:
+    """How far an iterator is in its epoch.
+
+    Attributes:
+        batches: The number of batches that it has yielded.
+        has_ended: Whether it came to its end.
+    """
+
+    def __init__(self) -> None:
+        self.batches: int = 0
+        self.has_ended: bool = False
+
+    def count(
+        self,
+        batches: Iterable[_BatchT],
+        num_batches: int,
+        describe_awaited: Callable[[int], str],
+        device: torch.device | None = None,
+        *,
+        non_blocking: bool = False,
+    ) -> Iterator[_BatchT]:
+        """Yield the batches of the iterator on the device, counting them.
+
+        Args:
+            batches: The batches.
+            num_batches: The number of batches that there should be.
+            describe_awaited: Returns what comes after a number of batches, for the error of a worker that died.
+            device: Where the batches are moved; None for where they are.
+            non_blocking: Whether moving them does not block.
+
+        Raises:
+            ConfigurationError: There are fewer batches.
+        """
+        if device is not None:
+            batches = map(partial(move_to_device, device=device, non_blocking=non_blocking), batches)
+        try:
+            for batch in batches:
+                self.batches += 1
+                yield batch
+        except (RuntimeError, ConnectionError, EOFError) as error:  # by which of them torch notices it
+            if not isinstance(error, RuntimeError) or "exited unexpectedly" in str(error):
+                error.add_note(describe_awaited(self.batches))
+            raise
+        if self.batches < num_batches:
+            raise ConfigurationError(
+                "The epoch ended before its last batch.",
+                given=f"{self.batches} of {num_batches} batches",
+                do="Find what ends iterations in the dataset or its batches, such as an uncaught StopIteration.",
+            )
+        self.has_ended = True

@@ -12,18 +12,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from pa_data._fetching import SampleFetcher, move_to_device, prefetched
+from pa_data._fetching import EpochProgress, SampleFetcher, move_to_device, prefetched
 from pa_data._requested_loader import RequestedDataLoader
-from pa_data._split import (
-    BatchSplit,
-    EpochBatches,
-    EpochPlan,
-    EvalSplit,
-    MicroBatchSplit,
-    Split,
-    TrainSplit,
-    UpdateSplit,
-)
+from pa_data._split import BatchSplit, EpochBatches, EpochPlan, EvalSplit, Split, UpdateSplit
 from pa_data._streams import SizedStream
 from pa_data.errors import ConfigurationError, EmptyDatasetError
 from pa_data.orders import EpochOrder, Order, Sequential, Shuffled
@@ -127,30 +118,8 @@ def _check_options(rank: int, num_processes: int, num_workers: int, timeout: flo
         raise ConfigurationError("A keyed loader yields its batches in order: leave out in_order=False.")
 
 
-def _check_epoch(split: Split, epoch: int = 0) -> None:
-    """Raise an error for a split of a whole epoch that has no step."""
-    if split.num_samples == 0:
-        problem = f"The order of the data has an epoch without samples: 0 samples in epoch {epoch}, counted from 0."
-        raise EmptyDatasetError(
-            problem, do="Let the order visit some samples in this epoch, or train for fewer epochs."
-        )
-    if len(split) == 0:
-        size = f"global batches of {split.batch_size * split.num_processes} "
-        size += f"(batch_size={split.batch_size} on {split.num_processes} processes)"
-        smaller = "a smaller batch size, or keep the last incomplete batch"
-        if isinstance(split, UpdateSplit | MicroBatchSplit):
-            size = f"updates of {split.samples_per_update}"
-            smaller = "fewer samples per update, or keep the last incomplete one"
-        raise EmptyDatasetError(
-            "drop_last leaves nothing of this dataset.",
-            given=f"{split.num_samples} samples, and {size}",
-            do=f"Choose {smaller} with drop_last=False.",
-        )
-
-
 _SampleT_co = TypeVar("_SampleT_co", covariant=True)
-_RESUMABLE = (TrainSplit, UpdateSplit, MicroBatchSplit, BatchSplit)
-_MAY_BE_EXCEEDED = 2  # see `TrainSplit`
+_MAY_BE_EXCEEDED = 2  # see `UpdateSplit`
 _WORKER_STREAMS = -1  # extends the key of an epoch where no sample index does
 
 
@@ -158,7 +127,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     """A `torch.utils.data.DataLoader` that can begin any epoch at any sample, with the same batches.
 
     The order of an epoch depends on ``(seed, epoch)`` alone, and which part of it this process takes in which step on
-    the split (`TrainSplit`, `UpdateSplit`, `MicroBatchSplit`, `BatchSplit` or `EvalSplit`), so an interrupted epoch
+    the split (`UpdateSplit`, `BatchSplit` or `EvalSplit`), so an interrupted epoch
     resumes at the next sample on any number of processes. With keyed augmentation the global RNGs of Python, NumPy and
     torch are seeded from ``(seed, epoch, sample index)`` before each sample is fetched: what is drawn depends neither
     on the number of workers nor on where the iteration began. After each batch the main process's own RNG states are as
@@ -190,7 +159,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         samples_per_update: Divides the epoch into updates of so many samples, on any number of processes, see
             `UpdateSplit`; ``batch_size`` is then what this process takes in a step at the most.
         fixed_batches: Makes the same batches, of at most ``batch_size`` samples, on any number of processes. Training
-            cuts updates as `MicroBatchSplit` does, and an evaluation deals its batches in turn.
+            cuts updates as `UpdateSplit` does, and an evaluation deals its batches in turn.
         collate_fn: Makes a batch of a list of samples; by default torch's own collation.
         num_workers: The number of processes that load ahead; 0 loads in this process.
         keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 7 microseconds a
@@ -311,8 +280,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         self.shuffle: bool = shuffle if order is None else not isinstance(order, Sequential)
         self.device: torch.device | None = None if device is None else torch.device(device)
         self._batches = EpochBatches(self._plan_of_whole_epoch(0), reads_stream=reads_stream)
-        self._progress = _EpochProgress(self._batches.plan)
-        _check_epoch(self.split)
+        self._iterated, self._progress = self._batches.plan, EpochProgress()
+        self._check_epoch(self.split)
         super().__init__(
             SizedStream(dataset, keyed=keyed_augmentation) if isinstance(dataset, IterableDataset) else dataset,
             self._batches,
@@ -374,8 +343,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     @property
     def position(self) -> int:
         """The number of samples of the chosen epoch, over all processes, that the iterator leaves out."""
-        split = self.split
-        return split.start if isinstance(split, _RESUMABLE) else 0
+        return self.split.start
 
     @property
     def order(self) -> EpochOrder:
@@ -397,14 +365,14 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         Raises:
             ConfigurationError: If the position is not within the epoch, or is not 0 in an evaluation.
         """
+        if position != 0 and self._evaluates:
+            raise ConfigurationError(f"An evaluation always begins at its first sample: leave out {position=}.")
         plan = whole_epoch = self._plan_of_whole_epoch(epoch)
         if position != 0:
-            if self._evaluates or not isinstance(plan.split, _RESUMABLE):
-                raise ConfigurationError(f"An evaluation always begins at its first sample: leave out {position=}.")
-            plan = replace(plan, split=replace(plan.split, start=position))
+            plan = replace(plan, split=self._split_epoch(plan.order, start=position))
         self._epoch = epoch
         self._batches.plan, self._batches.whole_epoch = plan, whole_epoch
-        self._progress = _EpochProgress(plan)
+        self._iterated, self._progress = plan, EpochProgress()
         self._batches.sampler.epoch = None
 
     def set_batch_sizes(self, sizes: Sequence[int]) -> None:
@@ -457,10 +425,10 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         Save it at the end of an update, or on rank 0: within an update, a process that has fewer batches of it than
         rank 0 may have had its last one, and takes the update to be over.
         """
-        ended, samples = self._progress.place()
+        place = None if self._progress.has_ended else self._iterated.place_after(self._progress.batches)
         return {
-            "epoch": self._epoch + ended,
-            "samples": 0 if self._evaluates else samples,
+            "epoch": self._epoch + (place is None),
+            "samples": 0 if self._evaluates or place is None else place,
             **self._meaning_of_position(),
         }
 
@@ -506,8 +474,28 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             EmptyDatasetError: The order visits no sample in this epoch, or ``drop_last`` leaves none.
         """
         whole = self._batches.whole_epoch if epoch == self._epoch else self._plan_of_whole_epoch(epoch)
-        _check_epoch(whole.split, epoch)
+        self._check_epoch(whole.split, epoch)
         return len(whole.split)
+
+    def _check_epoch(self, split: Split, epoch: int = 0) -> None:
+        """Raise an error for a split of a whole epoch that has no step."""
+        if split.num_samples == 0:
+            raise EmptyDatasetError(
+                f"The order of the data has an epoch without samples: 0 samples in epoch {epoch}, counted from 0.",
+                do="Let the order visit some samples in this epoch, or train for fewer epochs.",
+            )
+        if len(split) == 0:
+            size = f"global batches of {split.batch_size * split.num_processes} "
+            size += f"(batch_size={split.batch_size} on {split.num_processes} processes)"
+            smaller = "a smaller batch size, or keep the last incomplete batch"
+            if self.samples_per_update is not None:
+                size = f"updates of {self.samples_per_update}"
+                smaller = "fewer samples per update, or keep the last incomplete one"
+            raise EmptyDatasetError(
+                "drop_last leaves nothing of this dataset.",
+                given=f"{split.num_samples} samples, and {size}",
+                do=f"Choose {smaller} with drop_last=False.",
+            )
 
     def _plan_of_whole_epoch(self, epoch: int) -> EpochPlan:
         order = self.given_order.epoch_order(self._num_samples, seed=self._seed, epoch=epoch)
@@ -554,12 +542,11 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         plan = self._batches.plan
         self._worker_key = extend_key(plan.key, _WORKER_STREAMS)
         batches = self._iterate(None if self._evaluates else self._epoch)
-        if self.device is not None and self.device.type == "cuda" and self._pins:
-            batches = prefetched(batches, self.device)
-        elif self.device is not None:
-            batches = map(partial(move_to_device, device=self.device, non_blocking=self._pins), batches)
-        self._progress = _EpochProgress(plan)
-        return self._progress.count(batches)
+        device = self.device
+        if device is not None and device.type == "cuda" and self._pins:
+            batches, device = prefetched(batches, device), None
+        self._iterated, self._progress = plan, EpochProgress()
+        return self._progress.count(batches, plan.num_batches, plan.describe_awaited, device, non_blocking=self._pins)
 
 
 def _plain_order(shuffle: bool, algorithm: str | None) -> Order:
@@ -574,14 +561,14 @@ def _two_orders(order: Order, algorithm: str) -> ConfigurationError:
     )
 
 
-def _split_batches(order: EpochOrder, *, num_processes: int) -> Split:
+def _split_batches(order: EpochOrder, *, num_processes: int, start: int = 0) -> Split:
     ends = order.batch_ends
     if ends is None or ends.dtype != torch.int64 or ends.numel() == 0 or int(ends[-1]) != order.num_samples:
         raise ConfigurationError(
             f"makes_batches=True needs batch_ends, int64 and ending with {order.num_samples}, got {ends}.",
             do=f"Return the positions after the last sample of each batch from {type(order).__name__}.batch_ends.",
         )
-    return BatchSplit(ends, num_processes)
+    return BatchSplit(ends, num_processes, start=start)
 
 
 def _split_epoch(
@@ -594,6 +581,7 @@ def _split_epoch(
     samples_per_update: int | None,
     fixed_batches: bool,
     batch_sizes: tuple[int, ...] = (),
+    start: int = 0,
 ) -> Split:
     num_samples = order.num_samples
     if order.batch_ends is not None:
@@ -601,68 +589,22 @@ def _split_epoch(
             "An order says where its batches end, and not that it makes them.",
             do=f"Set makes_batches = True in {type(order).__name__}.",
         )
-    if samples_per_update is not None:
-        if kind == "eval":
-            raise ConfigurationError(f"An evaluation makes no updates: leave out {samples_per_update=}.")
-        sizes = num_samples, samples_per_update, batch_size, num_processes
-        if fixed_batches:
-            return MicroBatchSplit(*sizes, drop_last=drop_last)
-        return UpdateSplit(*sizes, drop_last=drop_last, max_batch_sizes=batch_sizes)
     if kind == "train":
-        return TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
-    if kind == "eval":
-        if fixed_batches:
-            ends = torch.arange(batch_size, num_samples + batch_size, batch_size)
-            return BatchSplit(ends.clamp_(max=num_samples), num_processes)
-        return EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
-    raise ConfigurationError(f'split must be "train" or "eval", got split={kind!r}.')
-
-
-class _EpochProgress:
-    """How far an iterator is in its epoch.
-
-    Args:
-        plan: What it iterates.
-    """
-
-    def __init__(self, plan: EpochPlan) -> None:
-        self._plan = plan
-        self._batches = 0
-        self._has_ended = False
-
-    def count(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of the iterator, counting them."""
-        try:
-            for batch in batches:
-                self._batches += 1
-                yield batch
-        except (RuntimeError, ConnectionError, EOFError) as error:  # by which of them torch notices it
-            if not isinstance(error, RuntimeError) or "exited unexpectedly" in str(error):
-                error.add_note(self._describe_awaited())
-            raise
-        if self._batches < self._plan.num_batches:
-            raise ConfigurationError(
-                "The epoch ended before its last batch.",
-                given=f"{self._batches} of {self._plan.num_batches} batches",
-                do="Find what ends iterations in the dataset or its batches, such as an uncaught StopIteration.",
-            )
-        self._has_ended = True
-
-    def _describe_awaited(self) -> str:
-        """What a worker that died was to fetch, or another one."""
-        plan = self._plan
-        piece = plan.split.piece(plan.step_after(self._batches), plan.rank)
-        indices = [int(index) for index in plan.order.indices(piece.start, piece.stop)]
-        return (
-            f"A worker died while batch {self._batches + 1} of this process was awaited, of the samples {indices}; it "
-            "may have been at one of the next batches. The system ends a process for want of memory, and native code "
-            "may crash: num_workers=0 fetches in the main process."
+        return UpdateSplit(
+            num_samples,
+            batch_size * num_processes if samples_per_update is None else samples_per_update,
+            batch_size,
+            num_processes,
+            drop_last=drop_last,
+            start=start,
+            max_batch_sizes=batch_sizes,
+            fixed_batches=fixed_batches,
         )
-
-    def place(self) -> tuple[bool, int]:
-        """Return whether the epoch has ended, and, if not, the number of its samples that were taken."""
-        split, step = self._plan.split, self._plan.step_after(self._batches)
-        if self._has_ended or step == len(split):
-            return True, 0
-        samples = split.update(step) if isinstance(split, MicroBatchSplit) else split.piece(step, 0)
-        return False, samples.start
+    if kind != "eval":
+        raise ConfigurationError(f'split must be "train" or "eval", got split={kind!r}.')
+    if samples_per_update is not None:
+        raise ConfigurationError(f"An evaluation makes no updates: leave out {samples_per_update=}.")
+    if fixed_batches:
+        ends = torch.arange(batch_size, num_samples + batch_size, batch_size)
+        return BatchSplit(ends.clamp_(max=num_samples), num_processes)
+    return EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Protocol
 
 import torch
@@ -25,9 +25,7 @@ __all__ = [
     "EpochBatches",
     "EpochPlan",
     "EvalSplit",
-    "MicroBatchSplit",
     "Split",
-    "TrainSplit",
     "UpdateSplit",
 ]
 
@@ -36,7 +34,7 @@ class Split(Protocol):
     """How the positions of an epoch are dealt to the processes, one global batch a step.
 
     In each step each rank takes a contiguous piece, and every position is taken exactly once. Steps take consecutive
-    positions, rank after rank; in a `MicroBatchSplit` only whole updates do.
+    positions, rank after rank; where batches are fixed only whole updates do.
     """
 
     @property
@@ -56,19 +54,39 @@ class Split(Protocol):
 
     @property
     def drop_last(self) -> bool:
-        """Whether what does not fill a global batch at the end of the epoch is left out."""
+        """Whether what does not fill an update at the end of the epoch is left out."""
         ...
 
-    def __len__(self) -> int:
-        """Return the number of steps."""
+    @property
+    def fixed_batches(self) -> bool:
+        """Whether updates are cut into numbered micro-batches, the same on any number of processes."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """The number of samples of this epoch that are trained on already; the steps are counted from there."""
+        ...
+
+    @property
+    def steps_per_update(self) -> int:
+        """The number of steps of an update; 1 where the split makes no updates."""
+        ...
+
+    @property
+    def steps_before(self) -> int:
+        """The number of steps that lie before ``start``, in steps of this split."""
         ...
 
     @property
     def num_full_steps(self) -> int:
-        """The number of steps, from the first one on, in which each process takes ``batch_size`` samples.
+        """The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples.
 
         They take consecutive positions.
         """
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of steps from ``start`` on."""
         ...
 
     def size(self, step: int) -> int:
@@ -79,91 +97,21 @@ class Split(Protocol):
         """Return the positions of the epoch that one process takes in a step; may be empty."""
         ...
 
+    def update(self, step: int) -> range:
+        """Return the positions of the update that a step belongs to."""
+        ...
 
-@dataclass(frozen=True)
-class TrainSplit:
-    """The split of a training epoch: full global batches, then one smaller step with what remains.
+    def block(self, step: int, rank: int) -> range:
+        """Return the numbers of the micro-batches that one process takes of an update; empty unless they are fixed."""
+        ...
 
-    A remainder of ``t`` samples goes to ``min(num_processes, max(1, t // 2))`` processes, as evenly as
-    possible, rank 0 first. No process gets exactly one sample (for which batch normalisation raises an error) unless
-    ``t`` is 1 or the batch size is 1, in which case the remainder is dealt one sample to a process. The other processes
-    get an empty piece in this step. With a batch size of 2, a piece of the remainder may hold 3.
+    def num_micro_batches(self, step: int) -> int:
+        """Return the number of micro-batches of the update that a step belongs to; 0 unless they are fixed."""
+        ...
 
-    Attributes:
-        num_samples: The number of samples of the whole epoch.
-        batch_size: The number of samples that one process takes in a full step.
-        num_processes: The number of processes that share each step.
-        drop_last: Leaves out the remainder.
-        start: The number of samples of this epoch that are trained on already; the steps are counted from
-            there. It need not be a multiple of a global batch, so another split can continue where one stopped.
-
-    Raises:
-        ConfigurationError: If a number is out of its range.
-
-    Example:
-        >>> split = TrainSplit(num_samples=19, batch_size=4, num_processes=2)
-        >>> [split.size(step) for step in range(len(split))]
-        [8, 8, 3]
-        >>> split.piece(1, rank=1), split.piece(2, rank=0), split.piece(2, rank=1)
-        (range(12, 16), range(16, 19), range(19, 19))
-    """
-
-    num_samples: int
-    batch_size: int
-    num_processes: int
-    _: KW_ONLY
-    drop_last: bool = False
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        """Raise an error for numbers that describe no split."""
-        _check_sizes(self)
-        if not 0 <= self.start <= self.num_samples:
-            raise _outside(self.start, self.num_samples)
-
-    @cached_property
-    def _global_batch(self) -> int:
-        return self.batch_size * self.num_processes
-
-    @cached_property
-    def _end(self) -> int:
-        remainder = (self.num_samples - self.start) % self._global_batch
-        return self.num_samples - remainder if self.drop_last else self.num_samples
-
-    @cached_property
-    def _num_steps(self) -> int:
-        return -((self.start - self._end) // self._global_batch)
-
-    def __len__(self) -> int:
-        """Return the number of steps from ``start`` on."""
-        return self._num_steps
-
-    @property
-    def num_full_steps(self) -> int:
-        """The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples."""
-        return (self._end - self.start) // self._global_batch
-
-    def size(self, step: int) -> int:
-        """Return the number of samples that all processes together take in a step.
-
-        Raises:
-            IndexError: If there is no such step.
-        """
-        _check_within("step", step, self._num_steps)
-        return min(self._global_batch, self._end - self.start - step * self._global_batch)
-
-    def piece(self, step: int, rank: int) -> range:
-        """Return the positions of the epoch that one process takes in a step; empty for some in the last.
-
-        Raises:
-            IndexError: If there is no such step or rank.
-        """
-        _check_within("rank", rank, self.num_processes)
-        size, begin = self.size(step), self.start + step * self._global_batch
-        ranks_with_samples = min(self.num_processes, size if self.batch_size == 1 else max(1, size // 2))
-        if rank >= ranks_with_samples:
-            return range(begin + size, begin + size)
-        return _even_piece(begin, size, ranks_with_samples, rank)
+    def resume_point(self, position: int) -> int:
+        """Return the last position, up to this one, that may be the ``start`` of such a split."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -171,20 +119,33 @@ class UpdateSplit:
     """The split of a training epoch into updates of as many samples on any number of processes.
 
     An update takes as few steps as its samples need, all of as equal size as possible; the last one of an epoch may
-    have fewer samples, and steps. A step is dealt to the processes as the remainder of a `TrainSplit`.
+    have fewer samples, and steps. Each step is dealt in contiguous pieces, the larger ones first. If it has fewer
+    samples than the processes have room for, ``t`` samples go to ``min(num_processes, max(1, t // 2))`` processes: none
+    gets exactly one sample (for which batch normalisation raises an error) unless ``t`` or the batch size is 1. The
+    others get an empty piece. With a batch size of 2, a piece may hold 3.
+
+    With ``fixed_batches``, an update is cut by position into as few micro-batches of at most ``max_batch_size`` samples
+    as possible, of as equal size as possible, the larger ones first. Each process takes a contiguous block of them,
+    one a step; the blocks are as equal as possible, the larger ones first.
 
     Attributes:
         num_samples: The number of samples of the whole epoch.
         samples_per_update: The number of samples of an update.
         max_batch_size: The number of samples that one process takes in a step at the most.
         num_processes: The number of processes that share each step.
-        drop_last: Leaves out the samples that do not fill an update of the whole epoch.
-        start: The number of samples of this epoch that are trained on already; updates are counted from there.
+        drop_last: Leaves out the samples that do not fill an update of the whole epoch; where updates are single steps,
+            of what is left of it, so that no step is smaller.
+        start: The number of samples of this epoch that are trained on already; updates are counted from there. It need
+            not be a multiple of ``samples_per_update`` unless batches are fixed, so another split can continue.
         max_batch_sizes: The number of samples that each process takes in a step at the most, where devices differ:
             steps are then dealt in proportion. Empty, the default, for ``max_batch_size`` on each.
+        fixed_batches: Whether updates are cut into the same micro-batches on any number of processes.
+        steps_per_update: The number of steps of an update.
+        batch_size: The number of samples that one process takes in a step of an update, rounded up.
+        num_full_steps: The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples.
 
     Raises:
-        ConfigurationError: If a number is out of its range.
+        ConfigurationError: If a number is out of its range, or ``start`` is within an update whose batches are fixed.
 
     Example:
         >>> split = UpdateSplit(num_samples=30, samples_per_update=20, max_batch_size=4, num_processes=3)
@@ -195,6 +156,13 @@ class UpdateSplit:
         >>> unlike = UpdateSplit(30, 10, max_batch_size=8, num_processes=2, max_batch_sizes=(8, 2))
         >>> [unlike.piece(0, rank) for rank in range(2)]
         [range(0, 8), range(8, 10)]
+        >>> fixed = UpdateSplit(30, 20, max_batch_size=4, num_processes=2, fixed_batches=True)
+        >>> [fixed.piece(step, rank=0) for step in range(3)]
+        [range(0, 4), range(4, 8), range(8, 12)]
+        >>> [fixed.piece(step, rank=1) for step in range(3)]
+        [range(12, 16), range(16, 20), range(20, 20)]
+        >>> fixed.block(1, rank=1), fixed.num_micro_batches(1), fixed.update(1)
+        (range(3, 5), 5, range(0, 20))
     """
 
     num_samples: int
@@ -205,33 +173,44 @@ class UpdateSplit:
     drop_last: bool = False
     start: int = 0
     max_batch_sizes: tuple[int, ...] = ()
+    fixed_batches: bool = False
+    steps_per_update: int = field(init=False, repr=False)
+    batch_size: int = field(init=False, repr=False)
+    num_full_steps: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raise an error for numbers that describe no split."""
-        check_count("samples_per_update", self.samples_per_update)
-        check_count("batch_size", self.max_batch_size)
-        _check_sizes(self)
-        for size in self.max_batch_sizes:
+        for size in (self.max_batch_size, *self.max_batch_sizes):
             check_count("batch_size", size)
+        check_count("num_processes", self.num_processes)
+        check_count("samples_per_update", self.samples_per_update)
+        check_count("num_samples", self.num_samples, minimum=0)
         if len(self.max_batch_sizes) not in (0, self.num_processes):
             sizes = f"max_batch_sizes={self.max_batch_sizes}"
             raise ConfigurationError(f"Each process needs a batch size: {self.num_processes} processes, and {sizes}.")
         if not 0 <= self.start <= self.num_samples:
-            raise _outside(self.start, self.num_samples)
-
-    @cached_property
-    def steps_per_update(self) -> int:
-        """The number of steps of an update."""
-        return self._steps_for(self.samples_per_update)
-
-    @property
-    def batch_size(self) -> int:
-        """The number of samples that one process takes in a step of an update, rounded up."""
-        return -(-self.samples_per_update // (self.steps_per_update * self.num_processes))
+            raise ConfigurationError(
+                "The position is not within the epoch.",
+                given=f"start={self.start} in an epoch of {self.num_samples} samples",
+                do="Pass the number of samples of this epoch that were trained on already. "
+                "If the dataset became smaller since then, begin the epoch again with start=0.",
+            )
+        if self.resume_point(self.start) != self.start:
+            raise ConfigurationError(
+                "The position is not where an update begins.",
+                given=f"start={self.start}, with updates of {self.samples_per_update} samples",
+                do="Keep samples_per_update as it was when the position was counted, or begin the epoch with start=0.",
+            )
+        steps = self._steps_for(self.samples_per_update)
+        object.__setattr__(self, "steps_per_update", steps)
+        object.__setattr__(self, "batch_size", -(-self.samples_per_update // (steps * self.num_processes)))
+        object.__setattr__(self, "num_full_steps", self._updates_and_rest[0] * steps if self._has_full_steps() else 0)
 
     @cached_property
     def _updates_and_rest(self) -> tuple[int, int]:
-        dropped = self.num_samples % self.samples_per_update if self.drop_last else 0
+        # Within an update of several steps a run is interrupted itself; within a single step another split was.
+        counted_from = self.start if self.steps_per_update == 1 else 0
+        dropped = (self.num_samples - counted_from) % self.samples_per_update if self.drop_last else 0
         return divmod(max(0, self.num_samples - dropped - self.start), self.samples_per_update)
 
     @cached_property
@@ -245,25 +224,21 @@ class UpdateSplit:
         updates, rest = divmod(self.start, self.samples_per_update)
         return updates * self.steps_per_update + self._steps_for(rest)
 
-    @cached_property
-    def _largest_step(self) -> int:
-        return sum(self.max_batch_sizes) or self.max_batch_size * self.num_processes
-
     def _steps_for(self, samples: int) -> int:
-        return -(-samples // self._largest_step)
+        return -(-samples // (sum(self.max_batch_sizes) or self.max_batch_size * self.num_processes))
 
     def __len__(self) -> int:
         """Return the number of steps from ``start`` on."""
         return self._num_steps
 
-    @property
-    def num_full_steps(self) -> int:
-        """The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples."""
-        if self.max_batch_sizes:
-            return 0
-        are_full = self.steps_per_update * self.num_processes * self.batch_size == self.samples_per_update
-        are_full = are_full and (self.batch_size > 1 or self.max_batch_size == 1)
-        return self._updates_and_rest[0] * self.steps_per_update if are_full else 0
+    def _has_full_steps(self) -> bool:
+        """Whether all steps of an update are full."""
+        if self.steps_per_update * self.num_processes * self.batch_size != self.samples_per_update:
+            return False
+        if self.fixed_batches:
+            is_consecutive = 1 in (self.num_processes, self.steps_per_update)
+            return is_consecutive and self.batch_size == self.max_batch_size
+        return not self.max_batch_sizes and (self.batch_size > 1 or self.max_batch_size == 1)
 
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
@@ -271,6 +246,8 @@ class UpdateSplit:
         Raises:
             IndexError: If there is no such step.
         """
+        if self.fixed_batches:
+            return sum(len(self.piece(step, rank)) for rank in range(self.num_processes))
         return len(self._positions(step))
 
     def piece(self, step: int, rank: int) -> range:
@@ -279,102 +256,18 @@ class UpdateSplit:
         Raises:
             IndexError: If there is no such step or rank.
         """
+        if self.fixed_batches:
+            update, number = self.update(step), step % self.steps_per_update
+            block = self.block(step, rank)
+            if number >= len(block):
+                return range(update.stop, update.stop)
+            return _even_piece(update, self.num_micro_batches(step), block[number])
         _check_within("rank", rank, self.num_processes)
         positions = self._positions(step)
         if self.max_batch_sizes:
             return _piece_in_proportion(positions, self.max_batch_sizes, rank)
-        rest = TrainSplit(positions.stop, self.max_batch_size, self.num_processes, start=positions.start)
-        return rest.piece(0, rank)
-
-    def _positions(self, step: int) -> range:
-        _check_within("step", step, self._num_steps)
-        update, part = divmod(step, self.steps_per_update)
-        updates, rest = self._updates_and_rest
-        size = self.samples_per_update if update < updates else rest
-        return _even_piece(self.start + update * self.samples_per_update, size, self._steps_for(size), part)
-
-
-@dataclass(frozen=True)
-class MicroBatchSplit:
-    """The split of a training epoch into updates of the same micro-batches on any number of processes.
-
-    The samples of an update are cut by position into as few micro-batches of at most ``batch_size`` as possible, of as
-    equal size as possible, the larger ones first. Each process takes a contiguous block of them, one a step; the blocks
-    are as equal as possible, the larger ones first. So in the last step of an update some processes may have an empty
-    piece.
-
-    Attributes:
-        num_samples: The number of samples of the whole epoch.
-        samples_per_update: The number of samples of an update; the last one of an epoch may have fewer.
-        batch_size: The number of samples of a micro-batch at the most.
-        num_processes: The number of processes that share each update.
-        drop_last: Leaves out the samples that do not fill an update.
-        start: The number of samples of this epoch that are trained on already: a multiple of ``samples_per_update``,
-            or all.
-
-    Raises:
-        ConfigurationError: If a number is out of its range, or ``start`` is within an update.
-
-    Example:
-        >>> split = MicroBatchSplit(num_samples=30, samples_per_update=20, batch_size=4, num_processes=2)
-        >>> [split.piece(step, rank=0) for step in range(3)]
-        [range(0, 4), range(4, 8), range(8, 12)]
-        >>> [split.piece(step, rank=1) for step in range(3)]
-        [range(12, 16), range(16, 20), range(20, 20)]
-        >>> split.index(1, rank=1), split.num_micro_batches(1), split.update(1), split.ends_update(1)
-        (4, 5, range(0, 20), False)
-    """
-
-    num_samples: int
-    samples_per_update: int
-    batch_size: int
-    num_processes: int
-    _: KW_ONLY
-    drop_last: bool = False
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        """Raise an error for numbers that describe no split."""
-        if self.start != self.num_samples and self.start % self._steps.samples_per_update:
-            raise ConfigurationError(
-                "The position is not where an update begins.",
-                given=f"start={self.start}, with updates of {self.samples_per_update} samples",
-                do="Keep samples_per_update as it was when the position was counted, or begin the epoch with start=0.",
-            )
-
-    @cached_property
-    def _steps(self) -> UpdateSplit:
-        """The split of as many steps for each update, which has checked the numbers."""
-        return UpdateSplit(
-            self.num_samples,
-            self.samples_per_update,
-            self.batch_size,
-            self.num_processes,
-            drop_last=self.drop_last,
-            start=self.start,
-        )
-
-    @property
-    def steps_per_update(self) -> int:
-        """The number of steps of an update."""
-        return self._steps.steps_per_update
-
-    @property
-    def steps_before(self) -> int:
-        """The number of steps that lie before ``start``, in steps of this split."""
-        return self._steps.steps_before
-
-    def __len__(self) -> int:
-        """Return the number of steps from ``start`` on."""
-        return len(self._steps)
-
-    @property
-    def num_full_steps(self) -> int:
-        """The number of steps, from ``start`` on, that are full and take consecutive positions."""
-        is_consecutive = 1 in (self.num_processes, self.steps_per_update)
-        is_full = self.steps_per_update * self.num_processes * self.batch_size == self.samples_per_update
-        updates = (self.num_samples - self.start) // self.samples_per_update
-        return updates * self.steps_per_update if is_consecutive and is_full else 0
+        ranks = min(self.num_processes, max(1, len(positions) // (1 if self.max_batch_size == 1 else 2)))
+        return _even_piece(positions, ranks, rank) if rank < ranks else range(positions.stop, positions.stop)
 
     def update(self, step: int) -> range:
         """Return the positions of the update that a step belongs to.
@@ -382,56 +275,15 @@ class MicroBatchSplit:
         Raises:
             IndexError: If there is no such step.
         """
-        _check_within("step", step, len(self))
-        begin = self.start + step // self.steps_per_update * self.samples_per_update
-        return range(begin, min(begin + self.samples_per_update, self.num_samples))
+        _check_within("step", step, self._num_steps)
+        updates, rest = self._updates_and_rest
+        update = step // self.steps_per_update
+        begin = self.start + update * self.samples_per_update
+        return range(begin, begin + (self.samples_per_update if update < updates else rest))
 
-    def num_micro_batches(self, step: int) -> int:
-        """Return the number of micro-batches of the update that a step belongs to.
-
-        Raises:
-            IndexError: If there is no such step.
-        """
-        return -(-len(self.update(step)) // self.batch_size)
-
-    def ends_update(self, step: int) -> bool:
-        """Return whether a step is the last one of its update, on all processes.
-
-        Raises:
-            IndexError: If there is no such step.
-        """
-        return step == len(self) - 1 or self.update(step) != self.update(step + 1)
-
-    def index(self, step: int, rank: int) -> int | None:
-        """Return the number, within its update and from 0 on, of the micro-batch that one process takes in a step.
-
-        Returns:
-            The number, and None where the piece is empty.
-
-        Raises:
-            IndexError: If there is no such step or rank.
-        """
-        block, number = self.block(step, rank), step % self.steps_per_update
-        return block[number] if number < len(block) else None
-
-    def size(self, step: int) -> int:
-        """Return the number of samples that all processes together take in a step.
-
-        Raises:
-            IndexError: If there is no such step.
-        """
-        return sum(len(self.piece(step, rank)) for rank in range(self.num_processes))
-
-    def piece(self, step: int, rank: int) -> range:
-        """Return the positions of the micro-batch that one process takes in a step; empty where its block is over.
-
-        Raises:
-            IndexError: If there is no such step or rank.
-        """
-        update, number = self.update(step), self.index(step, rank)
-        if number is None:
-            return range(update.stop, update.stop)
-        return _even_piece(update.start, len(update), self.num_micro_batches(step), number)
+    def _positions(self, step: int) -> range:
+        update = self.update(step)
+        return _even_piece(update, self._steps_for(len(update)), step % self.steps_per_update)
 
     def block(self, step: int, rank: int) -> range:
         """Return the numbers of the micro-batches that one process takes of the update that a step belongs to.
@@ -440,11 +292,48 @@ class MicroBatchSplit:
             IndexError: If there is no such step or rank.
         """
         _check_within("rank", rank, self.num_processes)
-        return _even_piece(0, self.num_micro_batches(step), self.num_processes, rank)
+        return _even_piece(range(self.num_micro_batches(step)), self.num_processes, rank)
+
+    def num_micro_batches(self, step: int) -> int:
+        """Return the number of micro-batches of the update that a step belongs to; 0 unless batches are fixed.
+
+        Raises:
+            IndexError: If there is no such step.
+        """
+        return -(-len(self.update(step)) // self.max_batch_size) if self.fixed_batches else 0
+
+    def resume_point(self, position: int) -> int:
+        """Return the last position, up to this one, that may be the ``start`` of such a split."""
+        between_updates = position in (0, self.num_samples) or not self.fixed_batches
+        return position if between_updates else position - position % self.samples_per_update
+
+
+class _WithoutUpdates:
+    """The parts that all splits share whose steps do not belong to larger updates."""
+
+    steps_per_update: int = 1
+    fixed_batches: bool = False
+
+    def update(self: Split, step: int) -> range:
+        """Return the positions of a step.
+
+        Raises:
+            IndexError: If there is no such step.
+        """
+        begin = self.piece(step, 0).start
+        return range(begin, begin + self.size(step))
+
+    def block(self, step: int, rank: int) -> range:
+        """Return an empty range: micro-batches have no numbers."""
+        return range(0)
+
+    def num_micro_batches(self, step: int) -> int:
+        """Return 0: micro-batches have no numbers."""
+        return 0
 
 
 @dataclass(frozen=True)
-class EvalSplit:
+class EvalSplit(_WithoutUpdates):
     """The split of an evaluation: every sample once, and every process takes part in every step.
 
     Full global batches come first. A remainder with fewer samples than processes borrows from the step before
@@ -539,14 +428,29 @@ class EvalSplit:
             IndexError: If there is no such step or rank.
         """
         _check_within("rank", rank, self.num_processes)
-        return _even_piece(self._begin(step), self.size(step), self.num_processes, rank)
+        _check_within("step", step, self._num_steps)
+        return _even_piece(range(self._begin(step), self._end(step)), self.num_processes, rank)
 
     def _begin(self, step: int) -> int:
         return self._end(step - 1) if step > 0 else 0
 
+    @property
+    def start(self) -> int:
+        """An evaluation begins at its first sample."""
+        return 0
+
+    @property
+    def steps_before(self) -> int:
+        """An evaluation begins at its first sample."""
+        return 0
+
+    def resume_point(self, position: int) -> int:
+        """Return 0, the only place where an evaluation begins."""
+        return 0
+
 
 @dataclass(frozen=True, eq=False)
-class BatchSplit:
+class BatchSplit(_WithoutUpdates):
     """The split of a training epoch whose order makes the batches: in each step, the next batch for each process.
 
     The order determines the batches, regardless of the number of processes. In the last step there may be fewer batches
@@ -594,8 +498,8 @@ class BatchSplit:
         """The number of steps that lie before ``start``, in steps of this number of processes."""
         return -(-self._first // self.num_processes)
 
-    def end_before(self, position: int) -> int:
-        """Return the last position up to this one at which a batch ends, or 0."""
+    def resume_point(self, position: int) -> int:
+        """Return the last position, up to this one, at which a batch ends, or 0."""
         return self._end(int(torch.searchsorted(self.batch_ends, position, right=True)))
 
     def _end(self, num_batches: int) -> int:
@@ -655,7 +559,7 @@ class BatchSplit:
 def _piece_in_proportion(positions: range, most: tuple[int, ...], rank: int) -> range:
     """Deal a step in proportion to what each rank takes at the most; only the last ranks are left without a sample.
 
-    As in a `TrainSplit`, no rank gets exactly one sample where there is room for two.
+    As in an even deal, no rank gets exactly one sample where there is room for two.
     """
     size = len(positions)
     for at_least in (min(2, size, *most), 1):
@@ -672,20 +576,11 @@ def _piece_in_proportion(positions: range, most: tuple[int, ...], rank: int) -> 
     return range(begin(rank), begin(rank + 1))
 
 
-def _even_piece(begin: int, size: int, parts: int, part: int) -> range:
-    """Cut ``size`` positions from ``begin`` on into contiguous parts, the larger ones first; return one."""
-    quotient, larger_parts = divmod(size, parts)
-    first = begin + part * quotient + min(part, larger_parts)
-    return range(first, first + quotient + (part < larger_parts))
-
-
-def _outside(start: int, num_samples: int) -> ConfigurationError:
-    return ConfigurationError(
-        "The position is not within the epoch.",
-        given=f"start={start} in an epoch of {num_samples} samples",
-        do="Pass the number of samples of this epoch that were trained on already. "
-        "If the dataset became smaller since then, begin the epoch again with start=0.",
-    )
+def _even_piece(positions: range, parts: int, part: int) -> range:
+    """Cut positions into contiguous parts, the larger ones first; return one part."""
+    quotient, larger_parts = divmod(len(positions), parts)
+    first = part * quotient + min(part, larger_parts)
+    return positions[first : first + quotient + (part < larger_parts)]
 
 
 def _check_sizes(split: Split) -> None:
@@ -728,43 +623,59 @@ class EpochPlan:
     @property
     def num_batches(self) -> int:
         """The number of steps in which this process takes a sample."""
-        split, num_steps = self.split, len(self.split)
-        if isinstance(split, UpdateSplit | MicroBatchSplit):
-            last = max(0, num_steps - 1) // split.steps_per_update
-            return last * self._batches_in(0, split) + self._batches_in(last, split)
-        return num_steps - (num_steps > 0 and not split.piece(num_steps - 1, self.rank))
+        return self._last_update * self._batches_in(0) + self._batches_in(self._last_update)
 
     def step_after(self, batches: int) -> int:
         """Return the step that comes after some batches of this process.
 
         An update is over with the last batch that this process has of it.
         """
-        split, num_steps = self.split, len(self.split)
-        if not isinstance(split, UpdateSplit | MicroBatchSplit):
-            return batches
-        of_update, steps = self._batches_in(0, split), split.steps_per_update
-        update = min(batches // max(1, of_update), max(0, num_steps - 1) // steps)
+        of_update, steps = self._batches_in(0), self.split.steps_per_update
+        update = min(batches // max(1, of_update), self._last_update)
         more = batches - update * of_update
-        is_over = 0 < more == self._batches_in(update, split)
-        return min((update + 1) * steps, num_steps) if is_over else update * steps + more
+        is_over = 0 < more == self._batches_in(update)
+        return min((update + 1) * steps, len(self.split)) if is_over else update * steps + more
 
-    def _batches_in(self, update: int, split: UpdateSplit | MicroBatchSplit) -> int:
+    @property
+    def _last_update(self) -> int:
+        return max(0, len(self.split) - 1) // self.split.steps_per_update
+
+    def _batches_in(self, update: int) -> int:
         """The number of batches of this process in an update; all updates but the last one have as many."""
-        first = update * split.steps_per_update
+        split, first = self.split, update * self.split.steps_per_update
         steps = range(first, min(first + split.steps_per_update, len(split)))
         return sum(1 for step in steps if split.piece(step, self.rank))
 
     def indices(self) -> Iterator[Tensor]:
-        """Yield the dataset indices of each batch; a step in which this process takes nothing is left out."""
+        """Return the dataset indices of each batch; a step in which this process takes nothing is left out."""
         num_full_steps = self.split.num_full_steps
         global_batch = self.split.batch_size * self.split.num_processes
         at_once = max(1, min(_STEPS_AT_ONCE, _POSITIONS_AT_ONCE // global_batch))
-        for first in range(0, num_full_steps, at_once):
-            yield from self._of_full_steps(first, min(at_once, num_full_steps - first))
-        for step in range(num_full_steps, len(self.split)):
-            piece = self.split.piece(step, self.rank)
-            if piece:
-                yield self.order.indices(piece.start, piece.stop)
+        blocks = (
+            self._of_full_steps(first, min(at_once, num_full_steps - first))
+            for first in range(0, num_full_steps, at_once)
+        )
+        rest = (self.order.indices(piece.start, piece.stop) for piece in self.pieces(num_full_steps))
+        return chain(chain.from_iterable(blocks), rest)
+
+    def pieces(self, first: int = 0) -> Iterator[range]:
+        """What this process takes, from a step on, without the steps in which it takes nothing."""
+        return filter(len, (self.split.piece(step, self.rank) for step in range(first, len(self.split))))
+
+    def place_after(self, batches: int) -> int | None:
+        """Return the position at which a run resumes after some batches of this process; None at the end."""
+        step = self.step_after(batches)
+        return None if step == len(self.split) else self.split.resume_point(self.split.piece(step, 0).start)
+
+    def describe_awaited(self, batches: int) -> str:
+        """Return what a worker that died after some batches was to fetch, or another one."""
+        piece = self.split.piece(self.step_after(batches), self.rank)
+        indices = [int(index) for index in self.order.indices(piece.start, piece.stop)]
+        return (
+            f"A worker died while batch {batches + 1} of this process was awaited, of the samples {indices}; it "
+            "may have been at one of the next batches. The system ends a process for want of memory, and native code "
+            "may crash: num_workers=0 fetches in the main process."
+        )
 
     def ahead(self) -> Iterator[range]:
         """Yield what is read of a stream with each batch, see `BatchRequest`.
@@ -776,7 +687,7 @@ class EpochPlan:
         steps = (step for step in range(len(split)) if split.piece(step, rank))
         for number, step in enumerate(steps, start=1):
             keep = read = split.piece(step, rank).stop
-            if isinstance(split, MicroBatchSplit) and split.num_processes > 1:
+            if split.fixed_batches and split.num_processes > 1:
                 last, first = len(split) - 1, step - step % split.steps_per_update
                 keep, read = split.piece(first + len(split.block(step, rank)) - 1, rank).stop, split.update(step).stop
                 if split.num_micro_batches(last) < split.num_processes and read >= split.update(last).start:
@@ -832,8 +743,7 @@ class EpochBatches(Sampler[list[int]]):
             return zip(repeat(plan.key), plan.indices(), plan.ahead(), strict=False)
         if not plan.order.repeats:
             return zip(repeat(plan.key), plan.indices(), repeat(None), strict=False)
-        pieces = (plan.split.piece(step, plan.rank) for step in range(len(plan.split)))
-        return zip(repeat(plan.key), plan.indices(), filter(len, pieces), strict=False)
+        return zip(repeat(plan.key), plan.indices(), plan.pieces(), strict=False)
 
     @override
     def __iter__(self) -> Iterator[list[int]]:

@@ -51,8 +51,6 @@ from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
 from pa_data import (
     KeyedDataLoader,
-    MicroBatchSplit,
-    UpdateSplit,
     count_samples,
     is_in_memory,
     move_to_device,
@@ -277,7 +275,7 @@ class Loaders:
         samples, keyed = self.samples_per_update, innermost(loader)
         if samples is None:
             return asked
-        if is_keyed(keyed) and isinstance(keyed.split, UpdateSplit | MicroBatchSplit):
+        if is_keyed(keyed) and keyed.samples_per_update is not None:
             size, steps, rest = batch_size, keyed.split.steps_per_update, 0
         else:
             size = batch_size_of(keyed, {}, batch_size)

@@ -22,7 +22,7 @@ from pa_core.training_state.saved_runs import continues_run, describe_neighbours
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
 from pa_core.user_warnings import say
-from pa_data import BatchSplit, MicroBatchSplit, Split, UpdateSplit, set_epoch
+from pa_data import set_epoch
 from pa_data.orders import has_plain_order
 
 
@@ -229,7 +229,7 @@ class ResumePlan:
         progress.samples_in_epoch = saved.position.samples
         progress.steps_in_epoch = saved.steps_in_epoch(settings)
         loader = innermost(run.train_dataloader)
-        if is_keyed(loader) and isinstance(loader.split, BatchSplit | UpdateSplit | MicroBatchSplit):
+        if is_keyed(loader):
             progress.samples_in_epoch, progress.steps_in_epoch = loader.position, loader.split.steps_before
         is_at_last_update = progress.updates == run.run_config.max_num_train_steps
         length = length_of(train_dl)
@@ -282,17 +282,9 @@ class ResumePlan:
             samples = self.saved.position.samples if self.saved is not None and self._is_mid_epoch else 0
             loader.start_epoch(epoch)
             if samples > 0:
-                loader.start_epoch(epoch, _nearest_position(samples, loader.split))
+                loader.start_epoch(epoch, loader.split.resume_point(min(samples, loader.split.num_samples)))
         else:
             set_epoch(loader, epoch)
-
-
-def _nearest_position(samples: int, split: Split) -> int:
-    """The position after a number of samples, in the order of the saved run or in another one that was allowed."""
-    samples = min(samples, split.num_samples)
-    if isinstance(split, MicroBatchSplit) and samples < split.num_samples:
-        return samples - samples % split.samples_per_update
-    return split.end_before(samples) if isinstance(split, BatchSplit) else samples
 
 
 def _describe_start(path: Path, position: Position, *, has_other_data: bool) -> str:
