@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pa_distributed._errors import InvalidArgumentError
 from pa_distributed._signs import Doing, doing_of
 from pa_distributed.gradient_tree import GradientTree
 from tests.launching import Launch
@@ -311,7 +310,7 @@ def normalise(layer: Any, _inputs: Tensor) -> None:
     ("buffer", "change", "said"),
     [
         (torch.tensor(0), count_samples, "different whole numbers in the buffer 0.kept"),
-        (torch.zeros(4), resize, r"0.kept another shape.*\n.*given: *\(8,\).*before \(4,\)"),
+        (torch.zeros(4), resize, r"0.kept another shape.*: \(8,\).*before \(4,\)"),
         (torch.zeros(4), normalise, "A parameter was changed between two updates"),
     ],
 )
@@ -323,7 +322,7 @@ def test_what_has_no_mean_is_refused(
     model = Layer(buffer.clone(), change)
     tree = GradientTree([model], num_values=1)
     losses = totals(count)
-    with pytest.raises(InvalidArgumentError, match=said):
+    with pytest.raises(ValueError, match=said):
         make_update(model, tree, losses, weights_of(count))
 
 
@@ -386,7 +385,7 @@ def test_a_second_backward_pass_is_refused_once_gradients_are_sent() -> None:
     tree.start_update(2)
     tree.start_batch(overlaps=True)
     torch.autograd.backward(model.loss(batch, PARTS))
-    with pytest.raises(InvalidArgumentError, match="A second backward pass of a micro-batch"):
+    with pytest.raises(ValueError, match="A second backward pass of a micro-batch"):
         torch.autograd.backward(model.loss(batch, ["exact"]))
 
 

@@ -276,7 +276,7 @@ def test_a_value_that_cannot_be_sent_fails_on_all_ranks(free_port: int) -> None:
         try:
             context.allgather(threading.Lock() if context.get_rank() == 1 else 0)
         except OtherProcessError as error:
-            return error.given
+            return str(error)
         except TypeError:
             return "its own"
         return ""

@@ -203,7 +203,7 @@ def is_explained(error: BaseException) -> TypeGuard[ExplainedError | CheckpointE
     Args:
         error: Any error.
     """
-    return isinstance(error, ExplainedError | CheckpointError | OtherProcessError | RanksDifferError)
+    return isinstance(error, ExplainedError | CheckpointError)
 
 
 @contextmanager

@@ -398,7 +398,7 @@ def test_ranks_that_part_in_a_loop_of_ones_own_end_with_an_error(ends: Ends) -> 
     for name in APART:
         assert "OtherProcessError: A process has waited for another one" in reports[name]
     for name in BETWEEN:
-        assert "RanksDifferError: The processes of this run have gone different ways." in reports[name]
+        assert "RanksDifferError: The processes of this run have gone different ways: " in reports[name]
     assert "rank 1 waited in all_gather" in reports["breaks"]
     assert "at the end of the run, after 3 updates" in reports["stops"]
     assert "in an evaluation, after 3 updates" in reports["evaluates"]

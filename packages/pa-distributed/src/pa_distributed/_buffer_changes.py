@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from pa_distributed._errors import InvalidArgumentError
 from pa_distributed._torch import BUFFERS, foreach, versions_of
 
 Changes: TypeAlias = dict[int, Tensor]
@@ -81,16 +80,16 @@ class _Group:
         """Return what they are now, one after the other.
 
         Raises:
-            InvalidArgumentError: One has another shape or type than before.
+            ValueError: One has another shape or type than before.
         """
         now = [one.holder.get(one.key) for one in self._members]
         for one, after in zip(self._members, now, strict=True):
             before = one.tensor
             if after is None or (after.shape, after.dtype) != (before.shape, before.dtype) or after.is_complex():
-                raise InvalidArgumentError(
-                    f"The forward pass has given the buffer {one.name} another shape or type, so it has no mean.",
-                    given=f"{_described(after)}, before {_described(before)}",
-                    do="Keep the shape of buffers, or keep what grows in a plain attribute.",
+                raise ValueError(
+                    f"The forward pass has given the buffer {one.name} another shape or type, so it has no mean: "
+                    f"{_described(after)}, before {_described(before)}. Keep the shape of buffers, or keep what grows "
+                    "in a plain attribute."
                 )
         return _flat(cast("list[Tensor]", now))
 
@@ -166,7 +165,7 @@ class Buffers:
                 a difference that is added again may be rounded.
 
         Raises:
-            InvalidArgumentError: A buffer has another shape or type than before.
+            ValueError: A buffer has another shape or type than before.
         """
         changes: Changes = {}
         for number, group in enumerate(self._groups):
@@ -180,7 +179,7 @@ class Buffers:
         """Return the changes of two nodes together.
 
         Raises:
-            InvalidArgumentError: Whole numbers differ; on an accelerator nobody waits for them to be compared.
+            ValueError: Whole numbers differ; on an accelerator nobody waits for them to be compared.
         """
         for number, change in right.items():
             group, other = self._groups[number], left.get(number)
@@ -193,9 +192,9 @@ class Buffers:
                 differs = (joined != change) & ~change.isnan()
                 if change.device.type == "cpu" and differs.any():
                     name = group.name_at(int(differs.nonzero()[0]))
-                    raise InvalidArgumentError(
-                        f"Micro-batches have left different whole numbers in the buffer {name}.",
-                        do="Count in a floating-point buffer, whose changes are averaged, or outside of the model.",
+                    raise ValueError(
+                        f"Micro-batches have left different whole numbers in the buffer {name}. Count in a "
+                        "floating-point buffer, whose changes are averaged, or outside of the model."
                     )
         return left
 

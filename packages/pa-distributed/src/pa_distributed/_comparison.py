@@ -7,6 +7,7 @@ import functools
 import hashlib
 import numbers
 import os
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -21,6 +22,8 @@ from pa_distributed._errors import RanksDifferError
 from pa_distributed._processes import gather_objects, is_alone
 from pa_distributed._signs import name_ranks
 
+_USER = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/?#:@]*:(?!:|\d{1,5}(?:[/?#\s]|$))[^\s?#]*)@")
+_QUERY = re.compile(r"(://[^\s?#]*[?#])\S*?=\S*?(?=['\")\]}>,;:.]*(?:\s|$))")
 _MOST_SHOWN = 8
 _LONGEST_TEXT = 120
 _DEEPEST = 4
@@ -29,6 +32,7 @@ _DEEPEST = 4
 def require_same(
     values: Mapping[str, object] | Callable[[], Mapping[str, object]],
     exchange: Callable[[list[int]], Sequence[Sequence[float]]] | None = None,
+    explain: Callable[[str], str | None] | None = None,
 ) -> None:
     """Raise the same error on all processes for anything that differs between them; every process must call this.
 
@@ -41,6 +45,7 @@ def require_same(
             by the parameters and settings of their groups; of anything else, the class.
         exchange: Called with a few small whole numbers, sends them to all processes, together with what they exchange
             anyway, and returns what each process has sent; None to send them alone.
+        explain: Called with what differs, returns the text of the error; None for the usual text.
 
     Raises:
         RanksDifferError: Something differs.
@@ -56,11 +61,25 @@ def require_same(
         return
     found = differences(gather_objects(own))
     more = f", and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    shown = without_secrets("; ".join(found[:_MOST_SHOWN]) + more)
     raise RanksDifferError(
-        "The processes of this run were not given the same.",
-        given="; ".join(found[:_MOST_SHOWN]) + more,
-        do="Find the line of your script where the rank, the host or the environment decides this.",
+        (explain and explain(shown))
+        or f"The processes of this run were not given the same: {shown}. Find the line of your script where the rank, "
+        "the host or the environment decides this."
     )
+
+
+def without_secrets(text: str) -> str:
+    """Return a text whose URLs have neither users and passwords nor queries, which may hold signatures and tokens.
+
+    Args:
+        text: A message.
+
+    Example:
+        >>> without_secrets("https://me:secret@host/a.tar?signature=1f3a: not found")
+        'https://***@host/a.tar?***: not found'
+    """
+    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
 
 
 def digest(texts: Mapping[str, str]) -> list[int]:

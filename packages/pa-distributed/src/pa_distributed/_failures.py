@@ -18,12 +18,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pa_distributed._errors import ExplainedError
 from pa_distributed._processes import num_processes
 from pa_distributed._torch import store_of_processes
 
@@ -180,8 +179,8 @@ def print_errors_once() -> Generator[None]:
 def _show_once(error: BaseException, seconds: float) -> None:
     """Let the first process alone show an error, if all processes raise the same one and none catches it.
 
-    It is the same where type, message, notes and traceback are. Of an ``ExplainedError``, what was given may differ, or
-    its sentence if it has no other part, and is in the line of each process. A process that does not learn in time
+    It is the same where type, message, notes and traceback are. Where it tells apart what was given, that may differ,
+    or its sentence if it has no other part, and is in the line of each process. A process that does not learn in time
     that the first one has shown the error shows it itself.
 
     Args:
@@ -263,8 +262,18 @@ def _becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
+@runtime_checkable
+class _Explained(Protocol):
+    """An error that tells apart what was given and what to do, such as an error of pa-core."""
+
+    problem: str
+    given: str
+    expected: str
+    do: str
+
+
 def _text_to_compare(error: Exception) -> str:
-    if not isinstance(error, ExplainedError):
+    if not isinstance(error, _Explained):
         return "".join(traceback.format_exception(error))
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     return repr((type(error), error.problem if error.given else "", error.expected, error.do, places))
@@ -272,5 +281,5 @@ def _text_to_compare(error: Exception) -> str:
 
 def _line(error: Exception) -> str:
     kind = f"{type(error).__module__}.{type(error).__qualname__}: the same error as on rank 0"
-    given = error.given or error.problem if isinstance(error, ExplainedError) else ""
+    given = error.given or error.problem if isinstance(error, _Explained) else ""
     return f"{kind}; given here: {' '.join(given.split())}" if given else kind

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pa_distributed import _torch
-from pa_distributed._errors import ExplainedError, InvalidArgumentError, OtherProcessError
+from pa_distributed._errors import OtherProcessError
 from pa_distributed._failures import tell_launcher
 from pa_distributed._processes import num_processes, runs_on_gloo
 from pa_distributed._signs import Doing, Sign, Signs, describe_signs, doing_of
@@ -150,7 +150,7 @@ class HangDetector:
         try:
             yield
         except Exception as error:
-            lost = None if isinstance(error, ExplainedError) else _LOST.search(str(error))
+            lost = None if isinstance(error, OtherProcessError) else _LOST.search(str(error))
             if lost is None or self._heartbeat is None:
                 raise
             raise self._heartbeat.explain_lost(lost[0]) from error
@@ -211,9 +211,8 @@ class _Heartbeat:
             if self._store.check(["verdict"]):  # in which all have their say
                 time.sleep(_SECONDS_TO_END)
         return OtherProcessError(
-            "Another process is gone, or did not come, while this one waited for it.",
-            given=f"{where}; here, torch says: {message}",
-            do=do,
+            f"Another process is gone, or did not come, while this one waited for it: {where}; here, torch says: "
+            f"{message}. {do}"
         )
 
     def _beat_until_the_end(self) -> None:
@@ -260,10 +259,10 @@ class _Heartbeat:
             signs = {**self._signs.of_others(), self._rank: own}
             found = find_hang(self._rank, signs, min(self.run.limit, self._timeout), self.run.advise)
             if found is not None:
-                self._store.compare_set("verdict", "", json.dumps([self._rank, *found.args]))
+                self._store.compare_set("verdict", "", json.dumps([self._rank, str(found)]))
         if self._store.check(["verdict"]):
-            rank, *parts = json.loads(self._store.get("verdict"))
-            self._end_with_others(OtherProcessError(*parts), found_by=rank)
+            rank, reason = json.loads(self._store.get("verdict"))
+            self._end_with_others(OtherProcessError(reason), found_by=rank)
 
     def _end_with_others(self, reason: OtherProcessError, *, found_by: int) -> NoReturn:
         """Print the stack of the run's thread and, last and on one process only, the reason; end with status 1."""
@@ -348,15 +347,11 @@ def find_hang(
     if not waits and (not stands or any(sign.waits for sign in signs.values())):
         return None
     return OtherProcessError(
-        f"A process has waited for another one for {own.still:.0f} seconds.",
-        given=describe_signs(signs, own.run),
-        do=do,
+        f"A process has waited for another one for {own.still:.0f} seconds: {describe_signs(signs, own.run)}. {do}"
     )
 
 
 def _checked(seconds: object) -> float:
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf:
         return float(seconds)
-    raise InvalidArgumentError(
-        f"max_wait_seconds must be a positive number, or None to wait for ever, got {seconds!r}."
-    )
+    raise ValueError(f"max_wait_seconds must be a positive number, or None to wait for ever, got {seconds!r}.")

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from pa_distributed._errors import NotConnectedError
 from pa_distributed._portable import Portable
 
 _R = TypeVar("_R")
@@ -30,14 +29,13 @@ def is_alone() -> bool:
     """Return whether there is one process only.
 
     Raises:
-        NotConnectedError: A launcher has started several, and they are not connected yet.
+        RuntimeError: A launcher has started several, and they are not connected yet.
     """
     launched = os.environ.get("WORLD_SIZE", "1")
     if launched != "1" and not (dist.is_available() and dist.is_initialized()):
-        raise NotConnectedError(
-            "This process is not connected with the others that were launched.",
-            given=f"WORLD_SIZE={launched}, and no process group",
-            do="Call torch.distributed.init_process_group() before.",
+        raise RuntimeError(
+            f"This process is not connected with the others that were launched: WORLD_SIZE={launched}, and no process "
+            "group. Call torch.distributed.init_process_group() before."
         )
     return num_processes() == 1
 
@@ -52,7 +50,7 @@ def gather_objects(value: _R, *, on_first_only: bool = False) -> list[_R]:
         on_first_only: Whether the first process alone needs them; the others get an empty list, and less is sent.
 
     Raises:
-        NotConnectedError: A launcher has started several processes, and they are not connected yet.
+        RuntimeError: A launcher has started several processes, and they are not connected yet.
 
     Example:
         >>> gather_objects({"samples": 12})

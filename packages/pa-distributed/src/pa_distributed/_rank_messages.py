@@ -120,9 +120,8 @@ class RankMessages:
 
 def _missing(rank: int, why: str) -> OtherProcessError:
     return OtherProcessError(
-        "Another process has failed, or is gone, while this one waited for it.",
-        given=f"rank {rank}, {why}",
-        do=f"See what rank {rank} printed last.",
+        f"Another process has failed, or is gone, while this one waited for it: rank {rank}, {why}. See what it "
+        "printed last."
     )
 
 
@@ -134,9 +133,8 @@ def _explained() -> Generator[None]:
         raise
     except RuntimeError as error:  # of the connection
         raise OtherProcessError(
-            "The process that connects the others is gone.",
-            given=f"{type(error).__name__}: {error}",
-            do="See what the other processes and the launcher printed last.",
+            f"The process that connects the others is gone ({type(error).__name__}: {error}). See what the other "
+            "processes and the launcher printed last."
         ) from error
 
 

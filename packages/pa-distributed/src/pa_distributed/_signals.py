@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from pa_distributed._errors import InvalidArgumentError
-
 
 class SignalWatch:
     """For the time of a run, calls a function when one of some signals arrives, instead of what Python does with it.
@@ -68,9 +66,9 @@ class SignalWatch:
             ValueError: This is not the main thread, to which Python brings all signals.
         """
         if self._signals and threading.current_thread() is not threading.main_thread():
-            raise InvalidArgumentError(
-                f"Signals cannot be watched from the thread {threading.current_thread().name!r}.",
-                do="Enter the watch in the main thread, to which Python brings them.",
+            raise ValueError(
+                f"Signals cannot be watched from the thread {threading.current_thread().name!r}. Enter the watch in "
+                "the main thread, to which Python brings them."
             )
         for one in self._signals:
             self._watch(one)
@@ -142,6 +140,6 @@ def _signal(given: str | int) -> signal.Signals:
     try:
         return signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
     except (KeyError, ValueError) as error:
-        raise InvalidArgumentError(
+        raise ValueError(
             f"There is no signal {given!r} on this system. Pass one of signal.Signals or its name, such as 'SIGTERM'."
         ) from error

@@ -16,8 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from pa_distributed._errors import NotConnectedError
-
 BUFFERS: Final = "_buffers"
 """Where a module has its buffers in its ``vars``; ``named_buffers`` makes a name for each, which takes longer."""
 
@@ -29,14 +27,14 @@ def _private(owner: object, name: str) -> Any:
     """Return an attribute of an object of torch.
 
     Raises:
-        NotConnectedError: This version of torch has none of this name.
+        RuntimeError: This version of torch has none of this name.
     """
     found = getattr(owner, name, _MISSING)
     if found is _MISSING:
-        raise NotConnectedError(
-            "This needs a part of torch that has no public name, and that this version of torch does not have.",
-            given=f"torch {torch.__version__}, without {getattr(owner, '__name__', type(owner).__name__)}.{name}",
-            do="Install a version that was tried, torch 2.11 to 2.15, or a newer pa-distributed.",
+        raise RuntimeError(
+            "This needs a part of torch that has no public name, and that torch "
+            f"{torch.__version__} does not have: {getattr(owner, '__name__', type(owner).__name__)}.{name}. Install a "
+            "version that was tried, torch 2.11 to 2.15, or a newer pa-distributed."
         )
     return found
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from pa_distributed._buffer_changes import Buffers, Changes
-from pa_distributed._errors import InvalidArgumentError
 from pa_distributed._processes import num_processes
 from pa_distributed._torch import all_gather_single, foreach, versions_of
 from pa_distributed._tree import Node, block_of, nodes_of_ranks, push
@@ -250,13 +249,13 @@ class GradientTree:
             weight: Its part in the samples of the update.
 
         Raises:
-            InvalidArgumentError: A parameter was changed within the micro-batch, or a buffer in a way that has no mean.
+            ValueError: A parameter was changed within the micro-batch, or a buffer in a way that has no mean.
         """
         if self._versions != versions_of(self._parameters_to_watch()):
-            raise InvalidArgumentError(
+            raise ValueError(
                 "A parameter was changed between two updates, within the forward or backward pass of a micro-batch, "
-                "so that the next micro-batches depend on who computes them.",
-                do="Change weights after an update, or keep what a forward pass changes in a buffer.",
+                "so that the next micro-batches depend on who computes them. Change weights after an update, or keep "
+                "what a forward pass changes in a buffer."
             )
         self._versions = None
         index = self._upcoming.pop()
@@ -350,9 +349,9 @@ class GradientTree:
         if bucket.awaited is None:
             return
         if bucket.is_sent:
-            raise InvalidArgumentError(
-                "A second backward pass of a micro-batch has added to gradients that were sent.",
-                do="Add the losses up, and go backward through the sum.",
+            raise ValueError(
+                "A second backward pass of a micro-batch has added to gradients that were sent. Add the losses up, and "
+                "go backward through the sum."
             )
         bucket.awaited.discard(id(parameter))
         # The last one waits for the notes, which are not known before the pass has ended.

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from pa_checkpoint import CheckpointError, Folder
-from pa_distributed import RanksDifferError, require_same
+from pa_distributed import require_same
 from pa_trial.callback import PyTorchCallback
 from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, TRIAL_STATE, name_of_rank
 from pa_trial.checkpoint_folder import find_folder, read_saved
@@ -129,12 +129,13 @@ class Checkpoints:
         rank = self._parts.distributed.rank
         read = partial(read_saved, rank=rank, trust_pickle=trust_pickle, for_weights=for_weights)
         saved = on_each_rank(lambda: read(find_folder(checkpoint, self._folder)), "reading a checkpoint")
-        try:
-            require_same({f"what is found in {saved.path.name}, by its SHA-256": saved.digest})
-        except RanksDifferError as error:
-            problem = "The processes found different checkpoints under the same name."
-            do = "Use a folder on a file system that all machines share."
-            raise RanksDifferError(problem, given=error.given, do=do) from None
+        require_same(
+            {f"what is found in {saved.path.name}, by its SHA-256": saved.digest},
+            explain=lambda found: (
+                f"The processes found different checkpoints under the same name: {found}. "
+                "Use a folder on a file system that all machines share."
+            ),
+        )
         return saved
 
     def _load(self, saved: SavedTrial) -> tuple[dict[str, Any], dict[str, Any]]:

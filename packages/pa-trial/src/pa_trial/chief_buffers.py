@@ -77,10 +77,10 @@ def _texts(shapes: _Shapes) -> dict[str, str]:
 
 def _changed_here(before: dict[str, str], now: dict[str, str]) -> RanksDifferError:
     changed = [name for name in before | now if before.get(name) != now.get(name)]
+    found = ", ".join(f"{name}: {now.get(name)}, before {before.get(name)}" for name in changed)
     return RanksDifferError(
-        "Buffers of a model changed their shapes on this process, but not on the first one.",
-        given=", ".join(f"{name}: {now.get(name)}, before {before.get(name)}" for name in changed),
-        do="Let buffers grow in the same way on all processes, or keep values of one process in a plain attribute.",
+        f"Buffers of a model changed their shapes on this process, but not on the first one: {found}. Let buffers grow "
+        "in the same way on all processes, or keep values of one process in a plain attribute."
     )
 
 

@@ -69,7 +69,7 @@ class RankGroup:
         failed = [one[1:].decode() for one in received if one[:1] == _ERROR]
         if failed:
             raise OtherProcessError(
-                "Another rank failed while this one waited for it.", given="; ".join(failed), do="See its traceback."
+                f"Another rank failed while this one waited for it: {'; '.join(failed)}. See its traceback."
             )
         return [pickle.loads(one[1:]) for one in received]  # from ranks of the same program, never from a file
 
@@ -105,11 +105,11 @@ def _explaining_failures() -> Generator[None]:
     try:
         yield
     except (RuntimeError, TimeoutError) as error:  # of the connection
+        found = str(error).partition("This is typically")[0]  # torch continues with guesses
         raise OtherProcessError(
-            "This rank waited for another one that has failed, has left, or did not come in time.",
-            given=str(error).partition("This is typically")[0],  # torch goes on with guesses
-            do="All ranks must make the same calls in the same order. Find the line in which "
-            "the rank decides whether the context's collectives are called.",
+            f"This rank waited for another one that has failed, has left, or did not come in time: {found}. All ranks "
+            "must make the same calls in the same order. Find the line in which the rank decides whether the context's "
+            "collectives are called."
         ) from error
 
 

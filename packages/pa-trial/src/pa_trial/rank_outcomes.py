@@ -34,8 +34,8 @@ def on_each_rank(compute: Callable[[], _T], doing: str) -> _T:
         raise
     for number, failure in enumerate(gather_objects(cast("tuple[str, Exception | None] | None", None))):
         if failure is not None:
-            problem = f"Another process failed {doing}: rank {number}: {failure[0]}"
-            raise failure[1] or OtherProcessError(problem, do=f"Look at the traceback of rank {number}.")
+            problem = f"Another process failed {doing}: rank {number}: {failure[0]}. Look at its traceback."
+            raise failure[1] or OtherProcessError(problem)
     return returned
 
 

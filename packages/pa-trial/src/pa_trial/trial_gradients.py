@@ -128,10 +128,9 @@ class TrialGradients:
         sum_of_places, num_asking, *counts = cast("list[float]", sums.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
         if sum_of_places != place * dist.get_world_size():
             raise RanksDifferError(
-                "The processes have diverged within a batch.",
-                given="a backward pass, or a step, that only some of the processes have made",
-                do="Call context.backward() equally often on all processes. If a process has nothing to "
-                "differentiate, call context.backward(0 * loss) there.",
+                "The processes have diverged within a batch: only some of them have made a backward pass, or a step. "
+                "Call context.backward() equally often on all processes. If a process has nothing to differentiate, "
+                "call context.backward(0 * loss) there."
             )
         found = tuple(index for index, count in enumerate(counts) if count)
         unexpected = tuple(index for index in found if index not in expected)

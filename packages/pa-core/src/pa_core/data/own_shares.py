@@ -55,11 +55,13 @@ def require_same_sources(loader: DataLoader[Any]) -> None:
         ConfigurationError: Numbers, files or indices differ.
     """
     parts = {type(part).__name__: part for part in _deciding_parts(loader)}
+    values = {f"{kind}{name}": value for kind, part in parts.items() for name, value in _plain_values(part)}
+    found: list[str] = []
     try:
-        require_same({f"{kind}{name}": value for kind, part in parts.items() for name, value in _plain_values(part)})
-    except RanksDifferError as error:
-        kind = next(kind for kind in parts if error.given.startswith(kind))
-        raise _divided_twice(kind, error.given) from None
+        require_same(values, explain=found.append)
+    except RanksDifferError:
+        kind = next(kind for kind in parts if found[0].startswith(kind))
+        raise _divided_twice(kind, found[0]) from None
 
 
 def _divided_twice(kind: str, given: str) -> ConfigurationError:

@@ -32,12 +32,11 @@ def require_same_samples(loader: DataLoader[Any]) -> None:
     if not differing or None in differing:
         return
     raise RanksDifferError(
-        "The processes of this run were not given the same dataset.",
-        given=f"sample 0 of {kind}: {differing[0]}",
-        do="Pass the whole dataset on each process: the trainer divides it. What the script draws for it, as "
-        "random_split does, needs a seed: torch.manual_seed(0). A DataLoader of the share of its process is used as it "
-        f"is if it says so: {kind}.own_share = True. If all have the same samples after all, pass own_share=False "
-        "among the arguments for the loader.",
+        f"The processes of this run were not given the same dataset: sample 0 of {kind}: {differing[0]}. Pass the "
+        "whole dataset on each process: the trainer divides it. What the script draws for it, as random_split does, "
+        "needs a seed: torch.manual_seed(0). A DataLoader of the share of its process is used as it is if it says so: "
+        f"{kind}.own_share = True. If all have the same samples after all, pass own_share=False among the arguments "
+        "for the loader."
     )
 
 

@@ -8,7 +8,6 @@ from typing import Final, TypeAlias
 from torch.optim import Optimizer
 
 import pa_distributed
-from pa_core.errors import RanksDifferError
 
 Describe: TypeAlias = Callable[[], Mapping[str, object]]
 """Returns what has to be the same, by name, as ``pa_distributed.require_same`` takes it; not called on one process."""
@@ -32,16 +31,15 @@ def require_same(describe: Describe, exchange: Callable[[list[int]], Sequence[Se
     Raises:
         RanksDifferError: Something differs.
     """
-    try:
-        pa_distributed.require_same(describe, exchange)
-    except RanksDifferError as error:
-        if error.given.startswith(_OPTIMIZER):
-            raise _optimizers_parted(error) from None
-        if not error.given.startswith(PLACE):
-            raise
-        raise RanksDifferError(
-            "The processes of this run have gone different ways.", given=error.given, do=advice_for_parted(error.given)
-        ) from None
+    pa_distributed.require_same(describe, exchange, _explain)
+
+
+def _explain(found: str) -> str | None:
+    if found.startswith(_OPTIMIZER):
+        return _optimizers_parted(found)
+    if found.startswith(PLACE):
+        return f"The processes of this run have gone different ways: {found}. {advice_for_parted(found)}"
+    return None
 
 
 def require_same_settings(optimizers: Mapping[str, Optimizer]) -> None:
@@ -53,22 +51,19 @@ def require_same_settings(optimizers: Mapping[str, Optimizer]) -> None:
     Raises:
         RanksDifferError: The settings of a group differ.
     """
-    try:
-        pa_distributed.require_same(
-            {f"{_OPTIMIZER} {name}".removesuffix(f" {_OPTIMIZER}"): one for name, one in optimizers.items()}
-        )
-    except RanksDifferError as error:
-        kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in optimizers.values()))
-        raise _optimizers_parted(error, kinds) from None
+    kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in optimizers.values()))
+    pa_distributed.require_same(
+        {f"{_OPTIMIZER} {name}".removesuffix(f" {_OPTIMIZER}"): one for name, one in optimizers.items()},
+        explain=lambda found: _optimizers_parted(f"{kinds}; {found}"),
+    )
 
 
-def _optimizers_parted(error: RanksDifferError, kinds: str = "") -> RanksDifferError:
-    return RanksDifferError(
-        "The settings of an optimizer have come to differ between the processes.",
-        given=f"{kinds}; {error.given}" if kinds else error.given,
-        do="If the model is sharded, choose an optimizer that updates each element by itself, such as AdamW: one whose "
-        "step depends on all parameters, as Prodigy's does, sees the shards of its process alone. Otherwise, find what "
-        "sets a group by its rank.",
+def _optimizers_parted(found: str) -> str:
+    return (
+        f"The settings of an optimizer have come to differ between the processes: {found}. If the model is sharded, "
+        "choose an optimizer that updates each element by itself, such as AdamW: one whose step depends on all "
+        "parameters, as Prodigy's does, sees the shards of its process alone. Otherwise, find what sets a group by its "
+        "rank."
     )
 
 
