@@ -49,6 +49,16 @@ class CallAt(TrainerCallback[Any]):
         vars(self)[event] = call_with_trainer
 
 
+class TellAt(TrainerCallback[Any]):
+    """Calls something with the trainer, and with what callbacks are told in an event of a run, by name."""
+
+    def __init__(self, event: str, call: Callable[[Any, Any], object]) -> None:
+        def call_with_arguments(trainer: AnyTrainer, **told: Any) -> None:
+            call(trainer, told)
+
+        vars(self)[event] = call_with_arguments
+
+
 class FailAt(CallAt):
     """Raises an error in an event of a run, when so many updates are complete."""
 

@@ -432,10 +432,3 @@ def test_one_of_two_threads_has_the_run(call: str, event: str) -> None:
     assert f"{call}() within {call}()" in str(refused)
     assert "each thread" in str(refused)
     assert start() is None
-
-
-def test_the_method_that_is_named_evaluates_between_two_updates() -> None:
-    """What the error advises."""
-    trainer = make_trainer(CallAt("on_optimizer_step_end", lambda trainer: trainer.run_evaluation_epoch()))
-    train(trainer, epochs=1, per_device_batch_size=4)
-    assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 5

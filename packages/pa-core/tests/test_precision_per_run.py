@@ -28,7 +28,6 @@ from pa_core import (
     NonFiniteLossError,
     Run,
     SaveTrainingStateCallback,
-    StopTrainingError,
     Trainer,
     TrainerCallback,
     TrainerWithTimmScheduler,
@@ -36,7 +35,6 @@ from pa_core import (
 )
 from pa_core.distributed import num_processes
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
-from tests.support.callbacks import FailAt
 from tests.support.models import weights_of
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
@@ -99,29 +97,6 @@ def fail() -> None:
 def is_untouched(model: nn.Module) -> bool:
     """Whether a model computes in its own precision, and nothing was left in it."""
     return computes_in(model) == torch.float32 and vars(model).keys() == vars(TinyClassifier()).keys()
-
-
-@on_one_and_two_ranks
-def test_no_trace_of_a_run_that_was_stopped() -> None:
-    """A run that stops early, in mid-epoch, leaves a model that computes in fp32."""
-    model, during = TinyClassifier(), list[torch.dtype]()
-    look = Calls(lambda: during.append(computes_in(model)))
-    trainer = trainer_in(InBf16, model, look, FailAt("on_train_step_end", StopTrainingError("enough")))
-    trainer.train(make_classification(16), 1, per_device_batch_size=2)
-    assert during == [torch.bfloat16]
-    assert is_untouched(model)
-
-
-def test_no_trace_of_a_run_that_failed() -> None:
-    """A run that an exception ends in mid-epoch, in training or evaluation, leaves a model that computes in fp32."""
-    model = TinyClassifier()
-    with pytest.raises(LookupError):
-        trainer_in(InBf16, model, Calls(fail)).train(make_classification(16), 1)
-    assert is_untouched(model)
-
-    with pytest.raises(LookupError):
-        trainer_in(InBf16, model, FailAt("on_eval_step_start", LookupError())).evaluate(make_classification(16))
-    assert is_untouched(model)
 
 
 def test_no_trace_of_a_preparation_that_failed() -> None:

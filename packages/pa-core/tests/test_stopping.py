@@ -145,6 +145,7 @@ def test_a_hook_of_the_trainer_stops_the_run_as_a_callback_does(hook: str, last_
     assert_as_before(trainer, model)
 
 
+@pytest.mark.runs_on("one_process", "bf16")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
 @pytest.mark.parametrize("position", range(len(TRAINING_RUN) - 1))
 def test_an_exception_leaves_the_run_at_once(position: int, error: type[BaseException]) -> None:

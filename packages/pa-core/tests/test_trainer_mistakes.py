@@ -14,9 +14,10 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
 from pa_core.testing import make_regression
-from tests.support.callbacks import CallAt, FailAt
+from tests.support.callbacks import CallAt, FailAt, RatesUsed, TellAt
+from tests.support.pa_core.entries import Entry, on_both_entries, train
 
 DATA = make_regression(16)
 
@@ -134,16 +135,18 @@ CLEARS: dict[str, Callable[[Any], object]] = {
 }
 
 
+@on_both_entries
 @pytest.mark.parametrize("event", ["on_train_step_start", "on_train_step_end"])
 @pytest.mark.parametrize("how", CLEARS)
-def test_gradients_that_are_cleared_within_an_update(event: str, how: str) -> None:
+def test_gradients_that_are_cleared_within_an_update(entry: Entry, event: str, how: str) -> None:
     """They would be missing in it; where there are none yet, nothing is lost."""
-    clear = CallAt(event, CLEARS[how])
-    make(Trainer, clear).train(DATA, 1)
+    model = nn.Linear(4, 1)
+    optimizer, clear = SGD(model.parameters(), lr=0.01), [CallAt(event, CLEARS[how])]
+    train(entry, model, optimizer, DATA, callbacks=clear)
     with pytest.raises(
         ConfigurationError, match=r"cleared the gradients of earlier batches(.|\n)*Remove zero_grad\(\)"
     ):
-        make(Trainer, clear).train(DATA, 1, gradient_accumulation_steps=2)
+        train(entry, model, optimizer, DATA, callbacks=clear, gradient_accumulation_steps=2)
 
 
 class Own(Trainer[nn.Linear]):
@@ -204,14 +207,16 @@ class StepsTheScheduler(TrainerCallback):
 step_lr = partial(StepLR, step_size=2)
 
 
+@on_both_entries
 @pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
 @pytest.mark.parametrize("event", ["on_train_step_start", "on_train_step_end", "on_optimizer_step_end"])
-def test_a_scheduler_that_is_stepped_twice_in_an_update(event: str) -> None:
+def test_a_scheduler_that_is_stepped_twice_in_an_update(entry: Entry, event: str) -> None:
     """Its schedule would end in the middle of the run: found by the second update."""
-    trainer = make(Trainer, StepsTheScheduler(event))
+    model, updates = nn.Linear(4, 1), RatesUsed()
+    options: dict[str, Any] = {"callbacks": [StepsTheScheduler(event), updates], "create_scheduler_fn": step_lr}
     with pytest.raises(ConfigurationError, match=r"'scheduler' is stepped by the script, too(.|\n)*after each update"):
-        trainer.train(DATA, 2, create_scheduler_fn=step_lr)
-    assert trainer.num_updates_completed < 2
+        train(entry, model, SGD(model.parameters(), lr=0.01), DATA, 2, **options)
+    assert len(updates.rates) <= 2
 
 
 @pytest.mark.parametrize("event", ["on_optimizer_step_end", "on_train_epoch_end", "on_training_run_epoch_end"])
@@ -222,23 +227,6 @@ def test_a_scheduler_that_is_stepped_after_each_epoch_as_well(event: str, after:
     with pytest.raises(ConfigurationError, match="is stepped by the script, too"):
         trainer.train(DATA, 3, create_scheduler_fn=step_lr, step_scheduler=after)
     assert trainer.num_epochs_completed <= 2
-
-
-def test_a_custom_loop_that_steps_the_scheduler() -> None:
-    """The run steps it already."""
-    model = nn.Linear(4, 1)
-    run = Run(model, SGD(model.parameters(), lr=0.01), DATA, num_epochs=3, create_scheduler_fn=step_lr)
-
-    def train() -> None:
-        with run:
-            for inputs, targets in run.batches():
-                run.backward((model(inputs) - targets).square().mean())
-                run.step()
-                scheduler: Any = run.scheduler
-                scheduler.step()
-
-    with pytest.raises(ConfigurationError, match="is stepped by the script, too"):
-        train()
 
 
 def test_schedulers_that_are_stepped_once_are_fine() -> None:
@@ -265,21 +253,13 @@ def test_schedulers_that_are_stepped_once_are_fine() -> None:
     make(OnceAnEpoch).train(DATA, 3, create_scheduler_fn=ReduceLROnPlateau)
 
 
-class ChangesItsBatch(TrainerCallback):
-    """Changes the inputs in place, which the model has kept for its backward pass."""
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        batch[0].mul_(2)
-
-
 def test_a_batch_that_a_callback_changes_in_place_is_named() -> None:
     """Torch speaks of a tensor of some shape; a note says which one it is, who may have changed it, and what to do."""
     with pytest.raises(RuntimeError, match="inplace operation") as caught:
-        make(Trainer, ChangesItsBatch()).train(DATA, 1)
+        make(Trainer, TellAt("on_train_step_end", lambda _, told: told["batch"][0].mul_(2))).train(DATA, 1)
     (note,) = caught.value.__notes__
     assert note.startswith("In training step 1, batch[0] was changed in place")
-    assert note.endswith("The callbacks are ChangesItsBatch. Change a copy: batch[0].clone().")
+    assert note.endswith("The callbacks are TellAt. Change a copy: batch[0].clone().")
 
 
 def test_a_model_that_changes_its_own_tensors_is_not_blamed_on_the_batch() -> None:

@@ -53,28 +53,6 @@ def test_a_step_without_a_backward_pass() -> None:
             run.step()
 
 
-CLEARS: dict[str, Callable[[Any], object]] = {
-    "to none": lambda run: run.optimizer.zero_grad(),
-    "to zeros": lambda run: run.optimizer.zero_grad(set_to_none=False),
-    "by hand": lambda run: [one.grad.zero_() for one in run.model.parameters() if one.grad is not None],
-}
-
-
-@pytest.mark.parametrize("when", ["before the backward pass", "before the step"])
-@pytest.mark.parametrize("how", CLEARS)
-def test_gradients_that_the_loop_clears_between_two_batches(how: str, when: str) -> None:
-    """They would be missing in the update, without a word."""
-    run = make_line(gradient_accumulation_steps=2)
-    with pytest.raises(ConfigurationError, match="zero_grad"), run:
-        for inputs, _ in run.batches():
-            if when == "before the backward pass":
-                CLEARS[how](run)
-            run.backward(run.model(inputs).mean())
-            if when == "before the step":
-                CLEARS[how](run)
-            run.step()
-
-
 def test_gradients_that_are_zeros_by_themselves() -> None:
     """A loss that counts for nothing, and gradients that are changed in place before the step, are no mistake."""
     with make_line(gradient_accumulation_steps=2) as run:

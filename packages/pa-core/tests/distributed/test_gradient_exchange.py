@@ -16,9 +16,10 @@ from torch.optim import LBFGS, SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback, gather_objects
+from pa_core import Trainer, gather_objects
 from pa_core.distributed import rank
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
+from tests.support.callbacks import CallAt, TellAt
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -235,26 +236,13 @@ def test_a_process_without_samples_takes_part_in_a_second_pass() -> None:
     assert_equal_on_all_ranks(model)
 
 
-class AsksOnRankOne(TrainerCallback):
-    """Asks for a training state on one process, in the third step."""
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        if rank() == 1 and kwargs["step"] == 3:
-            trainer.request_training_state()
-
-
 def test_what_travels_with_the_gradients_arrives_beside_a_second_pass() -> None:
     """A wish of one process is known to all after the update, as without the second pass."""
     asked: list[int] = []
-
-    class Note(TrainerCallback):
-        @override
-        def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            asked.append(update)
-
+    note = TellAt("on_training_state_request", lambda _, told: asked.append(told["update"]))
+    ask = CallAt("on_train_step_end", lambda one: one.request_training_state() if rank() else None, 2)
     model = network()
-    trainer = SharpnessAware(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[AsksOnRankOne, Note])
+    trainer = SharpnessAware(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[ask, note])
     vars(trainer).update(read=CONTAINERS["tensor"][1])
     trainer.train(make_regression(16), 1, per_device_batch_size=2)
     assert gather_objects(asked) == [[3], [3]]
@@ -355,16 +343,9 @@ def test_parameters_that_a_step_does_not_use_are_left_alone(from_call: int) -> N
     model = Skips(from_call=from_call)
     optimizer = SGD(model.parameters(), lr=0.1, weight_decay=0.1)
     trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[])
-    before: list[float] = []
-
-    class Note(TrainerCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == from_call - 1:
-                before.extend(weights_of(model.second))
-
-    trainer.callback_handler.add_callback(Note)
-    before += weights_of(model.second) if from_call == 1 else []
+    before = weights_of(model.second) if from_call == 1 else []
+    note = CallAt("on_optimizer_step_end", lambda _: before.extend(weights_of(model.second)), from_call - 1)
+    trainer.callback_handler.add_callback(note)
     trainer.train(make_regression(16), 1, per_device_batch_size=2)
     assert trainer.num_updates_completed == 4
     assert weights_of(model.second) == before

@@ -16,14 +16,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
     ConfigurationError,
     StopTrainingError,
     Trainer,
-    TrainerCallback,
     UnsupportedConfigurationError,
     gather_objects,
     local_process_zero_first,
@@ -35,6 +32,8 @@ from pa_core.data import remove_padding
 from pa_core.distributed import num_processes, rank
 from pa_core.testing import make_classification
 from tests.launching import Launch, forked_python, run_command
+from tests.support.callbacks import CallAt
+from tests.support.trainers import classifier_trainer
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -94,7 +93,7 @@ number = torch.tensor([int(mine)])
 if sys.argv[1] == "gather_objects":
     print(gather_objects(mine))
 else:
-    print({"gather": gather, "sum_over_processes": sum_over_processes}[sys.argv[1]](number).tolist())
+    print(gather(number).tolist(), sum_over_processes(number).tolist())
 """
 
 
@@ -177,12 +176,12 @@ def test_a_leftover_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
         idle_trainer()
 
 
-@pytest.mark.parametrize("of_all", ["gather_objects", "gather", "sum_over_processes"])
+@pytest.mark.parametrize("of_all", ["gather_objects", "gather"])
 def test_what_is_gathered_before_any_trainer_is_of_all_processes(of_all: str, launch: Launch) -> None:
     """In a script that has made no trainer yet, the processes are connected, instead of each being told of itself."""
     launched = launch(BEFORE_ANY_TRAINER, of_all, ranks=2)
     assert launched.status == 0
-    assert launched.output.count({"gather_objects": "['0', '1']", "gather": "[0, 1]"}.get(of_all, "[1]")) == 2
+    assert launched.output.count({"gather_objects": "['0', '1']", "gather": "[0, 1] [1]"}[of_all]) == 2
 
 
 def test_gathering_when_it_is_too_late_to_connect(trainer: Trainer[nn.Linear], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,14 +197,11 @@ def test_gathering_when_it_is_too_late_to_connect(trainer: Trainer[nn.Linear], m
 def test_a_stop_on_process_zero_is_no_failure_on_the_others() -> None:
     """The loop tells the others of it: a callback that only looks on process zero may end a run."""
 
-    class Stop(TrainerCallback):
-        @override
-        @world_process_zero_only
-        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            raise StopTrainingError
+    @world_process_zero_only
+    def stop(_trainer: Any) -> None:
+        raise StopTrainingError
 
-    model = nn.Linear(4, 3)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[Stop])
+    trainer = classifier_trainer(Trainer, CallAt("on_train_step_end", stop))
     trainer.train(make_classification(16), 1)
     assert trainer.num_updates_completed == 0
 
