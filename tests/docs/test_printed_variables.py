@@ -35,9 +35,6 @@ NOT_PRINTED = {
     "PET_STANDALONE": "several pages are run at once",
     "PYTHON_EXEC": "ranks are forked from a process that has imported torch",
     "SLURM_CONF": "a cluster of the test's own",
-    "SLURM_JOB_ID": "set by Slurm",
-    "SLURM_JOB_NODELIST": "set by Slurm",
-    "SLURM_JOB_NUM_NODES": "set by Slurm",
     "TOKENIZERS_PARALLELISM": "hides a warning about forks, which tests make",
     "TRACKIO_DIR": "a folder of the test's own",
 }
