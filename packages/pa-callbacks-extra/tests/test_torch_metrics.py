@@ -204,14 +204,11 @@ def in_training() -> TorchMetricsCallback:
 def test_a_resumed_run_records_what_an_uninterrupted_one_records(shared_tmp_path: Path) -> None:
     """From each of its training states, within epochs and between them, a run has the same metrics to the last bit."""
 
-    def run(*callbacks: TrainerCallback, resume_from: Path | None = None) -> dict[str, list[float]]:
+    def run(*callbacks: TrainerCallback, resume_from: Path | None = None) -> str:
         trainer = make_trainer(TorchMetricsCallback(collection(), in_training=True), *callbacks)
         dataset = make_classification(29)
         trainer.train(dataset, 2, dataset, per_device_batch_size=6 // num_processes(), resume_from=resume_from)
-        history = trainer.run_history
-        return {
-            name: [float(value) for value in history.get_metric_values(name)] for name in history.get_metric_names()
-        }
+        return trainer.fingerprint()
 
     save = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=1, max_checkpoints=None)
     expected = run(save)

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import TensorDataset
 from typing_extensions import TypeVar, override
 
 from pa_core import ArgumentTypeError, ConfigurationError, Trainer, UnsupportedConfigurationError
 from pa_core.testing import RecordingCallback
-from pa_core.tracking import InMemoryRunHistory
 from pa_schedulers import LearningRateCurve, LearningRateLoss, find_learning_rate
 from tests.support.held_state import make
 
@@ -68,7 +67,7 @@ def contents(trainer: Trainer[Any, Any, Any, Any]) -> list[Tensor]:
 @pytest.mark.parametrize("has_trained", [False, True], ids=["before the first run", "between two runs"])
 def test_a_run_after_a_search_is_the_run_without_it(has_trained: bool) -> None:
     """To the last bit: weights, buffers, optimizer, scheduler, history and all random numbers."""
-    ended: list[tuple[list[Tensor], dict[str, list[Any]]]] = []
+    ended: list[tuple[str, float, float, float]] = []
     for searches in (False, True):
         trainer = make_trainer()
         if has_trained:
@@ -81,15 +80,9 @@ def test_a_run_after_a_search_is_the_run_without_it(has_trained: bool) -> None:
             assert trainer.run_history is history
         assert [group["lr"] for group in trainer.optimizer.param_groups] == [1e-3, 1e-2]
         trainer.train(samples(), 2, samples(), per_device_batch_size=16)
-        drawn = [torch.rand(1), torch.tensor(random.random()), torch.tensor(np.random.random())]
-        assert isinstance(trainer.run_history, InMemoryRunHistory)
-        metrics = trainer.run_history.to_dict()
-        del metrics["seconds"]
-        ended.append(([tensor.clone() for tensor in contents(trainer)] + drawn, metrics))
+        ended.append((trainer.fingerprint(), torch.rand(()).item(), random.random(), np.random.random()))
 
-    (without, metrics_without), (after, metrics_after) = ended
-    assert all(torch.equal(first, second) for first, second in zip(without, after, strict=True))
-    assert metrics_without == metrics_after
+    assert ended[0] == ended[1]
 
 
 @pytest.mark.needs_cuda
@@ -98,61 +91,6 @@ def test_a_run_on_cuda_after_a_search_is_the_run_without_it(has_trained: bool) -
     """The draws of the device are restored too."""
     assert make_trainer().device.type == "cuda"
     test_a_run_after_a_search_is_the_run_without_it(has_trained)
-
-
-class RunningLoss(nn.Module):
-    """A loss function that has a parameter, and a buffer that no state dict has."""
-
-    mean: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(3))
-        self.num_calls = 0
-        self.register_buffer("mean", torch.zeros(()), persistent=False)
-
-    @override
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = nn.functional.cross_entropy(outputs * self.scale, targets)
-        self.num_calls += 1
-        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
-        return loss / (1 + self.mean + self.num_calls)
-
-
-class Counts(Trainer[Any, Any, Any, Any]):
-    """Makes each step depend on the number of steps before it."""
-
-    steps = 0
-
-    @override
-    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-        self.steps += 1
-        output: dict[str, Any] = super().calculate_train_batch_loss(batch)
-        return {**output, "loss": output["loss"] / self.steps}
-
-
-def test_what_no_state_dict_has_is_as_before() -> None:
-    """A loss function with parameters, attributes of modules and of the trainer, gradients, generators of a loader."""
-    ended: list[list[Tensor]] = []
-    for searches in (False, True):
-        torch.manual_seed(0)
-        model, loss_func = nn.Linear(8, 3), RunningLoss()
-        parameters = [*model.parameters(), *loss_func.parameters()]
-        trainer = Counts(model, loss_func, SGD(parameters, lr=0.1), callbacks=[])
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
-        sampler = RandomSampler(samples(), generator=generators[0])
-        loader = DataLoader(samples(), 16, sampler=sampler, generator=generators[1])
-        if searches:
-            buffer, step = loss_func.mean, trainer.optimizer.step.__func__  # type: ignore[attr-defined]  # a method
-            find_learning_rate(trainer, loader, num_updates=10, per_device_batch_size=16)
-            assert loss_func.mean is buffer
-            assert trainer.optimizer.step.__func__ is step  # type: ignore[attr-defined]  # a method
-        trainer.train(loader, 2)
-        drawn = [torch.rand(1, generator=generator) for generator in generators]
-        ended.append([*(one.detach().clone() for one in parameters), loss_func.mean, *drawn])
-    assert all(torch.equal(first, second) for first, second in zip(*ended, strict=True))
 
 
 def test_a_trainer_tells_of_its_run_and_not_of_a_search(tmp_path: Path) -> None:
@@ -172,7 +110,7 @@ def test_a_trainer_tells_of_its_run_and_not_of_a_search(tmp_path: Path) -> None:
     resumed.train(samples(), 2, samples(), per_device_batch_size=16, resume_from=tmp_path / "state")
     whole = make_trainer()
     whole.train(samples(), 2, samples(), per_device_batch_size=16)
-    assert all(torch.equal(first, second) for first, second in zip(contents(resumed), contents(whole), strict=True))
+    assert resumed.fingerprint() == whole.fingerprint()
 
 
 def test_rates_grow_by_the_same_factor_and_groups_keep_their_ratio(capsys: pytest.CaptureFixture[str]) -> None:
