@@ -143,9 +143,7 @@ def test_gradients_that_are_cleared_within_an_update(entry: Entry, event: str, h
     model = nn.Linear(4, 1)
     optimizer, clear = SGD(model.parameters(), lr=0.01), [CallAt(event, CLEARS[how])]
     train(entry, model, optimizer, DATA, callbacks=clear)
-    with pytest.raises(
-        ConfigurationError, match=r"cleared the gradients of earlier batches(.|\n)*Remove zero_grad\(\)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"Remove zero_grad\(\) from"):
         train(entry, model, optimizer, DATA, callbacks=clear, gradient_accumulation_steps=2)
 
 
