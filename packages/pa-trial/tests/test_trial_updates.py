@@ -16,7 +16,7 @@ from typing_extensions import override
 
 import pa_trial
 from pa_data.errors import ConfigurationError
-from pa_distributed import RanksDifferError, gather_objects
+from pa_distributed import RanksDifferError
 from pa_trial import (
     Batch,
     DataLoader,
@@ -79,19 +79,6 @@ def test_updates_are_those_of_a_loop_with_whole_updates(
     assert_close(weights_of(trial.model), by_hand(shared_tmp_path))
     most = per_device_batch_size + (per_device_batch_size == 2)  # no process gets one sample of three
     assert max(len(numbers) for _, numbers in trial.given) <= most
-
-
-def test_each_update_takes_the_next_samples_of_the_epoch(shared_tmp_path: Path) -> None:
-    """All of them once, whoever computes them; a process without samples of its own repeats some."""
-    trial = fit(Numbered, shared_tmp_path, settings=sizes(), max_length=Epoch(EPOCHS))
-
-    taken: dict[int, set[int]] = {}
-    for of_rank in gather_objects(trial.given):
-        for batch_idx, numbers in of_rank:
-            taken.setdefault(batch_idx, set()).update(numbers)
-    orders = order_of_epochs(shared_tmp_path)
-    expected = [set(order[begin : begin + UPDATE]) for order in orders for begin in range(0, SAMPLES, UPDATE)]
-    assert taken == dict(enumerate(expected))
 
 
 def test_an_update_smaller_than_the_processes(shared_tmp_path: Path) -> None:
