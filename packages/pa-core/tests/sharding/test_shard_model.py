@@ -145,79 +145,58 @@ def test_what_cannot_be_split_stays_whole() -> None:
         assert model(sentences(4)[0]).dtype == torch.float32
 
 
-class Dropping(TinyTransformer):
-    """A transformer that drops values at random, and counts how often its first block was computed."""
-
-    calls = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        for block in self.blocks:
-            cast("Any", block).feed[1] = nn.Sequential(nn.GELU(), nn.Dropout(0.5))
-        cast("Any", self.blocks[0]).attend.register_forward_hook(self._count)
-
-    def _count(self, *_: object) -> None:
-        self.calls += 1
-
-
-@pytest.mark.parametrize("offloads", [False, True])
-def test_activation_checkpointing(offloads: bool) -> None:
-    """Blocks are computed again in the backward pass, with the same random draws, so that the weights are the same."""
-    weights: list[dict[str, Tensor]] = []
-    calls: list[int] = []
-    for checkpoints in (False, True):
-        torch.manual_seed(0)
-        settings = {
-            "activation_checkpointing": checkpoints,
-            "activation_checkpointing_offload": checkpoints and offloads,
-        }
-        model = cast("Dropping", trained(Dropping().double(), **settings))
-        weights.append(whole_weights(model))
-        calls.append(model.calls)
-    torch.testing.assert_close(*weights, rtol=0, atol=0)
-    assert calls == [2, 4]
-
-
-class Tracking(nn.Module):
-    """Keeps statistics in each of the ways in which a forward pass may change buffers."""
+class Tracking(Block):
+    """Drops values at random, and keeps statistics in each of the ways in which a forward pass may change buffers."""
 
     centre: Tensor
     calls: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(7)
+        super().__init__(7)
+        self.batch_norm = nn.BatchNorm1d(7)
         self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(7, 7))
         self.register_buffer("centre", torch.zeros(7))
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-        self.feed = nn.Linear(7, 7)
+        self.computed = 0
 
     @override
     def forward(self, hidden: Tensor) -> Tensor:
         self.calls += 1
+        self.computed += 1
         self.centre = 0.9 * self.centre + 0.1 * hidden.detach().mean((0, 1))
-        normalized = self.norm(hidden.transpose(1, 2)).transpose(1, 2)
-        outputs: Tensor = hidden + self.spectral(normalized - self.centre) + self.feed(normalized)
-        return outputs
+        normalized = self.batch_norm(hidden.transpose(1, 2)).transpose(1, 2)
+        outputs: Tensor = super().forward(hidden + self.spectral(normalized - self.centre))
+        return nn.functional.dropout(outputs, 0.5, self.training)
 
 
 class Tracked(TinyTransformer):
-    """A model of blocks that keep statistics."""
+    """A model of such blocks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([Tracking(), Tracking()])
 
 
-def test_activation_checkpointing_changes_buffers_once() -> None:
-    """Running statistics, counters and all weights are those of a run that computes each forward pass once."""
+@pytest.mark.parametrize("offloads", [False, True])
+def test_activation_checkpointing(offloads: bool) -> None:
+    """Blocks are computed again in the backward pass, with the same draws, and change buffers once.
+
+    Running statistics, counters and all weights are those of a run that computes each forward pass once.
+    """
     states: list[dict[str, Tensor]] = []
+    computed: list[int] = []
     for checkpoints in (False, True):
         torch.manual_seed(0)
-        model = trained(Tracked().double(), activation_checkpointing=checkpoints)
+        settings = {
+            "activation_checkpointing": checkpoints,
+            "activation_checkpointing_offload": checkpoints and offloads,
+        }
+        model = trained(Tracked().double(), **settings)
         states.append({**whole_weights(model), **dict(model.named_buffers())})
+        computed.append(cast("Any", model).blocks[0].computed)
     torch.testing.assert_close(*states, rtol=0, atol=0)
-    assert states[1]["blocks.0.calls"] == states[1]["blocks.0.norm.num_batches_tracked"] == 2
+    assert states[1]["blocks.0.calls"] == states[1]["blocks.0.batch_norm.num_batches_tracked"] == 2
+    assert computed == [2, 4]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch hides it
@@ -269,29 +248,22 @@ def with_sparse_gradients(model: TinyTransformer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [(with_hook, "on head.weight"), (with_two_dtypes, "in float32"), (with_sparse_gradients, "Embedding")],
-)
-def test_models_that_cannot_be_sharded(change: Callable[[TinyTransformer], None], message: str) -> None:
-    """They are refused before the first step, with what to do, and stay whole."""
-    model = tiny_transformer()
-    change(model)
-    with pytest.raises(UnsupportedConfigurationError, match=message):
-        trained(model)
-    assert not any(is_sharded(parameter) for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(
-    "settings",
+    ("change", "settings", "message"),
     [
-        {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Blok"]},
-        {"ignored_modules": "haed"},
+        (with_hook, {}, "on head.weight"),
+        (with_two_dtypes, {}, "in float32"),
+        (with_sparse_gradients, {}, "Embedding"),
+        (id, {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Blok"]}, "Blok"),
+        (id, {"ignored_modules": "haed"}, "haed"),
     ],
 )
-def test_names_that_the_model_does_not_have(settings: dict[str, Any]) -> None:
-    """They are refused, and not trained without."""
-    with pytest.raises(ConfigurationError):
-        trained(tiny_transformer(), **settings)
+def test_what_cannot_be_sharded(change: Callable[[Any], object], settings: dict[str, Any], message: str) -> None:
+    """It is refused before the first step, with what to do, and stays whole; so are names that the model lacks."""
+    model = tiny_transformer()
+    change(model)
+    with pytest.raises((UnsupportedConfigurationError, ConfigurationError), match=message):
+        trained(model, **settings)
+    assert not any(is_sharded(parameter) for parameter in model.parameters())
 
 
 def test_an_optimizer_that_is_made_of_the_pieces() -> None:

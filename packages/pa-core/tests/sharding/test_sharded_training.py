@@ -9,13 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
-    BatchOutput,
     NonFiniteLossError,
     RanksDifferError,
     StopTrainingError,
@@ -27,6 +26,8 @@ from pa_core import (
 )
 from pa_core.model_tensors import is_sharded
 from tests.support.callbacks import CallAt, Notes
+from tests.support.pa_core import entries
+from tests.support.pa_core.entries import Step
 from tests.support.pa_core.sharding.by_hand import require_same, updates_by_hand
 from tests.support.sharded_models import (
     LENGTH,
@@ -114,22 +115,23 @@ def loss_over_words(model: nn.Module, words: Tensor, classes: Tensor) -> Tensor:
     return (losses * counts).sum() / counts.sum()
 
 
-class CountsWords(Trainer):
-    """Its loss is the mean over words."""
+def words_and_loss(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, int]:
+    """The same, with the number of words."""
+    return loss_over_words(model, *batch), int((batch[0][:, 0] + 1).sum())
 
-    @override
-    def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
-        words, classes = batch
-        num_items = int((words[:, 0] + 1).sum())
-        loss = loss_over_words(self.model, words, classes)
-        return {"loss": loss, "batch_size": len(words), "model_outputs": None, "num_items_in_batch": num_items}
+
+def train_by_step(model: nn.Module, step: Step, optimizer: Optimizer | None = None, **options: Any) -> AnyTrainer:
+    """Train with losses of the script's own."""
+    arguments: dict[str, Any] = {"per_device_batch_size": 3, "gradient_accumulation_steps": 2, **options}
+    return entries.train(
+        "Trainer", model, optimizer or AdamW(model.parameters(), lr=0.01), DATA, step=step, **arguments
+    )
 
 
 def test_updates_are_means_over_items() -> None:
     """Items that are counted only when the step runs weigh the same on both processes."""
     model = sharded(tiny_transformer())
-    trainer = CountsWords(model, None, AdamW(model.parameters(), lr=0.01), callbacks=[])
-    train(trainer)
+    trainer = train_by_step(model, words_and_loss)
     require_same(model, train_by_hand(tiny_transformer(), trainer.run_config.seed, loss_of=loss_over_words))
 
 
@@ -164,24 +166,15 @@ def test_layers_are_frozen_and_unfrozen_in_mid_run() -> None:
     require_same(model, expected)
 
 
-class FailsOnRankOne(TrainerCallback):
-    """Raises an error on one process in a step."""
-
-    def __init__(self, error: Exception, step: int = 3) -> None:
-        self.error, self.step = error, step
-
-    @override
-    def on_train_step_end(
-        self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
-    ) -> None:
-        if dist.get_rank() == 1 and kwargs["step"] == self.step:
-            raise self.error
-
-
 def test_a_request_of_one_process_stops_all_at_the_same_update() -> None:
     """The update is not made, and its gradients are not in the next run."""
+
+    def stop(_trainer: Any) -> None:
+        if dist.get_rank() == 1:
+            raise StopTrainingError
+
     model = sharded(tiny_transformer())
-    trainer = trainer_of(model, FailsOnRankOne(StopTrainingError()))
+    trainer = trainer_of(model, CallAt("on_train_step_end", stop, 1))
     trainer.train(DATA, 1, per_device_batch_size=3, gradient_accumulation_steps=2)
     assert gather_objects(trainer.num_updates_completed) == [1, 1]
     before = whole_weights(model)
@@ -209,51 +202,38 @@ def test_a_block_that_is_unfrozen_in_mixed_precision_gets_gradients() -> None:
     assert [name for name in after if after[name].equal(before[name])] == []
 
 
-class Calls(TrainerCallback):
-    """Calls the model between two updates, and looks at its parameters."""
+def test_calls_without_a_backward_pass_leave_nothing_gathered() -> None:
+    """Neither before the run, nor in a callback, nor in an evaluation, which has the weights of the last update.
 
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+    A callback calls the model on all processes, also after the last update, for which one of them has no sample.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    seen: list[float] = Notes()
+
+    def call(trainer: AnyTrainer) -> None:
         model = trainer.get_model()
         with torch.no_grad():
-            model(DATA.tensors[0][:2])
+            seen.append(model(DATA.tensors[0][:2]).sum().item())
         assert all(map(is_sharded, model.parameters()))
         with torch.no_grad():
             model.get_parameter("head.bias").mul_(1)  # would be lost on what is gathered
 
-
-def test_calls_without_a_backward_pass_leave_nothing_gathered() -> None:
-    """Neither before the run, nor in a callback, nor in an evaluation, which has the weights of the last update."""
-    from torch.distributed.fsdp import fully_shard
-
-    model = tiny_transformer()
+    model, data = tiny_transformer(), TensorDataset(*(tensor[:-4] for tensor in DATA.tensors))
     fully_shard(model)
-    trainer = trainer_of(model, Calls)
+    trainer = trainer_of(model, CallAt("on_optimizer_step_end", call))
     with torch.no_grad():
         model(DATA.tensors[0][:2])
-    trainer.train(DATA, 1, DATA, per_device_batch_size=3, gradient_accumulation_steps=2)
-    expected = train_by_hand(tiny_transformer(), trainer.run_config.seed)
+    trainer.train(data, 1, DATA, per_device_batch_size=6)
+    expected = tiny_transformer()
+    list(updates_by_hand(expected, data, trainer.run_config.seed, PER_UPDATE))
     require_same(model, expected)
     words, classes = DATA.tensors
     loss = nn.functional.cross_entropy(expected(words), classes).item()
     assert trainer.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(loss, rel=1e-12)
-
-
-def test_a_callback_calls_the_model_after_each_update() -> None:
-    """On all processes, also after the last update, for which one of them has no sample."""
-    seen: list[float] = Notes()
-
-    def call(trainer: AnyTrainer) -> None:
-        with torch.no_grad():
-            seen.append(trainer.get_model()(DATA.tensors[0][:2]).sum().item())
-
-    data = TensorDataset(*(tensor[:9] for tensor in DATA.tensors))
-    trainer_of(sharded(tiny_transformer()), CallAt("on_optimizer_step_end", call)).train(
-        data, 1, per_device_batch_size=2
-    )
     first, second = gather_objects([*seen])
     assert first == second
-    assert len(first) == 3
+    assert len(first) == 5
 
 
 def test_a_model_computes_in_the_precision_of_the_run() -> None:
@@ -270,22 +250,20 @@ def test_a_model_computes_in_the_precision_of_the_run() -> None:
 
 def test_a_loss_that_is_not_finite_on_one_process_ends_the_run_on_all() -> None:
     """Before the update that it would spoil."""
+    updates = 0
 
-    class Spoils(Trainer):
-        @override
-        def calculate_train_batch_loss(self, batch: Any) -> Any:
-            output = super().calculate_train_batch_loss(batch)
-            if dist.get_rank() == 1 and self.num_updates_completed == 1:
-                output["loss"] = output["loss"] * float("nan")
-            return output
+    def count(_trainer: Any) -> None:
+        nonlocal updates
+        updates += 1
+
+    def spoiled(model: nn.Module, batch: Any) -> Tensor:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return loss * float("nan") if dist.get_rank() == 1 and updates == 1 else loss
 
     model = sharded(tiny_transformer())
-    trainer = Spoils(
-        model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=0.01), callbacks=[TerminateOnNaNCallback]
-    )
     with pytest.raises(NonFiniteLossError):
-        trainer.train(DATA, 1, per_device_batch_size=3, gradient_accumulation_steps=2)
-    assert trainer.num_updates_completed == 1
+        train_by_step(model, spoiled, callbacks=[TerminateOnNaNCallback, CallAt("on_optimizer_step_end", count)])
+    assert updates == 1
     assert all(weights.isfinite().all() for weights in whole_weights(model).values())
 
 
@@ -346,18 +324,11 @@ def test_what_would_not_be_averaged_over_all_processes_is_refused() -> None:
 def test_a_step_that_goes_round_the_model_is_told_what_to_do() -> None:
     """Torch's own error about mixed tensors does not say that a layer was called by itself."""
 
-    class GoesRound(Trainer):
-        @override
-        def calculate_train_batch_loss(self, batch: Any) -> Any:
-            words, classes = batch
-            hidden = self.get_model().get_submodule("embed")(words).mean(dim=1)
-            loss = nn.functional.cross_entropy(self.get_model().get_submodule("head")(hidden), classes)
-            return {"loss": loss, "model_outputs": None, "batch_size": len(words)}
+    def goes_round(model: Any, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model.head(model.embed(batch[0]).mean(dim=1)), batch[1])
 
-    model = sharded(tiny_transformer())
-    trainer = GoesRound(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
     with pytest.raises(RuntimeError) as raised:
-        trainer.train(DATA, 1)
+        train_by_step(sharded(tiny_transformer()), goes_round)
     assert any("register_fsdp_forward_method" in note for note in raised.value.__notes__)
 
 
@@ -423,24 +394,16 @@ class LikeProdigy(SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_whose_step_depends_on_all_weights_is_named_after_the_first_updates() -> None:
-    """It is not the script that is blamed, and no epoch is trained in vain."""
+@pytest.mark.parametrize("steps", [0, -3])
+def test_an_optimizer_whose_step_depends_on_all_weights_is_named(steps: int) -> None:
+    """After the first updates, or at the end of the epoch: it is not the script that is blamed."""
     model = sharded(tiny_transformer())
     optimizer = LikeProdigy(model.parameters(), lr=0.01)
-    optimizer.param_groups[0]["d"] = 1e-6
+    optimizer.param_groups[0]["d"], optimizer.steps = 1e-6, steps
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=())
-    with pytest.raises(RanksDifferError, match="LikeProdigy") as caught:
+    with pytest.raises(RanksDifferError, match="AdamW") as caught:
         trainer.train(DATA, 3, per_device_batch_size=3)
-    assert ", d: " in str(caught.value)
-    assert "AdamW" in str(caught.value)
-    assert trainer.num_updates_completed == 2
-
-
-def test_an_optimizer_that_parts_later_is_no_fault_of_the_script() -> None:
-    """At the end of the epoch, the message says the same."""
-    model = sharded(tiny_transformer())
-    optimizer = LikeProdigy(model.parameters(), lr=0.01)
-    optimizer.param_groups[0]["d"], optimizer.steps = 1e-6, -3
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=())
-    with pytest.raises(RanksDifferError, match="AdamW"):
-        trainer.train(DATA, 3, per_device_batch_size=3)
+    if steps == 0:
+        assert "LikeProdigy" in str(caught.value)
+        assert ", d: " in str(caught.value)
+        assert trainer.num_updates_completed == 2
