@@ -29,6 +29,7 @@ from pa_core import (
 )
 from pa_core.data import KeyedDataLoader
 from pa_core.testing import make_regression
+from tests.support.callbacks import CallAt
 from tests.support.held_state import OTHERS, PLACES, WAYS, make
 from tests.support.loops import in_double, network, optimizer_of, train_by_hand, updates_of
 
@@ -67,6 +68,17 @@ def trainer_of(model: nn.Module, *callbacks: Any) -> Trainer[nn.Module]:
     return Trainer(model, nn.MSELoss(), optimizer_of("sgd", model), callbacks)
 
 
+def fit(trainer: Trainer[nn.Module], epochs: int = 2, **options: Any) -> None:
+    """Train with updates of 20 samples in batches that fit."""
+    arguments: dict[str, Any] = {"per_device_batch_size": "fit", "samples_per_update": 20, **options}
+    trainer.train(DATA, epochs, **arguments)
+
+
+def shrink(model: Scarce, most: int) -> CallAt:
+    """The memory is smaller from the first update on."""
+    return CallAt("on_optimizer_step_end", lambda _: setattr(model, "most", most))
+
+
 def assert_trained_by_hand(trainer: Trainer[nn.Module], epochs: int = 2) -> None:
     """With updates of 20 samples, up to the order in which sums are made."""
     model = network()
@@ -81,7 +93,7 @@ def assert_trained_by_hand(trainer: Trainer[nn.Module], epochs: int = 2) -> None
 def test_batches_are_as_large_as_the_memory_allows(most: int, fits: int, capsys: pytest.CaptureFixture[str]) -> None:
     """A power of two, or all of an update; evaluations have such batches too, and updates are those of any size."""
     trainer = trainer_of(Scarce(most))
-    trainer.train(DATA, 2, eval_dataset=DATA, per_device_batch_size="fit", samples_per_update=20)
+    fit(trainer, eval_dataset=DATA)
     config = trainer.run_config
     fits = min(fits, 20 // config.num_processes)
     assert config.train_per_device_batch_size in (fits, -(-20 // (config.gradient_accumulation_steps)))
@@ -108,7 +120,7 @@ def test_a_cpu_is_not_filled_until_the_system_ends_the_process(monkeypatch: pyte
     for free, fits in ((4 * of_eight, 8), (4 * of_eight - 1, 4)):
         monkeypatch.setattr("pa_core.fitting.free_memory", lambda free=free: free)
         trainer = trainer_of(network())
-        trainer.train(DATA, 1, per_device_batch_size="fit", samples_per_update=20)
+        fit(trainer, 1)
         assert trainer.run_config.train_per_device_batch_size == fits
 
 
@@ -118,7 +130,7 @@ def test_unlike_devices_share_a_step_in_proportion(most: tuple[int, int], shares
     """So that the larger one does not wait for the other."""
     model = Scarce(most[distributed.rank()])
     trainer = trainer_of(model)
-    trainer.train(DATA, 2, eval_dataset=DATA, per_device_batch_size="fit", samples_per_update=20)
+    fit(trainer, eval_dataset=DATA)
     assert model.seen[-3] == shares[distributed.rank()]
     assert trainer.run_config.eval_per_device_batch_size <= min(most)
     assert_trained_by_hand(trainer)
@@ -154,9 +166,7 @@ def test_evaluations_may_have_a_size_of_their_own() -> None:
     loader = KeyedDataLoader(DATA, 3, split="eval")
     for given, options in ((DATA, {"batch_size": 3}), (loader, None)):
         trainer = trainer_of(network())
-        trainer.train(
-            DATA, 1, given, per_device_batch_size="fit", samples_per_update=20, eval_dataloader_kwargs=options
-        )
+        fit(trainer, 1, eval_dataset=given, eval_dataloader_kwargs=options)
         assert trainer.run_config.eval_per_device_batch_size == 3
     assert loader.batch_size == 3
 
@@ -185,7 +195,7 @@ def test_a_step_is_tried_with_what_a_run_begins_with() -> None:
 
     model = network().eval()
     trainer = Measuring(model, nn.MSELoss(), optimizer_of("sgd", model), [MoveModulesToDeviceCallback])
-    trainer.train(DATA, 1, per_device_batch_size="fit", samples_per_update=20)
+    fit(trainer, 1)
     assert trainer.num_updates_completed == 3
 
 
@@ -193,18 +203,12 @@ def test_memory_that_runs_out_is_noted_for_the_next_start(tmp_path: Path, capsys
     """The run ends with status 75, and the next start continues with half as many, and says so."""
     model = Scarce(20)
 
-    class Falling(SaveTrainingStateCallback):
-        @override
-        def on_optimizer_step_end(self, trainer: Any, update: int, **kwargs: Any) -> None:
-            super().on_optimizer_step_end(trainer, update, **kwargs)
-            model.most = 15
-
     def trainer_that_saves() -> Trainer[nn.Module]:
-        return trainer_of(model, Falling(tmp_path, save_every_n_steps=1))
+        return trainer_of(model, SaveTrainingStateCallback(tmp_path, save_every_n_steps=1), shrink(model, 15))
 
-    arguments: dict[str, Any] = {"resume_from": tmp_path, "resume_missing": "start", "samples_per_update": 20}
+    options: dict[str, Any] = {"resume_from": tmp_path, "resume_missing": "start"}
     with pytest.raises(SmallerBatchNeeded) as ended:
-        trainer_that_saves().train(DATA, 2, per_device_batch_size="fit", **arguments)
+        fit(trainer_that_saves(), **options)
     assert ended.value.code == 75
     assert isinstance(ended.value.__cause__, torch.OutOfMemoryError)
     assert "20 samples at a time do not fit into the memory of cpu; 10 may" in capsys.readouterr().err
@@ -212,11 +216,9 @@ def test_memory_that_runs_out_is_noted_for_the_next_start(tmp_path: Path, capsys
 
     model.layers = network()
     again = trainer_that_saves()
-    again.train(DATA, 2, per_device_batch_size="fit", **arguments)
-    assert (
-        f"Computing 10 samples at a time, because more did not fit before, says {tmp_path / NOTE}"
-        in capsys.readouterr().out
-    )
+    fit(again, **options)
+    said = f"Computing 10 samples at a time, because more did not fit before, says {tmp_path / NOTE}"
+    assert said in capsys.readouterr().out
     assert again.num_updates_completed == 6
     assert_trained_by_hand(again)
 
@@ -230,15 +232,12 @@ def test_an_evaluation_that_does_not_fit_makes_batches_smaller_at_the_next_start
             self.most = 20 if self.training else 15
             return super().forward(inputs)
 
-    def train() -> Trainer[nn.Module]:
-        trainer = trainer_of(MoreInEvaluation(20), SaveTrainingStateCallback(tmp_path, save_every_n_steps=1))
-        options: dict[str, Any] = {"resume_from": tmp_path, "resume_missing": "start", "samples_per_update": 20}
-        trainer.train(DATA, 2, DATA, per_device_batch_size="fit", **options)
-        return trainer
-
+    options: dict[str, Any] = {"resume_from": tmp_path, "resume_missing": "start", "eval_dataset": DATA}
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)
     with pytest.raises(SmallerBatchNeeded):
-        train()
-    again = train()
+        fit(trainer_of(MoreInEvaluation(20), states), **options)
+    again = trainer_of(MoreInEvaluation(20), states)
+    fit(again, **options)
     assert (again.run_config.eval_per_device_batch_size, again.num_updates_completed) == (10, 6)
 
 
@@ -248,7 +247,7 @@ def test_a_note_that_says_nothing_is_an_error(content: str, tmp_path: Path) -> N
     (tmp_path / NOTE).write_text(content)
     trainer = trainer_of(network(), SaveTrainingStateCallback(tmp_path))
     with pytest.raises(ConfigurationError, match=rf"{NOTE} does not say how many(.|\n)*Remove the file"):
-        trainer.train(DATA, 1, per_device_batch_size="fit", samples_per_update=20)
+        fit(trainer, 1)
 
 
 def test_a_loop_of_the_users_begins_with_the_largest(tmp_path: Path) -> None:
@@ -279,48 +278,31 @@ def test_a_loop_of_the_users_begins_with_the_largest(tmp_path: Path) -> None:
     assert (max(model.seen), max(sizes)) == (5, 5)
 
 
-def test_without_states_the_error_says_what_would_fit() -> None:
-    """As there is no place for a note, the error of the device is raised."""
-    model = Scarce(20)
-
-    class Falling(Trainer[nn.Module]):
-        @override
-        def optimizer_zero_grad(self) -> None:
-            super().optimizer_zero_grad()
-            model.most = 15
-
-    trainer = Falling(model, nn.MSELoss(), optimizer_of("sgd", model), [])
+@pytest.mark.parametrize(
+    ("before", "after", "saves", "said"),
+    [
+        (20, 15, False, "Pass per_device_batch_size=10; or resume from the states"),
+        (1, 0, True, "Not even one sample at a time fits. Make the sample or the model smaller"),
+    ],
+)
+def test_where_no_smaller_batch_can_be_noted_the_error_is_that_of_the_device(
+    before: int, after: int, saves: bool, said: str, tmp_path: Path
+) -> None:
+    """There is no place for a note, or one sample is the least: it is not turned into a status to try again with."""
+    model = Scarce(before)
+    states = [SaveTrainingStateCallback(tmp_path)] if saves else []
     with pytest.raises(torch.OutOfMemoryError) as ended:
-        trainer.train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
-    assert "Pass per_device_batch_size=10; or resume from the states" in "".join(ended.value.__notes__)
+        fit(trainer_of(model, shrink(model, after), *states))
+    assert said in "\n".join(ended.value.__notes__)
+    assert not (tmp_path / NOTE).exists()
 
 
 def test_one_sample_that_does_not_fit_is_an_error() -> None:
     """Before the run, with ways out, and with the error of the device as its cause."""
     with pytest.raises(ConfigurationError, match=r"Not even one sample fits(.|\n)*bf16(.|\n)*sharding") as ended:
-        trainer_of(Scarce(0)).train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
+        fit(trainer_of(Scarce(0)))
     assert isinstance(ended.value.__cause__, torch.OutOfMemoryError)
     assert str(ended.value.__cause__) == "1 samples"
-
-
-def test_a_run_that_cannot_become_smaller_is_not_started_again(tmp_path: Path) -> None:
-    """With one sample at a time, the error is not turned into a status to try again with."""
-    model = Scarce(1)
-
-    class Falling(Trainer[nn.Module]):
-        @override
-        def optimizer_zero_grad(self) -> None:
-            super().optimizer_zero_grad()
-            model.most = 0
-
-    states = SaveTrainingStateCallback(tmp_path)
-    trainer = Falling(model, nn.MSELoss(), optimizer_of("sgd", model), [states])
-    with pytest.raises(torch.OutOfMemoryError) as ended:
-        trainer.train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
-    assert "Not even one sample at a time fits. Make the sample or the model smaller" in "\n".join(
-        ended.value.__notes__
-    )
-    assert not (tmp_path / NOTE).exists()
 
 
 def test_other_errors_of_a_step_are_its_own() -> None:
@@ -335,7 +317,7 @@ def test_other_errors_of_a_step_are_its_own() -> None:
 
     model = nn.Sequential(network(), Strict())
     with pytest.raises(RuntimeError, match="more than four samples"):
-        trainer_of(model).train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
+        fit(trainer_of(model))
 
 
 @pytest.mark.runs_on("two_ranks")
@@ -352,7 +334,7 @@ def test_a_step_that_communicates_cannot_be_tried() -> None:
     model = network()
     trainer = Gathering(model, nn.MSELoss(), optimizer_of("sgd", model), [])
     with pytest.raises(UnsupportedConfigurationError, match="and this one communicates"):
-        trainer.train(DATA, 2, per_device_batch_size="fit", samples_per_update=20)
+        fit(trainer)
 
 
 @pytest.mark.parametrize(
@@ -371,29 +353,18 @@ def test_a_step_that_communicates_cannot_be_tried() -> None:
             "per_device_batch_size=fit has no effect",
         ),
         ({"samples_per_update": 20, "gradient_accumulation_steps": 3}, "Leave gradient_accumulation_steps out"),
+        ({"samples_per_update": 20, "callbacks": [LimitBatchesCallback(2)]}, "a limit on batches"),
+        ({"samples_per_update": 20, "reproducible": "any_processes"}, "the same batches on all processes"),
     ],
 )
 def test_what_contradicts_it_is_refused(arguments: dict[str, Any], match: str) -> None:
-    """With the way out."""
-    train: Any = trainer_of(network()).train
-    with pytest.raises(ConfigurationError, match=match):
+    """With the way out; a limit counts batches, whose size is not known, and reproducible runs follow from them."""
+    model, reproducible = network(), arguments.pop("reproducible", None)
+    given: list[Any] = arguments.pop("callbacks", [])
+    made = Trainer(model, nn.MSELoss(), optimizer_of("sgd", model), given, reproducible=reproducible)
+    train: Any = made.train
+    with pytest.raises((ConfigurationError, UnsupportedConfigurationError), match=match):
         train(**{"train_dataset": DATA, "num_epochs": 1, "per_device_batch_size": "fit", **arguments})
-
-
-def test_a_limit_on_batches_is_refused() -> None:
-    """It counts batches, whose size is not known."""
-    with pytest.raises(ConfigurationError, match="a limit on batches"):
-        trainer_of(network(), LimitBatchesCallback(2)).train(
-            DATA, 1, per_device_batch_size="fit", samples_per_update=20
-        )
-
-
-def test_a_reproducible_run_is_refused() -> None:
-    """Its micro-batches are part of what its bits follow from."""
-    model = network()
-    trainer = Trainer(model, nn.MSELoss(), optimizer_of("sgd", model), [], reproducible="any_processes")
-    with pytest.raises(UnsupportedConfigurationError, match="the same batches on all processes"):
-        trainer.train(DATA, 1, per_device_batch_size="fit", samples_per_update=20)
 
 
 FITTED = [(way, place) for number, way in enumerate(WAYS) if (place := PLACES[number % len(PLACES)]) != "sampler"]
