@@ -72,9 +72,9 @@ from pa_core.sharding.sharding_plan import read_settings
 from pa_core.subclasses import check_subclass
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.training_state import initial_hyperparameters
+from pa_core.training_state.checkpointer import StateRequest
 from pa_core.training_state.fetched_states import fetched
 from pa_core.training_state.saved_runs import find_saved_run
-from pa_core.training_state.state_writer import StateRequest
 from pa_core.types import (
     LossFunction,
     SchedulerFactory,
@@ -1023,7 +1023,7 @@ class AnyTrainer(ABC):
             warn_user(
                 "request_training_state() has no effect: no callback saves the state. Add SaveTrainingStateCallback."
             )
-        self._engine.rank_sync.save.is_asked = True
+        self._engine.rank_sync.ask_to_save()
 
     def request_preemption(self) -> None:
         """Request that all processes save a training state after the same update, and end; ``on_preemption`` fires.
@@ -1031,7 +1031,7 @@ class AnyTrainer(ABC):
         A single process may make the request, even from a signal handler. ``train()`` then raises
         ``TrainingPreempted``.
         """
-        self._engine.rank_sync.preempt.is_asked = True
+        self._engine.rank_sync.ask_to_preempt()
 
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
         """Make objects a part of training states, in this order.

@@ -24,9 +24,10 @@ from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import ShardingSettings
 from pa_core.tracking import ExactLossTracker, InMemoryRunHistory, LossTracker, StepMeans
 from pa_core.trained import Trained
-from pa_core.training_state.checkpointer import Checkpointer, RunParts
+from pa_core.training_state.checkpointer import Checkpointer
 from pa_core.training_state.resume import ResumePlan
 from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.types import SupportsStateDict
 from pa_core.undoing import attributes_kept, left_as_it_was
 from pa_distributed import HangDetector
 
@@ -104,7 +105,7 @@ class Engine:
         self.makes_optimizer: bool = False
         self.steps_scheduler_itself: bool = False
         self._start_run({}, dict)
-        self.checkpointer: Checkpointer = Checkpointer(self._parts_of_run())
+        self.checkpointer: Checkpointer = Checkpointer(self)
 
     def start_run(self, trained: dict[str, Trained], describe_course: Describe) -> None:
         """Forget the run before.
@@ -114,7 +115,7 @@ class Engine:
             describe_course: Returns what must stay the same on all processes in its course.
         """
         self._start_run(trained, describe_course)
-        self.checkpointer.start_run(self._parts_of_run())
+        self.checkpointer.start_run()
 
     def _start_run(self, trained: dict[str, Trained], describe_course: Describe) -> None:
         self.trained = trained
@@ -141,16 +142,14 @@ class Engine:
             return Tree(self.accelerator, lambda: (self.resumption.seed, self.progress.updates))
         return Averaged(self.accelerator) if self.num_processes > 1 else Alone()
 
-    def _parts_of_run(self) -> RunParts:
-        accumulations = {name: one.accumulation for name, one in self.trained.items()}
-        return RunParts(
-            self.progress,
-            self.resumption,
-            accumulations,
-            self.rank_sync,
-            scaler=self.accelerator.scaler,
-            shares_buffers=self.shares_buffers,
-        )
+    @property
+    def scaler(self) -> SupportsStateDict | None:
+        """The gradient scaler of fp16."""
+        return self.accelerator.scaler
+
+    def nominal_items(self) -> dict[str, float | None]:
+        """Return the nominal number of items of an update of each optimizer, by name; None where samples count."""
+        return {name: one.accumulation.nominal for name, one in self.trained.items()}
 
     def require_between_steps(self, what: str) -> None:
         """Raise an error within a step of a reproducible run, as not all processes have as many steps.

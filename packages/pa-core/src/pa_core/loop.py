@@ -401,7 +401,7 @@ class Loop:
             engine.checkpointer.drop_requests(engine.rank_sync.stop)
         else:
             engine.resumption.finish(self.trainer)
-            self.reach(Phase.COMPLETE)
+            self.checkpoint_if_requested(Phase.COMPLETE)
 
     # Epochs
 
@@ -413,7 +413,7 @@ class Loop:
     def remaining_epochs(self) -> Iterator[int]:
         """Iterate over the numbers of the epochs that are left, from 0."""
         for epoch in self.engine.resumption.remaining_epochs(self.trainer):
-            self.engine.checkpointer.leave()
+            self.engine.checkpointer.next_phase = None
             self.engine.progress.epoch_under_way = epoch
             yield epoch
 
@@ -444,7 +444,7 @@ class Loop:
         trainer.run_history.increment_epoch()
         engine.progress.epoch_under_way = None
         engine.checkpointer.check_layers(trainer)
-        self.reach(Phase.EPOCH)
+        self.checkpoint_if_requested(Phase.EPOCH)
 
     def set_back_by_one_epoch(self) -> AbstractContextManager[None]:
         """Within the context, what is recorded has the number of the epoch before, as after the last one.
@@ -544,7 +544,7 @@ class Loop:
         """Fetching a batch of a custom data loader changes what the state holds of it."""
         for batch in batches:
             yield batch
-            self.engine.checkpointer.leave()
+            self.engine.checkpointer.next_phase = None
 
     def finish_training(
         self, hook: Callable[[], None] | None = None, *, with_loss: bool = True, requires_loss: bool = False
@@ -557,7 +557,7 @@ class Loop:
             requires_loss: Whether an epoch without a loss is an error.
         """
         engine = self.engine
-        engine.checkpointer.leave()
+        engine.checkpointer.next_phase = None
         self.own_steps.stop()
         self.exchange.end_epoch()
         engine.last_batch = None
@@ -617,10 +617,12 @@ class Loop:
         engine, last = self.engine, self.trainer.run_config.max_num_train_steps
         while engine.progress.updates != last and steps.has_next():
             yield self._batches(steps)
-            engine.checkpointer.reach(Phase.STEP, self.trainer, self.call)
+            engine.checkpointer.next_phase = Phase.STEP
+            if engine.rank_sync.is_pending:
+                engine.checkpointer.checkpoint(self.trainer, self.call)
 
     def _batches(self, steps: Steps) -> Iterator[tuple[MicroBatch, Any]]:
-        self.engine.checkpointer.leave()
+        self.engine.checkpointer.next_phase = None
         is_over = False
         while not is_over:
             part, batch = steps.take()
@@ -860,17 +862,19 @@ class Loop:
             with self.engine.checkpointer.interruptible(Phase.EVALUATION, self.trainer, names):
                 yield
         except EvaluationInterrupted:
-            self.reach(Phase.EVALUATION)
+            self.checkpoint_if_requested(Phase.EVALUATION)
 
     # Training states
 
-    def reach(self, phase: Phase) -> None:
+    def checkpoint_if_requested(self, phase: Phase) -> None:
         """Save what was requested: here, everything that the run consists of belongs to the same update.
 
         Args:
             phase: What comes next.
         """
-        self.engine.checkpointer.reach(phase, self.trainer, self.call)
+        self.engine.checkpointer.next_phase = phase
+        if self.engine.rank_sync.is_pending:
+            self.engine.checkpointer.checkpoint(self.trainer, self.call)
 
     def _resume_steps(self, train_dl: SizedIterable) -> None:
         """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
@@ -883,4 +887,4 @@ class Loop:
                 try:
                     trainer.run_evaluation_epoch(is_intermediate=True, eval_names=resumption.interrupted_sets(trainer))
                 except EvaluationInterrupted:
-                    self.reach(Phase.STEP)
+                    self.checkpoint_if_requested(Phase.STEP)

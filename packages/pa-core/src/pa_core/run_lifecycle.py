@@ -22,7 +22,7 @@ from pa_core.progress import Stage
 from pa_core.sharding.sharded_modules import ShardedModules, compile_in_place
 from pa_core.trained import Trained, forget_gradients
 from pa_core.training_state import initial_hyperparameters
-from pa_core.training_state.arithmetic import describe_arithmetic
+from pa_core.training_state.run_settings import describe_arithmetic
 from pa_distributed import fail_fast, print_errors_once, require_same
 
 

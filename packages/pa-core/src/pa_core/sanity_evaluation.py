@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -18,7 +19,6 @@ from pa_core.data.custom_loader import end_workers, innermost
 from pa_core.engine import Engine
 from pa_core.model_tensors import buffers_of_module, parameters_of_module
 from pa_core.tracking import InMemoryRunHistory
-from pa_core.training_state.state_writer import own_attributes
 from pa_data.rng import restored_rng_states
 
 _EVENTS = ("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_eval_epoch_end")
@@ -46,7 +46,7 @@ def sanity_evaluation(
     watched = [watch_metric, *(one.watch_metric for one in callbacks if isinstance(one, JudgesMetric))]
     memo = _shared(trainer)
     copies = [copied for one in callbacks if _takes_part(one) for copied in _copy(one, memo)]
-    own = {name: copied for name, one in own_attributes(trainer).items() for copied in _copy(one, memo)}
+    own = {name: copied for name, one in _own_attributes(trainer).items() for copied in _copy(one, memo)}
     try:
         with _as_before(trainer, engine), trainer.callback_handler.replaced_by(copies):
             vars(trainer).update(own)
@@ -93,7 +93,7 @@ def _copy(value: Any, memo: dict[int, Any]) -> list[Any]:
 
 def _shared(trainer: AnyTrainer) -> dict[int, Any]:
     """What copies refer to as the originals do: the trainer, its parts, what it trains, data, and other networks."""
-    own = own_attributes(trainer)
+    own = _own_attributes(trainer)
     shared: list[Any] = [trainer, *(value for name, value in vars(trainer).items() if name not in own)]
     shared += [one for one in own.values() if isinstance(one, Dataset)]
     networks = [one for one in own.values() if isinstance(one, nn.Module) and parameters_of_module(one)]
@@ -106,3 +106,10 @@ def _modules_of(trainer: AnyTrainer) -> list[nn.Module]:
     """Those that a run trains or calls."""
     modules = (*trainer.named_models().values(), *trainer.modules.values(), trainer.loss_func)
     return [one for one in modules if isinstance(one, nn.Module)]
+
+
+def _own_attributes(owner: object) -> dict[str, object]:
+    """The attributes of a trainer that are a script's own: those that no class of this package declares."""
+    ours = [one for one in type(owner).__mro__ if one.__module__.partition(".")[0] == "pa_core"]
+    declared = {name for one in ours for name in inspect.get_annotations(one)}
+    return {name: value for name, value in vars(owner).items() if name not in declared}

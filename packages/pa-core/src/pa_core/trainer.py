@@ -533,7 +533,7 @@ class Trainer(
                 self._run_sanity_evaluation(loop.asked.sanity_eval_steps)
             for epoch in loop.remaining_epochs():
                 self._run_epoch(epoch)
-        engine.checkpointer.leave()
+        engine.checkpointer.next_phase = None
         stopped = engine.rank_sync.stop is not None  # perhaps in a step that not all processes have finished
         if stopped and engine.shares_buffers:
             distributed.broadcast_buffers(self.model)

@@ -420,7 +420,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 raise stop
         with suppress(StopTrainingError), self._engine.rank_sync.together():
             pass  # a process that left the loop alone must not end as if the run were complete
-        self._engine.checkpointer.leave()
+        self._engine.checkpointer.next_phase = None
         self._loop.finish()
         self._engine.checkpointer.settle()
 
@@ -543,7 +543,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                     self._training = "left"
                     raise
                 self._end_update(update)
-                self._engine.checkpointer.reach(Phase.STEP, self, loop.call)
+                self._engine.checkpointer.next_phase = Phase.STEP
+                if self._engine.rank_sync.is_pending:
+                    self._engine.checkpointer.checkpoint(self, loop.call)
         self._finish_training()
 
     def _updates_of_loop(self, batches: Iterable[Any], num_samples: int | None) -> Iterator[Update[Any]]:

@@ -78,7 +78,7 @@ class Update(Generic[BatchT]):
     ) -> None:
         self._loop = loop
         self._steps = steps
-        loop.engine.checkpointer.leave()
+        loop.engine.checkpointer.next_phase = None
         self.number: int = loop.engine.progress.updates + 1
         self._trained = trained
         self._are_several = len(trained) > 1

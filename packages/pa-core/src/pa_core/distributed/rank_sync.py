@@ -65,18 +65,19 @@ class RankSync:
         stop: What ends the run, or is about to.
         save: The request for a training state.
         preempt: The request to save a training state and end.
+        is_pending: Whether one of the two may have to be done at the next safe point.
         reader: Reads what was agreed on before each update.
 
     Example:
         >>> import torch
         >>> rank_sync = RankSync(torch.device("cpu"), num_processes=1)
-        >>> rank_sync.save.is_asked = True
+        >>> rank_sync.ask_to_save()
         >>> rank_sync.local_flags(items=12.0)  # stop, a loss that is not finite, save, preempt, items
         [False, False, True, False, 12.0]
         >>> rank_sync.act_on(torch.tensor(rank_sync.local_flags(items=12.0)), at_once=False)
         tensor(12.)
-        >>> rank_sync.save.is_agreed
-        True
+        >>> rank_sync.pop_requests()
+        (True, False)
     """
 
     def __init__(self, device: torch.device, num_processes: int, describe: Describe = dict) -> None:
@@ -86,6 +87,7 @@ class RankSync:
         self.stop: StopTrainingError | None = None
         self.save: Request = Request()
         self.preempt: Request = Request()
+        self.is_pending: bool = False
         self.reader: LateReader = LateReader(delay=0 if device.type == "cpu" else _UPDATES_UNTIL_READ)
 
     def local_flags(self, items: float) -> list[float]:
@@ -95,6 +97,22 @@ class RankSync:
             items: The items of this process in the update.
         """
         return [self.stop is not None, _is_not_finite(self.stop), self.save.is_asked, self.preempt.is_asked, items]
+
+    def ask_to_save(self) -> None:
+        """Request that all processes save a training state after the same update."""
+        self.save.is_asked = self.is_pending = True
+
+    def ask_to_preempt(self) -> None:
+        """Request that all processes save a training state after the same update, and end."""
+        self.preempt.is_asked = self.is_pending = True
+
+    def pop_requests(self) -> tuple[bool, bool]:
+        """Return whether all processes are to save a state now, and whether they are preempted; then start over."""
+        self.is_pending = False
+        if self._num_processes == 1:
+            self.save.agree(self.save.is_asked)
+            self.preempt.agree(self.preempt.is_asked)
+        return self.save.take(), self.preempt.take()
 
     def note_stop(self, error: StopTrainingError) -> None:
         """Keep what requests the end of the run: the first error, unless a later one is a loss that is not finite.
@@ -176,7 +194,7 @@ class RankSync:
         Other requests of a process wait for the next update.
         """
         asking = self.preempt.is_asked if self._num_processes == 1 else sum_over_processes(self._own_flags())[3].item()
-        self.preempt.agree(asking)
+        self._agree(0.0, asking)
 
     def add_up(self, losses: LossTracker, means: StepMeans, missing: float) -> float:
         """Add up what was tracked in an epoch over all processes; every process must call this.
@@ -237,11 +255,15 @@ class RankSync:
     def _own_flags(self) -> Tensor:
         return to_device(self.local_flags(items=0.0), torch.float32, self._device)
 
+    def _agree(self, save: float, preempt: float) -> None:
+        self.save.agree(save)
+        self.preempt.agree(preempt)
+        self.is_pending |= save + preempt > 0
+
     def _apply(self, flags: list[float]) -> None:
         """Act on the flags of all processes."""
         stop, not_finite, save, preempt, *_ = flags
-        self.save.agree(save)
-        self.preempt.agree(preempt)
+        self._agree(save, preempt)
         if stop > 0:
             own = None if self.stop is None else (_is_not_finite(self.stop), _reason(self.stop))
             raise _agreed_stop(self.stop, gather_objects(own), not_finite=not_finite > 0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import tempfile
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -11,54 +14,84 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from pa_checkpoint import Folder, FolderLock, RemoteFolder, Writer
 from pa_core import distributed
 from pa_core.attributes import temporarily
 from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
+from pa_core.distributed.collectives import raise_on_all
 from pa_core.distributed.rank_sync import RankSync
-from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
+from pa_core.errors import (
+    CheckpointError,
+    ConfigurationError,
+    NonFiniteLossError,
+    OtherProcessError,
+    TrainingPreempted,
+)
+from pa_core.model_tensors import missing_methods
 from pa_core.progress import Phase, Position, Progress
+from pa_core.training_state.model_state import TrainedLayers
 from pa_core.training_state.own_buffers import OwnBuffers
 from pa_core.training_state.resume import ResumePlan
 from pa_core.training_state.run_state import RunState, capture, find_extension
 from pa_core.training_state.saved_runs import newest_state
 from pa_core.training_state.script_state import ScriptState
 from pa_core.training_state.snapshotable import ResumableRun
-from pa_core.training_state.state_writer import (
-    StateRequest,
-    StateWriter,
-    check_scheduler,
-    check_state_of_optimizer,
-    raising_on_all,
-)
-from pa_core.training_state.trained_layers import TrainedLayers
 from pa_core.types import SupportsStateDict
+from pa_core.user_warnings import warn_user
 from pa_data.rng import capture_rng_state
+from pa_distributed import RankMessages
 
 
-class _CountsItems(Protocol):
-    @property
-    def nominal(self) -> float | None: ...
-
-
-class RunParts(NamedTuple):
-    """The parts of a run that decide what is saved and when.
+class CheckpointedEngine(Protocol):
+    """What decides, of the engine of a run, what is saved and when.
 
     Attributes:
         progress: The counters of the run.
         resumption: Where it began.
-        accumulations: What counts the items of each optimizer's updates, by the name of the optimizer.
         rank_sync: Whether some process requests a training state, or the end of the run.
-        scaler: The gradient scaler of fp16.
-        shares_buffers: Whether all processes have the buffers of the models in common.
     """
 
     progress: Progress
     resumption: ResumePlan
-    accumulations: Mapping[str, _CountsItems]
     rank_sync: RankSync
-    scaler: SupportsStateDict | None = None
-    shares_buffers: bool = True
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether all processes have the buffers of the models in common."""
+        ...
+
+    @property
+    def scaler(self) -> SupportsStateDict | None:
+        """The gradient scaler of fp16."""
+        ...
+
+    def nominal_items(self) -> dict[str, float | None]:
+        """Return the nominal number of items of an update of each optimizer, by name; None where samples count."""
+        ...
+
+
+class StateRequest(NamedTuple):
+    """A training state that someone requested.
+
+    Attributes:
+        directory: Where it will be.
+        extras: Further entries, as they are when the state is requested.
+        asynchronous: Whether training continues while it is written.
+        sequence: Its place among the states of a folder.
+        on_saved: Called with the directory, by the process that writes, once it is there.
+        keeps_other_runs: Whether a state of another run that has the name stays, and this one gets a similar name.
+        may_fail: Whether the run continues if it cannot be written.
+    """
+
+    directory: Path
+    extras: Mapping[str, Any]
+    asynchronous: bool = False
+    sequence: int = 0
+    on_saved: Callable[[Path], object] | None = None
+    keeps_other_runs: bool = False
+    may_fail: bool = False
 
 
 class _Evaluation(NamedTuple):
@@ -80,14 +113,16 @@ class EvaluationInterrupted(BaseException):
 class Checkpointer:
     """Saves training states at safe points, where everything that a run consists of belongs to the same update.
 
-    A run tells where it is: it calls ``leave`` when it begins something that cannot be done a second time, such as an
-    update, and ``reach`` when all of that is complete. Evaluations cost nothing to repeat, and may be interrupted by a
+    A run tells where it is: it sets ``next_phase`` when everything that it consists of belongs to the same update, and
+    to None when it begins something that cannot be done a second time, such as an update. At a safe point, it calls
+    ``checkpoint`` if ``RankSync.is_pending``. Evaluations cost nothing to repeat, and may be interrupted by a
     preemption: the state is then the one from before the evaluation.
 
     Args:
-        parts: The parts of the first run.
+        engine: The engine of the run; where it makes several runs, it calls ``start_run`` before each.
 
     Attributes:
+        next_phase: What comes next in the run, at a safe point; None everywhere else.
         registered: Further objects that are part of each state, in this order.
         ended_by: The class of the exception that ended the run; None while it runs and after a regular end. Not the
             exception, whose traceback would keep the batch and the graph of the last step in memory.
@@ -96,34 +131,29 @@ class Checkpointer:
         unchecked_optimizers: The names of the optimizers to check after their first update.
     """
 
-    def __init__(self, parts: RunParts) -> None:
+    def __init__(self, engine: CheckpointedEngine) -> None:
         self.registered: list[SupportsStateDict] = []
-        self._writer = StateWriter()
+        self._engine = engine
+        self._writer = Writer(connect=RankMessages)
+        self._last_may_fail = False
+        self._folders: dict[Path, FolderLock | None] = {}  # which the run has for itself; the first process locks them
+        self._stores: list[RemoteFolder] = []
         self._has_trained = False
         self._layers: TrainedLayers | None = None
-        self._start_run(parts)
+        self.start_run()
 
     # The course of a run
 
-    def start_run(self, parts: RunParts) -> None:
-        """Forget the run before.
-
-        Args:
-            parts: The parts of the new one.
-        """
-        self._has_trained |= self._run.resumption.settings is not None
-        self._start_run(parts)
-
-    def _start_run(self, parts: RunParts) -> None:
-        self._run = parts
+    def start_run(self) -> None:
+        """Forget the run before."""
+        self.next_phase: Phase | None = None
         self.ended_by: type[BaseException] | None = None
+        self.is_between_steps: bool = False
         self.unchecked_optimizers: set[str] = set()
         self._script: ScriptState | None = None
-        self._buffers = OwnBuffers(shares_buffers=parts.shares_buffers)
+        self._buffers = OwnBuffers()
         self._requests: list[tuple[StateRequest, dict[str, Any]]] = []  # with copies of their extras
-        self._phase: Phase | None = None
         self._rng_state: Mapping[str, Any] | None = None
-        self.is_between_steps: bool = False
         self._num_evaluations = 0
         self._evaluation: _Evaluation | None = None
         self._interrupted: _Evaluation | None = None
@@ -134,6 +164,7 @@ class Checkpointer:
         Args:
             run: The run, before its first hook is called.
         """
+        self._has_trained = True
         self._layers = TrainedLayers(run)
 
     def note_start(self, run: ResumableRun) -> None:
@@ -166,15 +197,10 @@ class Checkpointer:
             self._layers is not None and self._layers.changed_in(loss_func)
         )
 
-    def leave(self) -> None:
-        """Note that something begins that changes a part of the run before the others."""
-        self._phase = None
-
-    def reach(self, phase: Phase, run: ResumableRun, call: Callable[..., object]) -> None:
-        """Save what was requested: here, everything that the run consists of belongs to the same update.
+    def checkpoint(self, run: ResumableRun, call: Callable[..., object]) -> None:
+        """Save what was requested, at a safe point.
 
         Args:
-            phase: What comes next.
             run: The run.
             call: Calls the listeners of an event by its name, which may stop the run.
 
@@ -184,22 +210,15 @@ class Checkpointer:
             CheckpointError: A state could not be written.
             OSError: As above.
         """
-        self._phase = phase
-        save, preempt = self._run.rank_sync.save, self._run.rank_sync.preempt
-        is_asked = save.is_asked or save.is_agreed or preempt.is_asked or preempt.is_agreed
-        if not (is_asked or self._requests):
-            return
-        if distributed.num_processes() == 1:
-            save.agree(save.is_asked)
-            preempt.agree(preempt.is_asked)
-        if save.take():
-            call("on_training_state_request", update=self._run.progress.updates)
+        is_saved, is_preempted = self._engine.rank_sync.pop_requests()
+        if is_saved:
+            call("on_training_state_request", update=self._engine.progress.updates)
         # A run that is complete must not be started again: the process ends as if it had not been asked to leave.
-        is_preempted = preempt.take() and phase is not Phase.COMPLETE
+        is_preempted = is_preempted and self.next_phase is not Phase.COMPLETE
         if is_preempted:
             call("on_preemption")
         if self._requests:
-            self._save_requested(phase, run, call)
+            self._save_requested(run, call)
         if is_preempted:
             self.settle()
             raise TrainingPreempted
@@ -213,17 +232,22 @@ class Checkpointer:
             device: The device of the run.
         """
         self.ended_by = type(exception)
-        if self._phase is not None:
+        if self.next_phase is not None:
             self._rng_state = capture_rng_state(device)
 
     def settle(self) -> None:
         """Wait for a state that is written in the background, and see that the folders are still this run's.
 
         Raises:
-            CheckpointError: It could not be written, or a folder was moved, replaced or removed.
+            CheckpointError: It could not be written, or a folder was moved, replaced, removed or taken by another run.
             OSError: It could not be written.
         """
-        self._writer.settle()
+        with self._warning_of_last_one():
+            self._writer.wait()
+        if self._folders:
+            with _raising_on_all():
+                for folder in self._folders:
+                    self._check_folder(folder)
 
     def abandon(self, failure: BaseException) -> None:
         """Let the writing in the background finish when the run fails, without telling other processes.
@@ -232,7 +256,10 @@ class Checkpointer:
             failure: Why the run ends; notes are added to it of states that are missing.
         """
         self.drop_requests(failure)
-        self._writer.abandon(failure)
+        try:
+            self._writer.wait()
+        except (CheckpointError, OtherProcessError, OSError) as error:
+            failure.add_note(f"Besides, the last training state could not be written: {error}")
 
     def drop_requests(self, failure: BaseException) -> None:
         """Add notes of the states that were requested and are not saved to the error that ends a run.
@@ -294,8 +321,8 @@ class Checkpointer:
             return
         # Custom loaders of other kinds may have another number of batches on each process.
         if distributed.num_processes() == 1 or is_dataloader(innermost(run.eval_dataloader)):
-            self._run.rank_sync.agree_on_preemption()
-        if self._run.rank_sync.preempt.is_agreed:
+            self._engine.rank_sync.agree_on_preemption()
+        if self._engine.rank_sync.preempt.is_agreed:
             raise EvaluationInterrupted
 
     # States
@@ -316,11 +343,12 @@ class Checkpointer:
             CheckpointError: Its lock cannot be written, or the object store cannot be used.
             OSError: It cannot be made or written to.
         """
-        resumption = self._run.resumption
-        with raising_on_all():
-            self._writer.reserve(folder, say, upload_to)
-            resumption.choose_name(self._writer.folders, self._writer.stores)
-            for store in self._writer.stores:
+        resumption = self._engine.resumption
+        with _raising_on_all():
+            if folder not in self._folders:
+                self._folders[folder] = self._lock(folder, say, upload_to) if distributed.rank() == 0 else None
+            resumption.choose_name(self._folders, self._stores)
+            for store in self._stores:
                 store.register(resumption.name)
         state, newest = resumption.continued_state, newest_state(folder, resumption.name)
         is_continued = state is not None and newest is not None and os.path.realpath(state) == os.path.realpath(newest)
@@ -328,7 +356,25 @@ class Checkpointer:
 
     def release_folders(self) -> None:
         """Let other runs use the folders, when everything is written."""
-        self._writer.release()
+        for lock in filter(None, self._folders.values()):
+            lock.release()
+        self._folders.clear()
+        self._stores.clear()
+
+    def _lock(self, folder: Path, say: Callable[[str], None], upload_to: str | None) -> FolderLock:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        lock = FolderLock(folder, say)
+        if upload_to is not None:
+            store = RemoteFolder(upload_to)
+            store.check()
+            self._stores.append(store)
+        return lock
+
+    def _check_folder(self, folder: Path) -> None:
+        """Raise an error if a folder of the run was moved, replaced, removed or taken by another run."""
+        if (lock := self._folders.get(folder)) is not None:
+            lock.check()
 
     def request(self, request: StateRequest) -> None:
         """Have a state saved at the next safe point.
@@ -341,7 +387,9 @@ class Checkpointer:
             CheckpointError: One of its extras cannot be stored.
         """
         self._require_training()
-        self._requests.append((request, self._writer.copied_extras(request)))
+        self._writer.check({"extras": request.extras})
+        self._engine.rank_sync.is_pending = True
+        self._requests.append((request, copy.deepcopy(dict(request.extras))))
 
     def save(self, request: StateRequest, run: ResumableRun, call: Callable[..., object]) -> None:
         """Save a state of a run that has ended.
@@ -349,7 +397,7 @@ class Checkpointer:
         Args:
             request: The state.
             run: The run.
-            call: As for ``reach``.
+            call: As for ``checkpoint``.
 
         Raises:
             ConfigurationError: There has not been any training yet.
@@ -357,9 +405,9 @@ class Checkpointer:
             OSError: It cannot be written.
         """
         self._require_training()
-        phase = self._require_phase()
+        self._require_phase()
         self.request(request)
-        self._save_requested(phase, run, call)
+        self._save_requested(run, call)
 
     def check(self, run: ResumableRun) -> None:
         """Raise an error for anything that cannot be saved; optimizers are checked again after their first update.
@@ -371,10 +419,12 @@ class Checkpointer:
             CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again.
         """
         for scheduler in run.named_schedulers().values():
-            check_scheduler(scheduler)
-        parts = capture(run, self._describe(run, self._run.progress.position(Phase.EPOCH)))
+            _check_scheduler(scheduler)
+        parts = capture(run, self._describe(run, self._engine.progress.position(Phase.EPOCH)))
         optimizers = run.named_optimizers()
-        self._writer.note_start(parts, optimizers)
+        for name, optimizer in optimizers.items():
+            _check_state_of_optimizer(optimizer, parts["optimizers"][name]["state"])
+        self._writer.note(parts)
         self.unchecked_optimizers = set(optimizers)
 
     def check_optimizer(self, name: str, run: ResumableRun) -> None:
@@ -389,32 +439,75 @@ class Checkpointer:
         """
         self.unchecked_optimizers.remove(name)
         optimizer = run.named_optimizers()[name]
-        check_state_of_optimizer(optimizer, optimizer.state_dict())
+        _check_state_of_optimizer(optimizer, optimizer.state_dict())
 
     def _require_training(self) -> None:
-        if not self._has_trained and self._run.resumption.settings is None:
+        if not self._has_trained:
             raise ConfigurationError(
                 "save_training_state() was called before a training run. Call save_checkpoint() to save a model that "
                 "was not trained here."
             )
 
-    def _save_requested(self, phase: Phase, run: ResumableRun, call: Callable[..., object]) -> None:
+    def _save_requested(self, run: ResumableRun, call: Callable[..., object]) -> None:
         self.check_layers(run)
+        phase = self._require_phase()
         if phase is not Phase.COMPLETE:
-            with self._run.rank_sync.together():
+            with self._engine.rank_sync.together():
                 call("on_training_state_save")
-        position = self._run.progress.position(phase if self._interrupted is None else self._interrupted.phase)
+        position = self._engine.progress.position(phase if self._interrupted is None else self._interrupted.phase)
         if self._interrupted is not None:
             position = position._replace(eval_sets=self._interrupted.eval_sets)
         parts = capture(run, self._describe(run, position))
         requests, self._requests = self._requests, []
         for request, extras in requests:
-            self._writer.write(request, extras, parts, position, self._run.resumption.name)
+            self._write(request, {**parts, "extras": extras}, position)
+
+    def _write(self, request: StateRequest, parts: Mapping[str, Any], position: Position) -> None:
+        with self._warning_of_last_one():
+            self._writer.wait()
+        self._last_may_fail = request.may_fail
+        run = self._engine.resumption.name
+        with self._warning_of_last_one():
+            self._writer.save(
+                request.directory,
+                parts,
+                summary=_summary(request, position, run),
+                blocking=not request.asynchronous,
+                around=partial(self._around, request, run),
+            )
+
+    @contextmanager
+    def _warning_of_last_one(self) -> Generator[None]:
+        """Let a state that may fail cause a warning, on the process that has written it, instead of an error."""
+        try:
+            yield
+        except (CheckpointError, OtherProcessError, OSError) as error:
+            if not self._last_may_fail:
+                raise
+            if not isinstance(error, OtherProcessError):
+                given = f" ({error.given})" if isinstance(error, CheckpointError) else ""
+                problem = error.problem.rstrip(".") if isinstance(error, CheckpointError) else str(error)
+                warn_user(f"{problem}{given}. The run continues without this state, and tries again at the next one.")
+
+    @contextmanager
+    def _around(self, request: StateRequest, run: str, directory: Path) -> Generator[Path]:
+        """The context in which the first process writes a state to a folder that is still this run's."""
+        folder = directory.parent
+        try:
+            self._check_folder(folder)
+            if request.keeps_other_runs:
+                directory = Folder(folder).path_for(directory.name, run)
+            yield directory
+            if request.on_saved is not None:
+                request.on_saved(directory)
+        except (CheckpointError, OSError):
+            self._check_folder(folder)  # if it has gone meanwhile, that is the reason to tell
+            raise
 
     def _describe(self, run: ResumableRun, position: Position) -> RunState:
-        parts, resumption = self._run, self._run.resumption
+        engine, resumption = self._engine, self._engine.resumption
         loader, settings = innermost(run.train_dataloader), resumption.settings or {}
-        extension = find_extension(run, position, parts.progress)
+        extension = find_extension(run, position, engine.progress)
         if resumption.was_complete and resumption.saved is not None:
             extension = resumption.saved.extension
         continues_mid_epoch = extension is not None and extension.position.phase.is_mid_epoch
@@ -425,13 +518,13 @@ class Checkpointer:
             algorithm=loader.order.algorithm if is_keyed(loader) and "order" not in settings else None,
             settings=settings,
             hyperparameters=resumption.hyperparameters,
-            nominal_items={name: one.nominal for name, one in parts.accumulations.items()},
+            nominal_items=engine.nominal_items(),
             loaders=resumption.loaders.capture(run, mid_epoch=position.phase.is_mid_epoch or continues_mid_epoch),
-            shares_buffers=parts.shares_buffers,
-            scaler=parts.scaler,
+            shares_buffers=engine.shares_buffers,
+            scaler=engine.scaler,
             objects=self.registered,
             script=None if self._script is None else partial(self._script.capture, run, registered=self.registered),
-            buffers=None if self._script is None else partial(self._buffers.capture, run),
+            buffers=None if self._script is None else partial(self._buffers.capture, run, engine.shares_buffers),
             rng_state=self._rng_state if self._interrupted is None else self._interrupted.rng_state,
             extension=extension,
         )
@@ -445,8 +538,8 @@ class Checkpointer:
         # Several processes agree on where they are when they are preempted; other exceptions end each where it is.
         is_together = self.ended_by is None or issubclass(self.ended_by, TrainingPreempted)
         ended_apart = distributed.num_processes() > 1 and not is_together
-        if self._phase is not None and not ended_apart:
-            return self._phase
+        if self.next_phase is not None and not ended_apart:
+            return self.next_phase
         raise CheckpointError(
             "The run cannot be resumed from where it ended, so its training state is not saved.",
             given=f"save_training_state() {_when(self.ended_by)}",
@@ -475,3 +568,62 @@ def _advice(ended_by: type[BaseException] | None) -> str:
             "update, with a state."
         )
     return "Resume from a state that SaveTrainingStateCallback(..., save_every_n_steps=...) saved before."
+
+
+def _summary(request: StateRequest, position: Position, run: str) -> dict[str, str | int | bool]:
+    return {
+        "run": run,
+        "sequence": request.sequence,
+        "update": position.updates,
+        "epoch": position.epochs,
+        "complete": position.phase is Phase.COMPLETE,
+        "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "torch": str(torch.__version__),
+    }
+
+
+@contextmanager
+def _raising_on_all() -> Generator[None]:
+    """Raise what one process meets within the context on all of them, which all miss a state for it."""
+    problem: Exception | None = None
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        problem = error
+    raise_on_all(problem)
+
+
+def _check_scheduler(scheduler: object) -> None:
+    """Raise an error for a scheduler that has no state to save, or none that could be loaded.
+
+    Raises:
+        CheckpointError: It lacks ``state_dict`` or ``load_state_dict``.
+    """
+    if lacking := missing_methods(scheduler):
+        raise CheckpointError(
+            "The scheduler cannot be part of a training state.",
+            given=f"{type(scheduler).__name__} without {' and '.join(lacking)}",
+            do=f"Give {type(scheduler).__name__} these methods.",
+        )
+
+
+def _check_state_of_optimizer(optimizer: Optimizer, state: object) -> None:
+    """Raise an error for an optimizer whose present state could not be stored.
+
+    Args:
+        optimizer: The optimizer. Most make their state with the first update.
+        state: The state.
+
+    Raises:
+        CheckpointError: Something in the state is neither a tensor nor plain.
+    """
+    try:
+        Writer.check({"optimizer": state})
+    except CheckpointError as error:
+        raise CheckpointError(
+            "The state of the optimizer cannot be stored in a training state.",
+            given=f"{type(optimizer).__name__} with {error.given}",
+            expected=error.expected,
+            do="Use an optimizer whose state is of plain tensors, such as torch.optim.AdamW, or save no training "
+            "states: trainer.save_model() saves the weights.",
+        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -13,9 +14,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from pa_checkpoint import CheckpointError, CheckpointInfo, CheckpointNotFoundError, Folder, RemoteFolder, Skipped
 from pa_core import _accelerate, distributed
-from pa_core.training_state.urls import url_of
+from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
 from pa_distributed import run_while_others_wait
+
+_URL = re.compile(r"[A-Za-z][\w+.-]+(::[A-Za-z][\w+.-]+)*://.+")
+_URL_AS_PATH = re.compile(r"[A-Za-z][\w+.-]+:/.+")
 
 
 @runtime_checkable
@@ -26,6 +30,26 @@ class _SendsStates(Protocol):
     def upload_to(self) -> str | None: ...
     @property
     def save_dir(self) -> Path: ...
+
+
+def url_of(place: str | Path) -> str | None:
+    """Return the URL of a place in an object store, without slashes at its end; None for a local path.
+
+    Raises:
+        ConfigurationError: It is a URL that was made a ``Path``, which takes a slash away.
+
+    Example:
+        >>> url_of("s3://bucket/states/"), url_of("states")
+        ('s3://bucket/states', None)
+    """
+    if isinstance(place, str):
+        return place.rstrip("/") if _URL.fullmatch(place) else None
+    if _URL_AS_PATH.fullmatch(str(place)) and not place.drive:
+        raise ConfigurationError(
+            "A URL was made a Path, which takes one of its slashes away. Pass it as a string: "
+            f"{str(place).replace(':/', '://', 1)!r}."
+        )
+    return None
 
 
 def save_dirs_of(callbacks: Iterable[object]) -> list[Path]:

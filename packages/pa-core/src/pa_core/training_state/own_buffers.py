@@ -31,28 +31,25 @@ class OwnBuffers:
     These are modules that no optimizer trains, the loss function, and models in a run that does not exchange their
     buffers. A buffer that is too large to be collected on the first process is named in one warning, and so are weights
     that nothing trains and that differ all the same.
-
-    Args:
-        shares_buffers: Whether all processes have the buffers of the models in common.
     """
 
-    def __init__(self, *, shares_buffers: bool) -> None:
-        self._shares_buffers = shares_buffers
+    def __init__(self) -> None:
         self._has_warned = False
         self._has_compared = False
 
-    def capture(self, run: ResumableRun) -> dict[str, Tensor]:
+    def capture(self, run: ResumableRun, shares_buffers: bool) -> dict[str, Tensor]:
         """Return the buffers in which this process differs from the first one, by place; every process must call this.
 
         Args:
             run: The run.
+            shares_buffers: Whether all processes have the buffers of the models in common.
         """
         if distributed.num_processes() == 1:
             return {}
         if not self._has_compared:
             self._has_compared = True
             _name_differing_weights(run)
-        buffers, rank = _buffers(run, of_models=not self._shares_buffers), distributed.rank()
+        buffers, rank = _buffers(run, of_models=not shares_buffers), distributed.rank()
         differing = _compare(buffers, _digest)
         large = [place for place in differing if place in buffers and buffers[place].numel() > _MOST_NUMBERS]
         if large and not self._has_warned and rank == 0:

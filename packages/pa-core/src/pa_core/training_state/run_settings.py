@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
+import torch
+
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, length_of_dataset
 from pa_core.errors import CheckpointError, ConfigurationError
-from pa_core.training_state.arithmetic import describe_arithmetic
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import StatefulScheduler
 from pa_data.orders import has_plain_order
@@ -77,6 +78,35 @@ def describe_settings(
         "scheduler is stepped": stepping if schedulers else None,
         LENGTH_OF_SCHEDULE: num_scheduler_steps if schedulers else None,
         **({"reproducible": micro_batches, "arithmetic": describe_arithmetic(run.device)} if reproducible else {}),
+    }
+
+
+def describe_arithmetic(device: torch.device) -> dict[str, str | int]:
+    """Return what decides how numbers are rounded, as plain values by name.
+
+    Args:
+        device: The device of the run.
+
+    Example:
+        >>> describe_arithmetic(torch.device("cpu"))["device"]
+        'cpu'
+    """
+    backends: Any = torch.backends  # not annotated by torch
+    name_of_device = getattr(torch.get_device_module(device), "get_device_name", None)
+    return {
+        "torch": str(torch.__version__),
+        "device": device.type if name_of_device is None else name_of_device(device),
+        "CPU capability": backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        # Asking for float32_matmul_precision or allow_tf32 is an error where a script has set only one of these.
+        "float32 products on CUDA": backends.cuda.matmul.fp32_precision,
+        "float32 products on CPU": backends.mkldnn.matmul.fp32_precision,
+        "float32 convolutions on CUDA": backends.cudnn.conv.fp32_precision,
+        "float32 convolutions on CPU": backends.mkldnn.conv.fp32_precision,
+        "cudnn.benchmark": backends.cudnn.benchmark,
+        "cudnn.deterministic": backends.cudnn.deterministic,
+        "mkldnn": backends.mkldnn.enabled,
     }
 
 
