@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
-    "code lines of pa-core": 15_950,
+    "code lines of pa-core": 15_900,
     "code lines of all packages": 40_700,
     "code lines of tests": 62_300,
     "code lines of a module of pa-core": 550,
@@ -28,7 +28,7 @@ LIMITS = {
     "modules of ours that an import loads": 189,
     "other modules that an import loads": 2,  # secrets and hmac
     "time of an import, compared with that of accelerate": 2.5,  # 1.3 on an idle machine
-    "more files of a save": 29,
+    "more files of a save": 32,  # than of a run without one, whose safe points call nothing
 }
 """The most that there may be of each."""
 

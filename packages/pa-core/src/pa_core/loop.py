@@ -617,9 +617,7 @@ class Loop:
         engine, last = self.engine, self.trainer.run_config.max_num_train_steps
         while engine.progress.updates != last and steps.has_next():
             yield self._batches(steps)
-            engine.checkpointer.next_phase = Phase.STEP
-            if engine.rank_sync.is_pending:
-                engine.checkpointer.checkpoint(self.trainer, self.call)
+            self.checkpoint_if_requested(Phase.STEP)
 
     def _batches(self, steps: Steps) -> Iterator[tuple[MicroBatch, Any]]:
         self.engine.checkpointer.next_phase = None
@@ -872,9 +870,10 @@ class Loop:
         Args:
             phase: What comes next.
         """
-        self.engine.checkpointer.next_phase = phase
-        if self.engine.rank_sync.is_pending:
-            self.engine.checkpointer.checkpoint(self.trainer, self.call)
+        engine = self.engine
+        engine.checkpointer.next_phase = phase
+        if engine.rank_sync.is_pending:
+            engine.checkpointer.checkpoint(self.trainer, self.call)
 
     def _resume_steps(self, train_dl: SizedIterable) -> None:
         """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
