@@ -8,12 +8,17 @@ compared with the reference of the same round: a machine that slows down slows a
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from pathlib import Path
 
 from benchmarks.comparisons import COMPARISONS, Comparison
 from benchmarks.page import TABLE, as_page, heading
 from benchmarks.processes import ROOT, measure
 from benchmarks.report import HEADER, Row, rows
+
+PEERS: tuple[str, ...] = ("pytorch_accelerated", "lightning", "ignite", "transformers")
+"""Other trainers, by the names of their files in `loops`."""
 
 
 def main() -> None:
@@ -22,13 +27,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="measure what has one of these words in its name; by default all")
     parser.add_argument("--rounds", type=int, default=5, help="how often each variant has its turn, at least once")
     parser.add_argument("--write", action="store_true", help=f"write the table to {TABLE.relative_to(ROOT)}")
-    parser.add_argument(
-        "--peer",
-        action="append",
-        default=[],
-        metavar="NAME=PYTHON",
-        help="also measure this file of loops/, with this interpreter",
-    )
+    parser.add_argument("--peers", action="store_true", help=f"measure {', '.join(PEERS)} too, with $PEERS_PYTHON")
     arguments = parser.parse_args()
     before = TABLE.read_text() if arguments.write and arguments.words else ""
     if before and not before.startswith(heading()):
@@ -38,13 +37,14 @@ def main() -> None:
         )
     if arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds}: each variant needs at least one turn")
-    if unknown := [peer for peer in arguments.peer if "=" not in peer]:
-        parser.error(f"--peer {unknown[0]}: expected NAME=PYTHON, as in --peer ignite=/path/to/its/python")
+    python = os.environ.get("PEERS_PYTHON", "")
+    if arguments.peers and not Path(python).is_file():
+        parser.error(f"no interpreter at PEERS_PYTHON={python!r}: nox -s peer_libraries installs the other trainers")
     chosen = [one for one in COMPARISONS if not arguments.words or any(word in one.name for word in arguments.words)]
     if not chosen:
         names = "\n  ".join(one.name for one in COMPARISONS)
         parser.error(f"none of {arguments.words} is in the name of a comparison. There are:\n  {names}")
-    peers = dict(peer.split("=", 1) for peer in arguments.peer)
+    peers = dict.fromkeys(PEERS, python) if arguments.peers else {}
     measured: dict[str, tuple[int, list[Row]]] = {}
     print_row(HEADER)
     for comparison in chosen:

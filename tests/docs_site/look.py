@@ -1,4 +1,4 @@
-"""Looks at the built site in a browser: `python -m tests.docs_site.look SITE SCREENSHOTS [PAGE ...]`.
+"""Builds the site and looks at it in a browser: `python -m tests.docs_site.look FOLDER [PAGE ...]`.
 
 Each page is opened in Chromium at the width of a desktop and of a phone, on light and on dark. What is reported is
 what a reader would meet: a page that is wider than the window, pictures of which not exactly one of the two is seen,
@@ -24,6 +24,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from typing_extensions import override
+
+from tests.docs_site.building import build_site
 
 BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
 WIDTHS = {"desktop": 1280, "phone": 390}
@@ -140,8 +142,8 @@ def main(site: Path, screenshots: Path, shown: list[str]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.docs_site.look", description=__doc__)
-    parser.add_argument("site", type=Path, help="the folder of the built site")
-    parser.add_argument("screenshots", type=Path, help="a folder for the screenshots")
+    parser.add_argument("folder", type=Path, help="where the folders `site` and `screenshots` are made")
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="what to take screenshots of, such as api/pa_core")
     arguments = parser.parse_args()
-    main(arguments.site, arguments.screenshots, arguments.pages)
+    build_site(arguments.folder.resolve() / "site")
+    main(arguments.folder / "site", arguments.folder / "screenshots", arguments.pages)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.noxfile import sessions
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "maintainers" / "decisions"
 DECISIONS = sorted(path for path in FOLDER.glob("*.md") if path.stem != "index")
@@ -40,7 +42,7 @@ def _defined_in(tree: ast.AST) -> Iterator[str]:
 def _ours() -> set[str]:
     """Return what the sources define, and the names of modules, packages, distributions and their files."""
     sources = [ROOT / "noxfile.py", *ROOT.glob("packages/*/src/**/*.py")]
-    defined = {name for path in sources for name in _defined_in(ast.parse(path.read_text()))}
+    defined = sessions() | {name for path in sources for name in _defined_in(ast.parse(path.read_text()))}
     paths = [*sources, *ROOT.glob("packages/*"), *ROOT.glob("packages/*/src/*/**/"), *ROOT.glob("packages/*/src/*/*")]
     return defined | {name for path in paths for name in (path.name, path.stem)}
 

@@ -1,4 +1,4 @@
-"""What is published: the wheels and sdists in `.nox/wheels`, as the session `build` leaves them."""
+"""What is published: the wheels and sdists in `.nox/out/wheels`, as the session `wheels` leaves them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.release.built import contents
 from tools.release.repository import Distribution, Repository
 
 REPOSITORY = Repository(Path(__file__).parents[2])
-BUILT = REPOSITORY.root / ".nox" / "wheels"
+BUILT = REPOSITORY.root / ".nox" / "out" / "wheels"
 
 
 @pytest.fixture(autouse=True)

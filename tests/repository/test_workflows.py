@@ -50,8 +50,8 @@ def test_the_site_that_is_published_is_the_one_that_was_built() -> None:
     """The workflow uploads the folder that the session `docs` builds, and only its last job may publish."""
     pages = load(ROOT / ".github" / "workflows" / "pages.yml")
     (upload,) = [step for step in pages["jobs"]["build"]["steps"] if "upload-pages" in step.get("uses", "")]
-    (folder,) = re.findall(r'^SITE = NOX / "(\w+)"$', (ROOT / "noxfile.py").read_text(), re.MULTILINE)
-    assert upload["with"]["path"] == f".nox/{folder}"
+    (folder,) = re.findall(r'"BUILT_SITE": str\(ROOT / OUT / "(\w+)"\)', (ROOT / "noxfile.py").read_text())
+    assert upload["with"]["path"] == f".nox/out/{folder}"
     assert pages["permissions"] == {"contents": "read"}
     assert pages["jobs"]["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
 

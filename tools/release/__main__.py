@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,7 +47,10 @@ def main() -> int:
 
     shutil.rmtree(options.folder, ignore_errors=True)
     first, second = build_twice(repository, options.folder)
-    installer = Installer(options.python, options.uv, repository.root / "tests" / "constraints.txt")
+    environment = options.folder / "environment"
+    venv.create(environment, symlinks=os.name != "nt", with_pip=True)
+    python = Path(sysconfig.get_path("scripts", "venv", {"base": str(environment)}), "python")
+    installer = Installer(python, repository.root / "tests" / "constraints.txt")
     wrong = [
         _report("two builds are the same bytes", differences(first, second)),
         _report("contents of the files", contents(repository, first) + _twine(first)),
@@ -67,8 +73,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--write-urls", action="store_true", help="copy the addresses into each distribution, and end")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the repository")
     parser.add_argument("--folder", type=Path, required=True, help="where files are built; what is there is removed")
-    parser.add_argument("--python", type=Path, required=True, help="the interpreter of an empty environment")
-    parser.add_argument("--uv", type=Path, help="installs in place of pip")
     return parser.parse_args()
 
 

@@ -14,18 +14,15 @@ __all__ = ["Installer", "install_in_order"]
 
 @dataclass(frozen=True)
 class Installer:
-    """An environment that nothing of ours is in, and what installs into it: uv, where it is given, or pip."""
+    """pip, in an environment that nothing of ours is in."""
 
     python: Path
-    uv: Path | None = None
     constraints: Path | None = None
 
     def install(self, *arguments: str) -> str | None:
         """Install, and return what went wrong, if anything did."""
-        python = str(self.python)
-        command = [str(self.uv), "pip", "install", "--python", python] if self.uv else [python, "-m", "pip", "install"]
         constraints = ["--constraint", str(self.constraints)] if self.constraints else []
-        return _failure([*command, "--quiet", *constraints, *arguments])
+        return _failure([str(self.python), "-m", "pip", "install", "--quiet", *constraints, *arguments])
 
 
 def install_in_order(repository: Repository, built: Path, folder: Path, installer: Installer) -> list[str]:

@@ -165,7 +165,8 @@ def check(path: Path, board: Board, before: int) -> int:
 
 def main() -> None:
     """Kill as many processes as the first argument says; the second is the seed."""
-    kills, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(2**32)
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(2**32)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", DeprecationWarning)  # of fork: no thread is doing anything here
     choice, board = random.Random(seed), Board()

@@ -263,7 +263,8 @@ def finish(folder: Path, diary: Diary, outputs: Path, expected: dict[str, torch.
 
 def main() -> None:
     """Make as many tries as the first argument says; the second is the seed."""
-    tries, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(2**32)
+    tries = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(2**32)
     torch.set_num_threads(1)
     make_trainer()  # imports what every process would import otherwise
     warnings.simplefilter("ignore", DeprecationWarning)  # of fork: no thread is doing anything here

@@ -172,7 +172,8 @@ def run_to_end(folder: Path, machine: Path, board: Board) -> None:
 
 def main() -> None:
     """Kill as many runs as the first argument says; the second is the seed."""
-    kills, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(2**32)
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(2**32)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", DeprecationWarning)  # of fork: no thread is doing anything here
     choice, board = random.Random(seed), Board()
