@@ -1,5 +1,7 @@
 """The network of several pictures: it learns to read the scanned digits that come inside scikit-learn."""
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 from typing import Any

@@ -64,7 +64,7 @@ def test_the_packages_keep_all_rules(packages: Packages) -> None:
         (TRIAL_MODULES_RULE, "pa_trial/unheard_of.py", "import torch"),
         ("accelerate is imported in two modules", "pa_core/trainer.py", "import accelerate"),
         ("tqdm is imported in one module", "pa_core/trainer.py", "from tqdm import tqdm"),
-        ("pa_finetuning knows only torch", "pa_finetuning/__init__.py", "import pa_core.errors"),
+        ("pa_distributed and pa_finetuning know only torch", "pa_finetuning/__init__.py", "import pa_core.errors"),
         ("Private modules of pa_core stay inside", "pa_schedulers/__init__.py", "import pa_core._accelerate"),
     ],
 )

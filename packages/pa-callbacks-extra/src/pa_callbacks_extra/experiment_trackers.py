@@ -1,5 +1,7 @@
 """Open, log to and finish the experiment trackers that accelerate knows, such as TensorBoard."""
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import atexit

@@ -1,5 +1,7 @@
 """Checkpoints in an object store: files by digest, manifest last."""
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import errno

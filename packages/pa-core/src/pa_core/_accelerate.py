@@ -1,5 +1,7 @@
 """What pa-core uses of accelerate, typed and imported lazily: accelerate is slow to import and has no types."""
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,7 @@
 """Predictions as tables of Arrow in Parquet files."""
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import importlib.util

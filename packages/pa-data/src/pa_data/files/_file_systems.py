@@ -1,5 +1,7 @@
 """Where files are, on disk or in a store that fsspec knows: found by patterns, looked at, and read in part."""
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import glob

@@ -1,5 +1,7 @@
 """A reader of Parquet files, by pyarrow: row groups are decoded as they are needed, and kept while there is room."""
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
