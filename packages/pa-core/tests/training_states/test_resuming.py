@@ -41,6 +41,7 @@ from tests.support.pa_core.training_states.small_runs import (
     SampleLog,
     fingerprint,
     frozen_trainer,
+    interrupting,
     log_of,
     make_trainer,
     train,
@@ -53,9 +54,10 @@ def saving(folder: Path, **options: Any) -> SaveTrainingStateCallback:
     return SaveTrainingStateCallback(folder, **settings)
 
 
-def interrupt(folder: Path, event: str, update: int, *callbacks: TrainerCallback, **options: Any) -> None:
+def interrupt(folder: Path, event: str, update: int, *, asynchronous: bool, **options: Any) -> None:
     """Run until a process would have been killed, with states in the folder."""
-    trainer = make_trainer(saving(folder), InterruptAt(event, update), *callbacks, best=folder / "best.pt")
+    states = saving(folder, asynchronous=asynchronous)
+    trainer = make_trainer(states, InterruptAt(event, update), best=folder / "best.pt")
     with pytest.raises(Interrupted):
         train(trainer, resume_from=folder, resume_missing="start", **options)
 
@@ -64,7 +66,10 @@ def interrupt(folder: Path, event: str, update: int, *callbacks: TrainerCallback
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_a_resumed_run_ends_as_the_uninterrupted_one(shared_tmp_path: Path, workers: int, accumulation: int) -> None:
-    """Weights, optimizer, scheduler, history, samples, draws and streams are equal to the last bit."""
+    """Weights, optimizer, scheduler, history, samples, draws and streams are equal to the last bit.
+
+    With workers, the states are written while the training continues.
+    """
     options: dict[str, Any] = {
         "gradient_accumulation_steps": accumulation,
         "train_dataloader_kwargs": {"num_workers": workers},
@@ -81,24 +86,9 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(shared_tmp_path: Path, work
     ]
     for place in places if workers == 0 else places[:1]:
         folder = shared_tmp_path / f"{place[0]}_{place[1]}"
-        interrupt(folder, *place, **options)
+        interrupt(folder, *place, asynchronous=workers == 1, **options)
         resumed = make_trainer(saving(folder), best=folder / "best.pt", seed=99)
         assert train(resumed, resume_from=folder, **options) == expected, place
-
-
-def test_states_may_be_written_while_the_training_goes_on(tmp_path: Path) -> None:
-    """Each holds the moment at which it was captured, whatever the next updates change."""
-    expected = train(make_trainer())
-    interrupted = make_trainer(
-        saving(tmp_path, asynchronous=True, save_every_n_steps=1), InterruptAt("on_train_step_end", 9)
-    )
-    with pytest.raises(Interrupted):
-        train(interrupted)
-    for record in Folder(tmp_path).records():
-        folder = tmp_path.with_name(f"{record.path.name}-alone")
-        shutil.copytree(record.path, folder)
-        resumed = make_trainer()
-        assert train(resumed, resume_from=folder) == expected, record
 
 
 def test_a_state_that_is_asked_for_in_mid_update_is_that_of_the_update(tmp_path: Path) -> None:
@@ -339,10 +329,8 @@ def test_large_datasets_are_not_replayed(tmp_path: Path) -> None:
 
     data = CountingDataset(2000)
     options: dict[str, Any] = {"dataset": data, "num_epochs": 1, "eval_dataset": None}
-    options["train_dataloader_kwargs"] = {"num_workers": 0}
-    interrupted = make_trainer(saving(tmp_path, save_every_n_steps=40), InterruptAt("on_train_step_end", 245))
     with pytest.raises(Interrupted):
-        train(interrupted, **options)
+        train(make_trainer(saving(tmp_path, save_every_n_steps=40), InterruptAt("on_train_step_end", 245)), **options)
     data.fetched = 0
     train(make_trainer(saving(tmp_path)), **options, resume_from=tmp_path)
     assert data.fetched == 2000 - 240 * 8
@@ -457,15 +445,6 @@ SCHEDULERS: dict[str, Callable[[Optimizer], Any] | None] = {
 }
 
 
-def interrupted_at(trainer: Trainer, update: int, **options: Any) -> None:
-    """Run until an exception comes out of the middle of an update."""
-    interrupt = InterruptAt("on_train_step_end", update)
-    trainer.callback_handler.add_callback(interrupt)
-    with pytest.raises(Interrupted):
-        train(trainer, **options)
-    trainer.callback_handler.remove_callback(interrupt)
-
-
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_the_same_trainer_resumes_as_a_new_process_does(tmp_path: Path, scheduler: str) -> None:
     """Rates, schedule, optimizer, history and samples to the last bit, after several interruptions in a row."""
@@ -474,7 +453,8 @@ def test_the_same_trainer_resumes_as_a_new_process_does(tmp_path: Path, schedule
     trainer = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2))
     options |= {"resume_from": tmp_path, "resume_missing": "start"}
     for update in (5, 6, 11, 19):
-        interrupted_at(trainer, update, **options)
+        with interrupting(trainer, update):
+            train(trainer, **options)
     assert train(trainer, **options) == expected
 
 
@@ -493,7 +473,8 @@ def test_another_trainer_of_the_same_optimizer_resumes_as_a_new_process_does(tmp
     """A notebook whose cell that makes the trainer is run again, and that of the optimizer is not."""
     expected = train(make_trainer())
     first = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2))
-    interrupted_at(first, 5)
+    with interrupting(first, 5):
+        train(first)
     second = Trainer(first.model, first.loss_func, first.optimizer, callbacks=[SampleLog()])
     assert train(second, resume_from=tmp_path) == expected
 
@@ -507,15 +488,18 @@ def rates_of(trainer: Trainer, **options: Any) -> list[float]:
     return used.rates
 
 
-@pytest.mark.parametrize("scheduler", ["none", "CosineAnnealingLR", "StepLR"])
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("scheduler", ["none", "CosineAnnealingLR", "StepLR", "LambdaLR"])
 def test_a_rate_that_is_changed_between_the_runs_is_used(
-    tmp_path: Path, scheduler: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, scheduler: str, is_new: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In proportion to what the script asked for at first, as in a new process; then it is what was asked."""
+    """In proportion to what the script asked for at first, also in a new process; then it is what was asked."""
     options: dict[str, Any] = {"create_scheduler_fn": SCHEDULERS[scheduler]}
     whole = rates_of(make_trainer(), **options)
     trainer = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2))
-    interrupted_at(trainer, 6, **options)
+    with interrupting(trainer, 6):
+        train(trainer, **options)
+    trainer = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)) if is_new else trainer
     trainer.optimizer.param_groups[0]["lr"] = 0.002
     assert rates_of(trainer, resume_from=tmp_path, **options) == pytest.approx([rate / 5 for rate in whole[6:]])
     assert ["group", "0:", "lr", "0.01", "0.002", "0.002"] in [
@@ -569,7 +553,8 @@ def test_loading_weights_before_the_run_is_resumed_asks_for_no_other_rate(
     """The rate in a file is that of its moment, and nothing that a script asks for."""
     expected = train(make_trainer())
     trainer = make_trainer(SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=2))
-    interrupted_at(trainer, 9)
+    with interrupting(trainer, 9):
+        train(trainer)
     trainer.save_checkpoint(tmp_path / "checkpoint.pt")
     for loading in (trainer, make_trainer(seed=4)):
         loading.load_checkpoint(tmp_path / "checkpoint.pt", load_scheduler=False)
@@ -593,11 +578,8 @@ def test_groups_that_the_interrupted_run_added_are_added_again_in_their_time(tmp
     states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=4)
     trainer = frozen_trainer(states)
     for update in (7, 12):
-        interrupt = InterruptAt("on_train_step_end", update)
-        trainer.callback_handler.add_callback(interrupt)
-        with pytest.raises(Interrupted):
+        with interrupting(trainer, update):
             trainer.train(make_classification(40), 3, resume_from=tmp_path, resume_missing="start")
-        trainer.callback_handler.remove_callback(interrupt)
         trainer = frozen_trainer(states) if is_new else trainer
     trainer.train(make_classification(40), 3, resume_from=tmp_path)
     assert weights(trainer) == weights(whole)
@@ -619,10 +601,7 @@ def test_rates_that_are_tensors_stay_the_same_tensors(tmp_path: Path) -> None:
 
     expected = run(tensor_trainer())
     trainer = tensor_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=4))
-    interrupt = InterruptAt("on_train_step_end", 9)
-    trainer.callback_handler.add_callback(interrupt)
-    with pytest.raises(Interrupted):
+    with interrupting(trainer, 9):
         run(trainer)
-    trainer.callback_handler.remove_callback(interrupt)
     assert run(trainer, resume_from=tmp_path) == expected
     assert isinstance(trainer.optimizer.param_groups[0]["lr"], torch.Tensor)

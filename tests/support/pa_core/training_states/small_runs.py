@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
@@ -91,6 +94,16 @@ class InterruptAt(TrainerCallback):
                 raise Interrupted
 
         vars(self)[event] = fail
+
+
+@contextmanager
+def interrupting(trainer: Trainer, update: int) -> Generator[None]:
+    """Within the context, the run of a trainer fails after an update."""
+    interrupt = InterruptAt("on_train_step_end", update)
+    trainer.callback_handler.add_callback(interrupt)
+    with pytest.raises(Interrupted):
+        yield
+    trainer.callback_handler.remove_callback(interrupt)
 
 
 def cosine(optimizer: Optimizer) -> CosineAnnealingLR:

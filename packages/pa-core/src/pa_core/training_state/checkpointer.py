@@ -34,7 +34,7 @@ from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state.model_state import TrainedLayers
 from pa_core.training_state.own_buffers import OwnBuffers
 from pa_core.training_state.resume import ResumePlan
-from pa_core.training_state.run_state import RunState, capture, find_extension
+from pa_core.training_state.run_state import capture, find_extension, pack_by_optimizer
 from pa_core.training_state.saved_runs import newest_state
 from pa_core.training_state.script_state import ScriptState
 from pa_core.training_state.snapshotable import ResumableRun
@@ -420,7 +420,7 @@ class Checkpointer:
         """
         for scheduler in run.named_schedulers().values():
             _check_scheduler(scheduler)
-        parts = capture(run, self._describe(run, self._engine.progress.position(Phase.EPOCH)))
+        parts = self._capture(run, self._engine.progress.position(Phase.EPOCH))
         optimizers = run.named_optimizers()
         for name, optimizer in optimizers.items():
             _check_state_of_optimizer(optimizer, parts["optimizers"][name]["state"])
@@ -457,7 +457,7 @@ class Checkpointer:
         position = self._engine.progress.position(phase if self._interrupted is None else self._interrupted.phase)
         if self._interrupted is not None:
             position = position._replace(eval_sets=self._interrupted.eval_sets)
-        parts = capture(run, self._describe(run, position))
+        parts = self._capture(run, position)
         requests, self._requests = self._requests, []
         for request, extras in requests:
             self._write(request, {**parts, "extras": extras}, position)
@@ -504,30 +504,36 @@ class Checkpointer:
             self._check_folder(folder)  # if it has gone meanwhile, that is the reason to tell
             raise
 
-    def _describe(self, run: ResumableRun, position: Position) -> RunState:
+    def _capture(self, run: ResumableRun, position: Position) -> dict[str, Any]:
+        """All parts of a training state but the extras, by reference; every process must call this."""
         engine, resumption = self._engine, self._engine.resumption
         loader, settings = innermost(run.train_dataloader), resumption.settings or {}
         extension = find_extension(run, position, engine.progress)
         if resumption.was_complete and resumption.saved is not None:
             extension = resumption.saved.extension
-        continues_mid_epoch = extension is not None and extension.position.phase.is_mid_epoch
-        return RunState(
-            position=position,
-            seed=resumption.seed,
+        is_mid_epoch = position.phase.is_mid_epoch or (extension is not None and extension.position.phase.is_mid_epoch)
+        loaders = resumption.loaders.capture(run, mid_epoch=is_mid_epoch)
+        parts = capture(run, self.registered, engine.scaler, engine.shares_buffers)
+        parts["run"] = {
+            "position": position.to_dict(),
+            "seed": resumption.seed,
             # of an order of another kind, the settings say which
-            algorithm=loader.order.algorithm if is_keyed(loader) and "order" not in settings else None,
-            settings=settings,
-            hyperparameters=resumption.hyperparameters,
-            nominal_items=engine.nominal_items(),
-            loaders=resumption.loaders.capture(run, mid_epoch=position.phase.is_mid_epoch or continues_mid_epoch),
-            shares_buffers=engine.shares_buffers,
-            scaler=engine.scaler,
-            objects=self.registered,
-            script=None if self._script is None else partial(self._script.capture, run, registered=self.registered),
-            buffers=None if self._script is None else partial(self._buffers.capture, run, engine.shares_buffers),
-            rng_state=self._rng_state if self._interrupted is None else self._interrupted.rng_state,
-            extension=extension,
-        )
+            "algorithm": loader.order.algorithm if is_keyed(loader) and "order" not in settings else None,
+            "settings": dict(settings),
+            "hyperparameters": pack_by_optimizer(resumption.hyperparameters),
+            "nominal_items": pack_by_optimizer(engine.nominal_items()),
+            "extension": None if extension is None else extension.to_dict(),
+        }
+        rng_state = self._rng_state if self._interrupted is None else self._interrupted.rng_state
+        of_process = {
+            "streams": rng_state or capture_rng_state(run.device),
+            "losses": run.loss_tracker.totals().cpu(),
+            "step_means": run.step_means.totals(),
+            "loaders": loaders,
+            "script": {} if self._script is None else self._script.capture(run, parts, self.registered),
+            "buffers": {} if self._script is None else self._buffers.capture(run, engine.shares_buffers),
+        }
+        return {**parts, "ranks": distributed.gather_objects(of_process)}
 
     def _require_phase(self) -> Phase:
         """Return what comes next in a run that has ended.

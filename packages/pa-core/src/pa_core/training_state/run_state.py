@@ -44,7 +44,7 @@ from pa_core.training_state.stored_values import same_on_all
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
 from pa_data.orders import epoch_order
-from pa_data.rng import capture_rng_state, restore_rng_state, seed_rng_of_rank
+from pa_data.rng import restore_rng_state, seed_rng_of_rank
 
 _RecordT = TypeVar("_RecordT", SavedModel, SavedOptimizer, "SavedProcess")
 
@@ -62,6 +62,10 @@ class Extension(NamedTuple):
 
     position: Position
     number_in_history: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {**self._asdict(), "position": self.position.to_dict()}
 
 
 class SavedProcess(NamedTuple):
@@ -137,92 +141,36 @@ def find_extension(run: ResumableRun, position: Position, progress: Progress) ->
 _LOSS_FUNC, _SCHEDULER = "loss_func", "scheduler"
 
 
-class RunState(NamedTuple):
-    """What a training state holds besides the objects of the run.
-
-    Attributes:
-        position: Where it stands.
-        seed: The number that the order of the data and the augmentation follow from.
-        algorithm: The name of the permutation of ``Shuffled`` or ``Sequential``; None for other orders and
-            for a custom data loader.
-        settings: Its settings, as plain values.
-        hyperparameters: What was set on each optimizer when the run began, by name.
-        nominal_items: The nominal number of items of an update of each optimizer, by name; None where samples are
-            counted.
-        extension: Where the run continues if more is requested; None where it continues at its position.
-        loaders: What is saved of the custom data loaders of this process, by what they are for.
-        shares_buffers: Whether all processes have the buffers of the models in common: what the first one has.
-        scaler: The gradient scaler of fp16.
-        objects: What was registered to be saved with the run.
-        script: Returns what objects of the script keep, and is called with the other parts; None before a run begins.
-        buffers: Returns the buffers in which a process differs from the first one; None before a run begins.
-        rng_state: The RNG state to save; None for the current one.
-    """
-
-    position: Position
-    seed: int
-    algorithm: str | None
-    settings: Mapping[str, Any]
-    hyperparameters: Mapping[str, list[dict[str, Any]]]
-    nominal_items: Mapping[str, float | None]
-    extension: Extension | None = None
-    loaders: Mapping[str, Any] = MappingProxyType({})
-    shares_buffers: bool = True
-    scaler: SupportsStateDict | None = None
-    objects: Sequence[SupportsStateDict] = ()
-    script: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-    buffers: Callable[[], Mapping[str, Tensor]] | None = None
-    rng_state: Mapping[str, Any] | None = None
-
-
-def capture(run: ResumableRun, state: RunState) -> dict[str, Any]:
-    """Return all parts of a training state, by reference; every process must call this.
+def capture(
+    run: ResumableRun, objects: Sequence[SupportsStateDict], scaler: SupportsStateDict | None, shares_buffers: bool
+) -> dict[str, Any]:
+    """Return what a training state holds of the objects of a run, by reference; every process must call this.
 
     Args:
-        run: The run, with its objects.
-        state: What it holds besides them.
+        run: The run.
+        objects: What was registered to be saved with it.
+        scaler: The gradient scaler of fp16.
+        shares_buffers: Whether all processes have the buffers of the models in common: what the first one has.
     """
     models = run.named_models()
-    if state.shares_buffers:
+    if shares_buffers:
         for model in models.values():
             distributed.broadcast_buffers(model)
     captured = {name: SavedModel.of(model)._asdict() for name, model in models.items()}
-    extension = state.extension
     parameters = named_parameters(models)  # the state dicts have split again what fully_shard had put together
     captured |= {name: SavedModel.of(one)._asdict() for name, one in run.untrained_modules().items()}
     if isinstance(run.loss_func, nn.Module):
         captured[_LOSS_FUNC] = SavedModel.of(run.loss_func)._asdict()
-    parts = {
+    callbacks = stateful_callbacks(run.callback_handler.callbacks)
+    return {
         "models": captured,
         "optimizers": {name: _capture_optimizer(one, parameters) for name, one in run.named_optimizers().items()},
         "schedulers": {name: one.state_dict() for name, one in run.named_schedulers().items()},
-        "scalers": {} if state.scaler is None else {"scaler": state.scaler.state_dict()},
+        "scalers": {} if scaler is None else {"scaler": scaler.state_dict()},
         "history": run.run_history.state_dict(),
-        "callbacks": {
-            name: one.state_dict() for name, one in stateful_callbacks(run.callback_handler.callbacks).items()
-        },
-        "objects": [{"class": _name(one), "state": one.state_dict()} for one in state.objects],
-        "run": {
-            "position": state.position.to_dict(),
-            "seed": state.seed,
-            "algorithm": state.algorithm,
-            "settings": dict(state.settings),
-            "hyperparameters": _pack(state.hyperparameters),
-            "nominal_items": _pack(state.nominal_items),
-            "extension": None
-            if extension is None
-            else {**extension._asdict(), "position": extension.position.to_dict()},
-        },
+        "callbacks": {name: one.state_dict() for name, one in callbacks.items()},
+        "objects": [{"class": _name(one), "state": one.state_dict()} for one in objects],
     }
-    of_process = {
-        "streams": state.rng_state or capture_rng_state(run.device),
-        "losses": run.loss_tracker.totals().cpu(),
-        "step_means": run.step_means.totals(),
-        "loaders": dict(state.loaders),
-        "script": {} if state.script is None else state.script(parts),
-        "buffers": {} if state.buffers is None else state.buffers(),
-    }
-    return {**parts, "ranks": distributed.gather_objects(of_process)}
 
 
 def _capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -233,8 +181,8 @@ def _capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -
     }
 
 
-def _pack(saved: Any) -> Any:
-    """Leave out the name of an optimizer that is the only one."""
+def pack_by_optimizer(saved: Mapping[str, Any]) -> Any:
+    """Return what is saved by the name of an optimizer, without the name if it is the only one."""
     return saved[OPTIMIZER] if [*saved] == [OPTIMIZER] else dict(saved)
 
 
