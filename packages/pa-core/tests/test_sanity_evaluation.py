@@ -25,7 +25,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from tests.support.callbacks import CallAt
+from tests.support.callbacks import CallAt, FailAt
 from tests.support.pa_core.training_states.small_runs import DrawingDataset, make_trainer, train
 from tests.support.trainers import classifier_trainer
 
@@ -145,43 +145,34 @@ def test_a_misspelt_metric_is_refused_with_the_nearest_name(tmp_path: Path) -> N
     assert trainer.num_updates_completed == 0
 
 
-class LogsAccuracy(TrainerCallback):
-    """Logs the same metric in training and in evaluation."""
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        trainer.log("multiclass_accuracy", 0.5)
-
-    on_eval_step_end = on_train_step_end
-
-
-def test_a_metric_of_the_training_is_not_taken_for_a_misspelt_one_of_the_evaluation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "metric",
+    ["train_multiclass_accuracy_epoch", "train_loss_epoch", "eval_loss_epoch", "intermediate_eval_loss_epoch"],
+)
+def test_a_metric_of_the_training_is_not_taken_for_a_misspelt_one_of_the_evaluation(
+    metric: str, tmp_path: Path
+) -> None:
     """Only an epoch of training records it, however much its name is like that of the evaluation."""
-    watched = "train_multiclass_accuracy_epoch"
-    best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric=watched, greater_is_better=True)
-    classifier_trainer(Trainer, best, LogsAccuracy()).train(DATA, 1, DATA, sanity_eval_steps=1)
-    assert best.best.value == 0.5
+
+    class InEvaluation(CallAt):
+        """Another class, as two of one are refused."""
+
+    logs = [
+        kind(f"on_{part}_step_end", lambda trainer: trainer.log("multiclass_accuracy", 0.5))
+        for kind, part in ((CallAt, "train"), (InEvaluation, "eval"))
+    ]
+    best = SaveBestModelCallback(tmp_path / "best.pt", metric, greater_is_better="accuracy" in metric)
+    callbacks = [StepBasedEvaluationCallback(1), best, *logs]
+    classifier_trainer(Trainer, *callbacks).train(DATA, 1, DATA, sanity_eval_steps=1)
+    assert isinstance(best.best.value, float)
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
 def test_a_callback_that_stops_after_an_evaluation_does_not_stop_a_run_that_has_not_begun() -> None:
     """The run ends after the training of its first epoch, as without the sanity evaluation."""
-
-    class Stops(TrainerCallback):
-        @override
-        def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            raise StopTrainingError("good enough")
-
-    trainer = classifier_trainer(Trainer, Stops())
+    trainer = classifier_trainer(Trainer, FailAt("on_eval_epoch_end", StopTrainingError("good enough")))
     trainer.train(DATA, 3, DATA, sanity_eval_steps=1)
     assert trainer.num_updates_completed == len(trainer.train_dataloader)
-
-
-def test_metrics_of_the_training_and_of_evaluations_in_between_are_known(tmp_path: Path) -> None:
-    """Nothing is said of names that follow from those that were recorded."""
-    for metric in ("train_loss_epoch", "eval_loss_epoch", "intermediate_eval_loss_epoch"):
-        best = SaveBestModelCallback(tmp_path / metric, watch_metric=metric)
-        classifier_trainer(Trainer, StepBasedEvaluationCallback(1), best).train(DATA, 1, DATA, sanity_eval_steps=1)
 
 
 class WritesLines(TrainerCallback):

@@ -40,26 +40,10 @@ class _Teacher(_Base):
         return outputs
 
 
-class _TeacherByData(_Teacher):
-    @override
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.teacher.weight.data = 0.9 * self.teacher.weight.data + 0.1 * self.layer.weight.data
-        outputs: Tensor = self.layer(inputs) + self.teacher(inputs)
-        return outputs
-
-
 class _ClampsWeights(_Base):
     @override
     def forward(self, inputs: Tensor) -> Tensor:
         self.layer.weight.data.mul_(0.99)
-        outputs: Tensor = self.layer(inputs)
-        return outputs
-
-
-class _ReplacesWeights(_Base):
-    @override
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.layer.weight.data = self.layer.weight.data * 0.99
         outputs: Tensor = self.layer(inputs)
         return outputs
 
@@ -76,21 +60,6 @@ class _Queue(_Base):
         outputs: Tensor = self.layer(inputs)
         self.queue.append(outputs.detach())
         return outputs if len(self.queue) < 100 else outputs - torch.cat(self.queue).mean()
-
-
-class _LastBatch(_Base):
-    """Compares a batch with the one before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last: Tensor | None = None
-
-    @override
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(inputs)
-        compared = outputs if self.last is None else outputs + 0.1 * self.last.mean()
-        self.last = outputs.detach()
-        return compared
 
 
 class _RareCounter(_Base):
@@ -204,11 +173,8 @@ def _of(*make_layers: Callable[[], nn.Module]) -> Callable[[], Parts]:
 
 HIDDEN: dict[str, Callable[[], Parts]] = {
     "teacher": lambda: (_Teacher(),),
-    "teacher by data": lambda: (_TeacherByData(),),
     "weights in place": lambda: (_ClampsWeights(),),
-    "weights replaced": lambda: (_ReplacesWeights(),),
     "queue": lambda: (_Queue(),),
-    "last batch": lambda: (_LastBatch(),),
     "rare counter": lambda: (_RareCounter(),),
     "gradient hook": lambda: (_GradientHook(),),
 }

@@ -9,14 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
-    BatchOutput,
     NonFiniteLossError,
     StepBasedEvaluationCallback,
     StopTrainingError,
@@ -27,6 +25,7 @@ from pa_core import (
 )
 from pa_core.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from tests.support.callbacks import CallAt, FailAt
 from tests.support.models import weights_of
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -250,24 +249,10 @@ def test_an_evaluation_loss_of_one_rank_that_is_nan_raises_on_both() -> None:
     assert recorder.events[-2:] == ["on_stop_training_error", "on_evaluation_run_end"]
 
 
-class GatherEverywhere(TrainerCallback):
-    """Gathers at each event at which users do, behind a callback that may have stopped its own rank."""
-
-    @override
-    def on_train_step_end(
-        self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
-    ) -> None:
-        trainer.gather(batch_output["loss"])
-
-    on_eval_step_end = on_train_step_end
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.gather(torch.ones(1))
-
-    on_train_epoch_end = on_eval_epoch_start = on_eval_epoch_end = on_training_run_epoch_end
-
-
+GATHERS_AT = (
+    *("on_train_step_end", "on_eval_step_end", "on_train_epoch_end", "on_eval_epoch_start", "on_eval_epoch_end"),
+    "on_training_run_epoch_end",
+)
 EVENTS = {"on_train_step_end": 0, "on_optimizer_step_end": 1, **BETWEEN_STEPS}
 EVENTS.pop("evaluation step")  # where a step returns nothing, there is nothing to call its callbacks with
 
@@ -276,7 +261,10 @@ EVENTS.pop("evaluation step")  # where a step returns nothing, there is nothing 
 def test_callbacks_behind_the_one_that_stops_may_gather(place: str, updates: int) -> None:
     """A callback that gathers is called on both ranks, whichever asked to stop before it."""
     trainer = make_two(place, nth=1)
-    trainer.callback_handler.add_callback(GatherEverywhere)
+    gathers = CallAt("on_training_run_end", lambda one: one.gather(torch.ones(1)))
+    for event in GATHERS_AT:  # at which users do
+        vars(gathers)[event] = vars(gathers)["on_training_run_end"]
+    trainer.callback_handler.add_callback(gathers)
     trainer.train(
         make_classification(5 * 2 * BATCH_SIZE),  # each rank has a sample in each step
         2,
@@ -288,14 +276,8 @@ def test_callbacks_behind_the_one_that_stops_may_gather(place: str, updates: int
 
 def test_a_loss_that_is_nan_matters_more_than_another_stop() -> None:
     """If one rank wants to end the run and the other must, both raise."""
-
-    class Enough(TrainerCallback):
-        @override
-        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
-            if kwargs["step"] == 3:
-                raise StopTrainingError("enough")
-
-    trainer = make_two("after the model", Enough(), TerminateOnNaNCallback(), kind=NaNOnRankOne)
+    enough = FailAt("on_train_step_end", StopTrainingError("enough"), 2)
+    trainer = make_two("after the model", enough, TerminateOnNaNCallback(), kind=NaNOnRankOne)
     with pytest.raises(NonFiniteLossError):
         train_two(trainer)
     assert_stopped_alike(trainer, 2)

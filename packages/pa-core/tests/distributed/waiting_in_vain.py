@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -55,16 +53,6 @@ def train(do: Callable[[AnyTrainer], object], max_wait_seconds: float = MAX_WAIT
 def sleeps(_rank: int) -> None:
     """A callback does not return on one rank."""
     train(lambda _: time.sleep(1000))
-
-
-def gathers(_rank: int) -> None:
-    """A callback gathers on one rank."""
-    train(lambda trainer: trainer.gather(torch.ones(3)))
-
-
-def is_frozen(_rank: int) -> None:
-    """One rank is stopped by its machine, and gives no sign any more."""
-    train(lambda _: os.kill(os.getpid(), signal.SIGSTOP), max_wait_seconds=8.0)
 
 
 def trains_once_more(rank: int) -> None:
@@ -121,7 +109,7 @@ IN_A_LOOP = [
     "evaluates after an epoch",
 ]
 CASES: dict[str, Callable[[int], None]] = {
-    **{one.__name__: one for one in (sleeps, gathers, is_frozen, trains_once_more, is_busy_between_runs)},
+    **{one.__name__: one for one in (sleeps, trains_once_more, is_busy_between_runs)},
     **{name: partial(loop, only_on_rank_1=name) for name in IN_A_LOOP},
     "all stop": partial(loop, only_on_rank_1="stops", on_all="stops"),
     "all break": partial(loop, only_on_rank_1="breaks after an epoch", on_all="breaks after an epoch"),
@@ -129,4 +117,4 @@ CASES: dict[str, Callable[[int], None]] = {
 
 
 if __name__ == "__main__":
-    run_pairs(CASES, json.loads(sys.argv[1]), SECONDS_TO_END, alone=["is_frozen"])
+    run_pairs(CASES, json.loads(sys.argv[1]), SECONDS_TO_END)

@@ -1,9 +1,8 @@
-"""Runs whose samples are drawn by weight, by class, from a mixture, or by a curriculum."""
+"""Runs on a mixture of datasets."""
 
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +10,11 @@ import torch
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
-from typing_extensions import override
 
-from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
-from pa_core.data import KeyedDataLoader
-from pa_core.orders import ClassBalanced, Curriculum, Mixture, Order, Weighted
-from tests.support.callbacks import KillAt, KilledError, Notes
+from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core.distributed import num_processes
+from pa_core.orders import Mixture
+from tests.support.callbacks import TellAt
 from tests.support.pa_core import entries
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
@@ -31,55 +29,15 @@ def mixture(**options: Any) -> Mixture[Any]:
     return Mixture({"ours": ours, "others": others}, weights={"ours": 0.25, "others": 0.75}, **options)
 
 
-DATASETS: dict[str, tuple[Dataset[Any], Order | None]] = {
-    "weighted": (DATA, Weighted(torch.arange(60))),
-    "class balanced": (DATA, ClassBalanced(torch.arange(60) // 25)),
-    "mixture": (mixture(), None),
-    "curriculum": (DATA, Curriculum(lambda epoch: range(12 * epoch, 60))),
-}
-
-
-class Ids(TrainerCallback):
-    """Notes the samples of each update, over all processes."""
-
-    def __init__(self) -> None:
-        self.of_updates: list[list[int]] = Notes()
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        self.of_updates.append([int(number) for number in trainer.gather(batch[0])])
-
-
-def train(data: Dataset[Any], *callbacks: TrainerCallback, **options: Any) -> tuple[list[list[int]], Trainer]:
+def train(data: Dataset[Any], *callbacks: TrainerCallback, **options: Any) -> tuple[list[list[int]], AnyTrainer]:
     """Train a line for three epochs, six samples an update, and return the samples of each update and the trainer."""
     torch.manual_seed(0)
-    model, ids = nn.Linear(1, 1), Ids()
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-5), callbacks=[ids, *callbacks])
-    trainer.train(data, 3, per_device_batch_size=6 // trainer.num_processes, **options)
-    return ids.of_updates, trainer
-
-
-def of_one_process(data: Dataset[Any], order: Order | None, seed: int | None) -> list[list[int]]:
-    """The samples of each update of three epochs, as the loader of one process has them."""
-    assert seed is not None
-    loader: KeyedDataLoader[Any] = KeyedDataLoader(data, 6, shuffle=order is None, order=order, seed=seed)
-    updates: list[list[int]] = []
-    for epoch in range(3):
-        loader.start_epoch(epoch)
-        updates += [[int(number) for number in numbers] for numbers, _ in loader]
-    return updates
-
-
-@pytest.mark.parametrize("name", DATASETS)
-def test_a_run_goes_on_at_its_sample(name: str, shared_tmp_path: Path) -> None:
-    """The updates are those of one process, also where the run was killed within its second epoch."""
-    data, order = DATASETS[name]
-    with pytest.raises(KilledError):
-        train(data, SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=11), KillAt(12), order=order)
-    resumed, trainer = train(data, order=order, resume_from=shared_tmp_path)
-    whole = of_one_process(data, order, trainer.run_config.seed)
-    assert resumed == whole[11:]
-    assert train(data, order=order)[0] == whole
+    model, updates = nn.Linear(1, 1), list[list[int]]()
+    note = TellAt("on_train_step_end", lambda one, told: updates.append([int(n) for n in one.gather(told["batch"][0])]))
+    settings: dict[str, Any] = {"per_device_batch_size": 6 // num_processes(), **options}
+    optimizer = SGD(model.parameters(), lr=1e-5)
+    trainer = entries.train("Trainer", model, optimizer, data, 3, callbacks=[note, *callbacks], **settings)
+    return updates, trainer
 
 
 def test_the_history_has_the_share_of_each_dataset() -> None:
@@ -101,12 +59,13 @@ def test_a_mixture_is_evaluated_sample_by_sample() -> None:
     """An evaluation visits each sample of each dataset once, whatever the shares in training are."""
     evaluated: list[int] = []
 
-    class Evaluated(TrainerCallback):
-        @override
-        def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            evaluated.extend(int(number) for number in trainer.gather(batch[0]))
+    def note(trainer: AnyTrainer, told: Any) -> None:
+        evaluated.extend(int(number) for number in trainer.gather(told["batch"][0]))
 
-    train(mixture(num_samples=6), Evaluated(), eval_dataset=mixture())
+    class Evaluated(TellAt):
+        """Another class, as two of one are refused."""
+
+    train(mixture(num_samples=6), Evaluated("on_eval_step_end", note), eval_dataset=mixture())
     assert evaluated == 3 * list(range(60))
 
 
