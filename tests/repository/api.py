@@ -21,6 +21,7 @@ MODULES = (
     "pa_core",
     "pa_core.callbacks",
     "pa_core.data",
+    "pa_core.default_step",
     "pa_core.distributed",
     "pa_core.errors",
     "pa_core.exchange",

@@ -55,7 +55,7 @@ ADVICE: dict[str, str] = {
     "targets-broadcast": "unsqueeze(1)",
     "targets-do-not-matter": "what calculate_train_batch_loss compares",
     "targets-not-probabilities": "multi-label",
-    "targets-of-another-type": "Convert them: targets.",
+    "targets-of-another-type": "Convert the targets",
     "targets-out-of-range": "Number the classes from 0",
     "targets-out-of-reach": "Scale the targets",
     "triplets-of-equals": "how triplets are made",

@@ -97,14 +97,14 @@ def labels_as_floats() -> Script:
     return script(perceptron(8, 4), nn.CrossEntropyLoss(), TensorDataset(inputs, targets.float()))
 
 
-@planted("targets-of-another-type", do="targets.float()")
+@planted("targets-of-another-type", do="targets.to(torch.float32)")
 def labels_of_two_classes_as_integers() -> Script:
     """BCEWithLogitsLoss is given integers."""
     inputs, targets = points(classes=2).tensors
     return script(perceptron(8, 1), nn.BCEWithLogitsLoss(), TensorDataset(inputs, targets.unsqueeze(1)))
 
 
-@planted("targets-of-another-type", do="targets.float()")
+@planted("targets-of-another-type", do="targets.to(torch.float32)")
 def whole_numbers_in_a_regression() -> Script:
     """MSELoss is given integers."""
     inputs, targets = lines().tensors
@@ -118,7 +118,7 @@ def flat_targets_in_a_regression() -> Script:
     return script(perceptron(6, 1), nn.MSELoss(), TensorDataset(inputs, targets.squeeze(1)))
 
 
-@planted("targets-broadcast", do="outputs.squeeze(1)")
+@planted("targets-broadcast", do="targets.squeeze(1)")
 def flat_outputs_in_a_regression() -> Script:
     """Outputs of shape (B,) are compared with targets of shape (B, 1), by a loss that was written by hand."""
 

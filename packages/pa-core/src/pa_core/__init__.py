@@ -1,9 +1,9 @@
 """A training loop for PyTorch that you can read: the trainer, its callbacks, and what they record.
 
-Public are the names in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``, ``pa_core.distributed``,
-``pa_core.errors``, ``pa_core.exchange``, ``pa_core.files``, ``pa_core.orders``, ``pa_core.plot_style``,
-``pa_core.predictions``, ``pa_core.sharding``, ``pa_core.testing``, ``pa_core.torch_names``, ``pa_core.tracking``,
-``pa_core.types`` and ``pa_core.user_warnings``.
+Public are the names in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``, ``pa_core.default_step``,
+``pa_core.distributed``, ``pa_core.errors``, ``pa_core.exchange``, ``pa_core.files``, ``pa_core.orders``,
+``pa_core.plot_style``, ``pa_core.predictions``, ``pa_core.sharding``, ``pa_core.testing``, ``pa_core.torch_names``,
+``pa_core.tracking``, ``pa_core.types`` and ``pa_core.user_warnings``.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from pa_core.model_tensors import unwrap_model
 from pa_core.types import LossFunction
 from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
 
+__all__ = ["advise_on_targets"]
+
 ITEMS: Final = "num_items_in_batch"
 """What a step may say its loss is the mean over."""
 
@@ -40,6 +42,7 @@ _ABOUT_VALUES = (
     "targets.float(). In a model, squeeze() takes away the dimension of a single sample too: use squeeze(1). "
     "Outputs of nn.BCELoss() are from 0 to 1: nn.BCEWithLogitsLoss() applies the sigmoid to the outputs itself."
 )
+_INSTEAD_OF_ONE_CLASS = "Use nn.BCEWithLogitsLoss() with targets of dtype float32 and the shape of the outputs."
 _ABOUT_LAYERS = (
     "Let the input have the dtype and the dimensions that the layer takes: inputs.float(), inputs.long() for indices; "
     "nn.Flatten() before a linear layer, inputs.unsqueeze(1) or inputs.permute(0, 3, 1, 2) for the channels. A batch "
@@ -63,20 +66,17 @@ def _require_pairs(loss_func: object, outputs: object, targets: object) -> None:
     kind = _kind(loss_func)
     if kind == "crossentropy" and outputs.shape[1:2] == (1,):
         expected = "an output for each class, two at least: the loss of a single one is always 0"
-        do = "Use nn.BCEWithLogitsLoss() with targets of dtype float32 and the shape of the outputs."
     elif kind in _ELEMENTWISE and _without_leading_ones(outputs) != _without_leading_ones(targets):
         expected = "outputs and targets of the same shape, which are compared element by element"
-        do = _advise_on_shapes(outputs, targets)
     elif kind == "huber" and outputs.dtype is not targets.dtype:  # other losses convert the targets
         expected = f"targets of dtype {outputs.dtype}, as the outputs, and not of {targets.dtype}"
-        do = f"Convert the targets: targets.to({outputs.dtype})."
     else:
         return
     raise BatchMismatchError(
         "The model's outputs and the targets do not fit the loss function.",
         given=f"outputs of shape {tuple(outputs.shape)}, targets of shape {tuple(targets.shape)}",
         expected=expected,
-        do=do,
+        do=_INSTEAD_OF_ONE_CLASS if kind == "crossentropy" else advise_on_targets(loss_func, outputs, targets),
     )
 
 
@@ -93,13 +93,33 @@ def _notes_on_loss(loss_func: object, outputs: object, targets: object) -> Itera
         yield _ABOUT_CLASSES if kind in _OF_CLASSES else _ABOUT_VALUES
 
 
-def _advise_on_shapes(outputs: Tensor, targets: Tensor) -> str:
+def advise_on_targets(loss_func: object, outputs: Tensor, targets: Tensor) -> str:
+    """Return how to change targets, or outputs, which a loss function cannot compare as they are.
+
+    Args:
+        loss_func: The loss function; one that torch does not have is taken for one that compares element by element.
+        outputs: The outputs of the model.
+        targets: The targets.
+
+    Example:
+        >>> advise_on_targets(nn.MSELoss(), torch.zeros(8, 1), torch.zeros(8))
+        'Add the last dimension to the targets: targets.unsqueeze(1).'
+    """
     of_outputs, of_targets = tuple(outputs.shape), tuple(targets.shape)
+    if _kind(loss_func) in _OF_CLASSES and targets.is_floating_point():
+        return "Convert the targets, which are the indices of classes: targets.long()."
+    if _kind(loss_func) in _OF_CLASSES:
+        return (
+            "Indices of classes have no dimension for the classes: targets.squeeze(1), or targets.argmax(1) if they "
+            "are one-hot."
+        )
     if of_outputs == (*of_targets, 1):
         return f"Add the last dimension to the targets: targets.unsqueeze({len(of_targets)})."
     if of_targets == (*of_outputs, 1):
         return f"Take the last dimension from the targets: targets.squeeze({len(of_outputs)})."
-    return f"Let the model return outputs of shape {of_targets}: its last layer decides how many a sample has."
+    if _without_leading_ones(outputs) != _without_leading_ones(targets):
+        return f"Let the model return outputs of shape {of_targets}: its last layer decides how many a sample has."
+    return f"Convert the targets: targets.to({outputs.dtype})."
 
 
 def _without_leading_ones(tensor: Tensor) -> tuple[int, ...]:

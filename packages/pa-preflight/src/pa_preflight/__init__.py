@@ -7,8 +7,7 @@ Public are the names in ``__all__`` of ``pa_preflight``.
 
 from __future__ import annotations
 
-from pa_preflight._check import check
-from pa_preflight._checked import checked
+from pa_preflight._check import check, checked
 from pa_preflight._findings import Finding, Report
 from pa_preflight._plan import plan
 from pa_preflight._plan_records import Plan

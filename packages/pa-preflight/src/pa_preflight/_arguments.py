@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any, ParamSpec, Protocol, cast
 
 from typing_extensions import TypeIs
 
-from pa_core import AnyTrainer, ArgumentTypeError, Run, Trainer, UnsupportedConfigurationError
+from pa_core import (
+    AnyTrainer,
+    ArgumentTypeError,
+    MoveModulesToDeviceCallback,
+    Run,
+    Trainer,
+    TrainerCallback,
+    UnsupportedConfigurationError,
+)
 from pa_core.data import EvaluationSet
 from pa_core.distributed import num_processes
 
@@ -65,6 +74,37 @@ def require_alone(caller: str, trainer: AnyTrainer) -> None:
         )
 
 
+@contextmanager
+def trial(trainer: AnyTrainer, *callbacks: TrainerCallback, data: Iterable[object] = ()) -> Generator[None]:
+    """Train and evaluate with other callbacks than the script, and undo it.
+
+    Args:
+        trainer: The trainer.
+        callbacks: Callbacks besides `MoveModulesToDeviceCallback`.
+        data: What the runs are given.
+    """
+    with trainer.dry_run(*data), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback(), *callbacks]):
+        yield
+
+
+@contextmanager
+def with_methods(trainer: AnyTrainer, **methods: Callable[..., object]) -> Generator[None]:
+    """Let other functions take the place of methods of a trainer that scripts may override.
+
+    Args:
+        trainer: The trainer.
+        methods: The functions by the names of methods.
+    """
+    before = {name: vars(trainer)[name] for name in methods.keys() & vars(trainer).keys()}
+    vars(trainer).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del vars(trainer)[name]
+        vars(trainer).update(before)
+
+
 def evaluated_sets(data: Any) -> dict[str, Any]:
     """Return what is evaluated, by name; a single dataset has none.
 
@@ -93,3 +133,17 @@ def is_run(given: object) -> TypeIs[Run[Any, Any]]:
         given: Anything.
     """
     return isinstance(given, Run)
+
+
+def is_overridden(trainer: object, name: str) -> bool:
+    """Whether a subclass of Trainer overrides a method.
+
+    Args:
+        trainer: The trainer.
+        name: The name of the method.
+    """
+    return getattr(type(trainer), name) is not getattr(Trainer, name)
+
+
+def ignore(*_args: object, **_kwargs: object) -> None:
+    """Stands for what logs a value."""

@@ -1,82 +1,37 @@
-"""Experiments with the first batch: what its loss depends on."""
+"""Experiments with the first batch: what its loss depends on, and what its step does."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
-from pa_data.rng import seed_rng
+from pa_data.rng import capture_rng_state, seed_rng
+from pa_preflight._calls import FunctionCall
 from pa_preflight._findings import FILL_GAPS, Finding, noticed
-from pa_preflight._loss_checks import broadcast
-from pa_preflight._model_checks import BATCH_NORMS
-from pa_preflight._observer import LossCall, ModelCall, is_repeated, is_same, tensors_in, with_tensors
+from pa_preflight._first_batch import FirstBatch, Forward
+from pa_preflight._losses import broadcast
+from pa_preflight._models import BATCH_NORMS, in_evaluation_mode, named_layers, they_are
+from pa_preflight._tensors import TARGET_KEYS, flipped, is_repeated, is_same, tensors_in, with_tensors
+from pa_preflight._watching import ModelCall
 
-_TARGET_KEYS = ("label", "labels", "target", "targets", "y")
 _FEW = 3
+
 _LARGE, _SMALL_CLIP, _NEARLY = 30.0, 1000.0, 0.05
 
+_CLOSE, _ORDERED = 1e-3, 1e-3
 
-@dataclass
-class FirstBatch:
-    """The first batch and what was seen of it.
-
-    Attributes:
-        model: The model, in training.
-        batch: The batch, on the device.
-        loss: Its loss.
-        calculate_loss: Returns the loss of a batch.
-        model_calls: The calls of the model.
-        loss_calls: The calls of loss functions.
-        layer_inputs: What the first layer with a matrix was called with.
-        batch_size: How many samples a batch has.
-        smallest_batch: How many the smallest batch of an epoch has.
-        is_own_step: Whether the step is one of the script, which may need no targets.
-        needs_graph: Whether the step fails without a graph, as it computes gradients.
-    """
-
-    model: nn.Module
-    batch: Any
-    loss: Tensor
-    calculate_loss: Callable[[Any], Tensor]
-    model_calls: list[ModelCall]
-    loss_calls: list[LossCall]
-    layer_inputs: list[Tensor]
-    batch_size: int
-    smallest_batch: int
-    is_own_step: bool
-    needs_graph: bool = False
-
-    def loss_of(self, batch: Any) -> float:
-        """Return the loss of a batch, always with the same random numbers.
-
-        Without its graph, which would need memory, and of a copy, as a step may change a batch in place.
-        """
-        seed_rng(0)
-        try:
-            with torch.set_grad_enabled(self.needs_graph):
-                return float(self.calculate_loss(copy.deepcopy(batch)).detach())
-        except RuntimeError:
-            if self.needs_graph:
-                raise
-        self.needs_graph = True
-        return self.loss_of(batch)
-
-    @property
-    def call(self) -> ModelCall | None:
-        """The call of the model, where there is one, whose inputs and output have a row for each sample."""
-        if len(self.model_calls) != 1:
-            return None
-        (call,) = self.model_calls
-        if call.output is None or not call.inputs or not call.output.dim():
-            return None
-        rows = {len(one) for one in (*call.inputs, call.output)}
-        return call if len(rows) == 1 and max(rows) <= self.batch_size else None
+_FEWEST_PARTS, _FEWEST_SAMPLES, _USED, _VIEWS = 3, 3, 2, 2
 
 
 def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | None) -> Iterator[Finding]:
@@ -87,8 +42,7 @@ def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | 
         clip_norm: The largest norm of the gradients that the run allows; None for any.
         clip_value: The largest element of the gradients that it allows; None for any.
     """
-    inputs = [one for call in first.model_calls for one in call.inputs]
-    if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in inputs):
+    if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in first.inputs):
         yield noticed(
             "inputs-not-finite",
             "Inputs of the first batch are NaN or infinite.",
@@ -111,8 +65,7 @@ def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | 
 
 def _check_targets(first: FirstBatch) -> Iterator[Finding]:
     changed = _with_other_targets(first)
-    inputs = [one for call in first.model_calls for one in call.inputs]
-    reconstructs = any(is_same(one, call.targets) for call in first.loss_calls for one in inputs)
+    reconstructs = any(is_same(one, call.targets) for call in first.loss_calls for one in first.inputs)
     if changed is None or reconstructs or (first.call is not None and _is_constant(first.call)):
         return
     if first.loss_of(changed) != first.loss_of(first.batch):
@@ -130,7 +83,7 @@ def _check_targets(first: FirstBatch) -> Iterator[Finding]:
     )
 
 
-def _looks_wrong(call: LossCall, first: FirstBatch) -> bool:
+def _looks_wrong(call: FunctionCall, first: FirstBatch) -> bool:
     """Whether the model's outputs have targets like the ones of the batch that are all the same, or its predictions."""
     targets = call.targets
     is_like = any(one.shape == targets.shape for one in tensors_in(first.batch)[1:])
@@ -141,7 +94,7 @@ def _looks_wrong(call: LossCall, first: FirstBatch) -> bool:
     return call.outputs.dim() > 1 and is_same(call.outputs.argmax(1), targets)
 
 
-def is_of_model(call: LossCall, model_calls: list[ModelCall]) -> bool:
+def is_of_model(call: FunctionCall, model_calls: list[ModelCall]) -> bool:
     """Whether a loss was given what the model has returned, perhaps in another shape.
 
     Args:
@@ -156,14 +109,13 @@ def _with_other_targets(first: FirstBatch) -> Any:
     batch = first.batch
     if isinstance(batch, Mapping):
         named = cast("Mapping[str, Any]", batch)
-        rolled = {key: _rolled(named[key]) for key in _TARGET_KEYS if isinstance(named.get(key), Tensor)}
+        rolled = {key: _rolled(named[key]) for key in TARGET_KEYS if isinstance(named.get(key), Tensor)}
         return {**named, **rolled} if rolled and None not in rolled.values() else None
     if type(batch) not in (list, tuple):
         return None
     parts = cast("list[Any]", batch)
-    inputs = [one for call in first.model_calls for one in call.inputs]
     others = [_rolled(part) if isinstance(part, Tensor) else None for part in parts[1:]]
-    are_inputs = [any(is_same(part, one) for one in inputs) for part in parts[1:] if isinstance(part, Tensor)]
+    are_inputs = [any(is_same(part, one) for one in first.inputs) for part in parts[1:] if isinstance(part, Tensor)]
     if len(are_inputs) < len(others) or any(
         one is None for one, skip in zip(others, are_inputs, strict=True) if not skip
     ):
@@ -182,20 +134,17 @@ def _rolled(tensor: Tensor) -> Tensor | None:
 def _check_size(first: FirstBatch) -> Iterator[Finding]:
     """Compare the loss of half of the batch with the loss of the same samples twice."""
 
-    def half(tensor: Tensor) -> Tensor:
-        return tensor[: max(2, len(tensor) // 2)] if tensor.dim() else tensor
+    def loss_of_half(times: int) -> float:
+        def repeated(tensor: Tensor) -> Tensor:
+            return torch.cat([tensor[: max(2, len(tensor) // 2)]] * times) if tensor.dim() else tensor
 
-    def twice(tensor: Tensor) -> Tensor:
-        return torch.cat([half(tensor), half(tensor)]) if tensor.dim() else tensor
-
-    def thrice(tensor: Tensor) -> Tensor:
-        return torch.cat([half(tensor), half(tensor), half(tensor)]) if tensor.dim() else tensor
+        return first.loss_of(with_tensors(first.batch, repeated))
 
     try:
-        once, double = (first.loss_of(with_tensors(first.batch, change)) for change in (half, twice))
+        once, double = loss_of_half(1), loss_of_half(2)
         ratio = double / once if once else 1.0
         if abs(ratio - 2) < _NEARLY:  # by chance, as a loss of pairs may
-            ratio = first.loss_of(with_tensors(first.batch, thrice)) / once - 1
+            ratio = loss_of_half(3) / once - 1
     except Exception:  # a step that works for batches of one size
         return
     if abs(ratio - 2) < _NEARLY:
@@ -287,21 +236,11 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
     def beside_copies(tensor: Tensor) -> Tensor:
         return torch.cat([tensor[:1].expand(size - 1, *tensor.shape[1:]), tensor[-1:]]) if tensor.dim() else tensor
 
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            outputs: list[Tensor] = []
-            for change in (Tensor.clone, beside_copies):
-                seed_rng(0)
-                args, kwargs = with_tensors((call.args, call.kwargs), change)
-                outputs += tensors_in(model(*args, **kwargs))[:1]
-    finally:
-        for module, is_training in modes:
-            module.training = is_training
-    if len(outputs) != 2:  # noqa: PLR2004  # of both
+    forward = Forward(model, call)
+    outputs = [forward.outputs(change)[:1] for change in (Tensor.clone, beside_copies)]
+    if not all(outputs):
         return
-    one, other = (output[-1].double() for output in outputs)
+    one, other = (output[-1].double() for (output,) in outputs)
     scale = float(one.abs().max()) + 1e-12
     difference = float((one - other).abs().max()) / scale
     if difference > 1e-3:  # noqa: PLR2004  # what kernels round differently is a thousand times less
@@ -315,3 +254,303 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
             if any(isinstance(one, BATCH_NORMS) and one.running_mean is None for one in model.modules())
             else "mistake",
         )
+
+
+def check_divisions(loss: Tensor, loss_calls: Sequence[FunctionCall], divisors: dict[str, int]) -> Iterator[Finding]:
+    """Yield a finding if a step divides a mean by what the trainer or the mean has divided by already.
+
+    Args:
+        loss: The loss of the step.
+        loss_calls: The calls of loss functions within it.
+        divisors: Numbers that a loss may be divided by, with what they are.
+    """
+    values = [float(call.value) for call in loss_calls if call.value is not None and not call.value.dim()]
+    if len(values) != 1 or not float(loss) or not values[0]:
+        return
+    ratio = values[0] / float(loss)
+    for what, divisor in divisors.items():
+        if divisor > 1 and abs(ratio / divisor - 1) < _CLOSE:
+            yield noticed(
+                "loss-divided-twice",
+                f"The step returns {float(loss):.4g}, which is {loss_calls[0].name} of {values[0]:.4g} divided by "
+                f"{divisor}, the {what}: gradients and reported losses are scaled down.",
+                "Return the mean over the batch; the trainer divides by the accumulation steps.",
+            )
+            return
+
+
+def check_step(
+    model: nn.Module, batch: Any, calculate_loss: Callable[[Any], Tensor], loss_of: Callable[[Any], float]
+) -> Iterator[Finding]:
+    """Yield what is wrong with a step that is made some times more.
+
+    Args:
+        model: The model, in training.
+        batch: The first batch.
+        calculate_loss: Returns the loss of a batch.
+        loss_of: As well, always with the same random numbers and without a graph.
+    """
+    yield from _check_draws(batch, calculate_loss)
+    yield from _check_order(model, batch, loss_of)
+
+
+def check_modes(model: nn.Module, modes: Mapping[int, bool], calculate_loss: Callable[[], Tensor]) -> Iterator[Finding]:
+    """Yield a finding if parts of the model are in evaluation mode where they compute the loss.
+
+    Args:
+        model: The model, as the first step has left it.
+        modes: What was in training mode before the first step, by identity.
+        calculate_loss: Makes the step, and returns its loss.
+    """
+    outputs: list[tuple[nn.Module, Any]] = []
+
+    def note(module: nn.Module, _args: object, output: Any) -> None:
+        if modes.get(id(module)) and not module.training:
+            outputs.append((module, [one.grad_fn for one in tensors_in(output)]))
+
+    hooks: list[RemovableHandle] = [one.register_forward_hook(note) for one in model.modules()]
+    try:
+        seed_rng(0)
+        with torch.enable_grad():
+            loss = calculate_loss()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    graph = _graph_of(loss) if outputs else set[Any]()
+    names = {id(one): name or "the model" for name, one in named_layers(model)}
+    of_loss = [module for module, nodes in outputs if not graph.isdisjoint(nodes)]  # a metric has no part in the graph
+    changed = {names[id(module)]: None for module in of_loss}
+    if changed:
+        yield noticed(
+            "mode-changes-in-step",
+            f"{they_are([*changed])} in training mode before the step, and in "
+            "evaluation mode within it: its dropout is off, and batch norm takes running statistics.",
+            "Look for eval() and train(False) in forward() and in the step; frozen parts are put into evaluation mode "
+            "once, before the run.",
+            "note" if all(isinstance(one, BATCH_NORMS) for one in of_loss) else "warning",  # which may be meant
+        )
+
+
+def _graph_of(loss: Tensor) -> set[Any]:
+    """Return the operations that a loss was computed by."""
+    waiting: list[Any] = [loss.grad_fn]
+    graph = set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in graph:
+            graph.add(node)
+            waiting += (other for other, _ in node.next_functions)
+    return graph
+
+
+def _check_draws(batch: Any, calculate_loss: Callable[[Any], Tensor]) -> Iterator[Finding]:
+    states: list[Tensor] = []
+    for seed in (1, 2):
+        seed_rng(seed)
+        with torch.enable_grad():
+            calculate_loss(copy.deepcopy(batch))
+        states.append(_drawn())
+    if torch.equal(states[0], states[1]):
+        yield noticed(
+            "draws-repeat",
+            "The step seeds the global random number generator: dropout, noise and the order of samples are the same "
+            "after each step.",
+            "Seed once, before the run.",
+        )
+
+
+def _drawn() -> Tensor:
+    state: Tensor = capture_rng_state(torch.device("cpu"))["torch"]
+    return state
+
+
+def _check_order(model: nn.Module, batch: Any, loss_of: Callable[[Any], float]) -> Iterator[Finding]:
+    """Compare the loss with the loss of the same samples in another order, where nothing is random."""
+    tensors = tensors_in(batch)
+    if len({len(one) if one.dim() else 0 for one in tensors}) != 1:
+        return
+    with in_evaluation_mode(model):
+        seed_rng(0)
+        before = _drawn()
+        losses = [loss_of(batch), loss_of(with_tensors(batch, flipped)), loss_of(batch)]
+        is_random = not torch.equal(before, _drawn())
+    if not is_random and losses[0] == losses[2] and abs(losses[1] - losses[0]) > _ORDERED * max(abs(losses[0]), 1e-6):
+        yield noticed(
+            "order-of-samples-matters",
+            f"The loss is {losses[0]:.6g}, and {losses[1]:.6g} of the same samples in another order.",
+            "Look for a view() instead of a transposition, which pairs outputs with targets of other samples.",
+        )
+
+
+def check_parts(first: FirstBatch, evaluate: Callable[[Any], object] | None) -> Iterator[Finding]:
+    """Yield what is wrong with the parts of the first batch, such as the elements of a tuple.
+
+    Args:
+        first: The batch.
+        evaluate: The step of evaluations, where the script has its own.
+    """
+    parts = _parts_of(first.batch)
+    if len(parts) >= _FEWEST_PARTS:
+        yield from _check_unused(first, parts, evaluate)
+    if first.is_own_step:
+        yield from _check_views(first, parts)
+
+
+def _parts_of(batch: Any) -> dict[Hashable, Tensor]:
+    """Return the tensors of a batch with a row for each sample, by their position or key."""
+    parts: dict[Hashable, Any] = {}
+    if isinstance(batch, Mapping):
+        parts = dict(cast("Mapping[Hashable, Any]", batch))
+    elif isinstance(batch, (list, tuple)):
+        parts = dict(enumerate(cast("Sequence[Any]", batch)))
+    tensors = {key: part for key, part in parts.items() if isinstance(part, Tensor) and part.dim() and len(part)}
+    sizes = {len(part) for part in tensors.values()}
+    return tensors if len(sizes) == 1 and min(sizes) >= _FEWEST_SAMPLES else {}
+
+
+class _Used(TorchFunctionMode):
+    """Notes which tensors are given to any function of torch, attributes included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: set[int] = set()
+
+    @override
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.tensors.update(map(id, tensors_in((list(args), dict(kwargs or {})))))
+        return func(*args, **(kwargs or {}))
+
+
+def _used_parts(batch: Any, step: Callable[[Any], object]) -> set[Hashable]:
+    """Return the parts of a batch that a step reads."""
+    copied = with_tensors(batch, Tensor.clone)
+    parts = _parts_of(copied)
+    seed_rng(0)
+    with _Used() as used:
+        step(copied)
+    return {key for key, part in parts.items() if id(part) in used.tensors}
+
+
+def _check_unused(
+    first: FirstBatch, parts: dict[Hashable, Tensor], evaluate: Callable[[Any], object] | None
+) -> Iterator[Finding]:
+    before = first.loss_of(first.batch)
+    used = _used_parts(first.batch, lambda batch: _loss_with(first, batch))
+    unused = [key for key, part in parts.items() if key not in used and not _identifies(part)]
+    if len(used) < _USED or not unused:
+        return
+    if first.loss_of(first.batch) == before:  # else the step changes what it depends on, such as a second network
+        unused = [key for key in unused if first.loss_of(_exchanged(first.batch, key)) == before]
+    evaluated: set[Hashable] = set()
+    if evaluate is not None:
+        with contextlib.suppress(Exception), torch.no_grad():  # of a step that takes other batches
+            evaluated = _used_parts(first.batch, evaluate)
+    for key in unused:
+        is_meant = not first.is_own_step or key in evaluated or key in TARGET_KEYS or not _is_flag(parts[key])
+        yield noticed(
+            "part-of-batch-not-used",
+            f"batch[{key!r}] differs between samples, and is not used by the step: its loss does not depend on it.",
+            "Use it in calculate_train_batch_loss, such as a flag that an episode has ended, a mask or a weight; or "
+            "leave it out of the samples.",
+            "note" if is_meant else "warning",
+        )
+        return
+
+
+def _identifies(part: Tensor) -> bool:
+    """Whether a part says nothing that a loss could need: it is the same for all samples, or a number of each."""
+    if is_same(part, part[:1].expand_as(part)):
+        return True
+    return not part.is_floating_point() and part.numel() == len(part) == len(set(map(int, part.flatten())))
+
+
+def _is_flag(part: Tensor) -> bool:
+    """Whether a part says yes or no: other numbers that are not used may well be labels or measurements."""
+    return part.dtype == torch.bool or (part.is_floating_point() and bool(((part == 0) | (part == 1)).all()))
+
+
+def _exchanged(batch: Any, key: Any) -> Any:
+    """Return a batch in which each sample has a part of the sample before."""
+    kind = cast("Any", type(batch))
+    if isinstance(batch, Mapping):
+        named: dict[Any, Any] = dict(cast("Any", batch))
+        return kind({**named, key: named[key].roll(1, 0)})
+    parts = [part.roll(1, 0) if number == key else part for number, part in enumerate(cast("list[Any]", batch))]
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+
+
+def _loss_with(first: FirstBatch, batch: Any) -> Tensor:
+    """Return the loss of a batch, which the step may change, without its graph."""
+    with torch.set_grad_enabled(first.needs_graph):
+        return first.calculate_loss(batch)
+
+
+@dataclass
+class _Inputs:
+    """What a model is called with in a step.
+
+    Attributes:
+        model: The model.
+        tensors: Its inputs.
+        rows: How many rows the first inputs of its calls have.
+    """
+
+    model: nn.Module
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+    rows: int = 0
+
+    def note(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a call."""
+        tensors = [one.detach().clone() for one in tensors_in((args, kwargs)) if one.dim()]
+        self.rows += len(tensors[0]) if tensors else 0
+        self.tensors += tensors
+
+
+def _inputs_in(first: FirstBatch, batch: Any) -> _Inputs:
+    inputs = _Inputs(first.model)
+    hook = first.model.register_forward_pre_hook(inputs.note, with_kwargs=True)
+    try:
+        first.loss_of(batch)
+    finally:
+        hook.remove()
+    return inputs
+
+
+def _check_views(first: FirstBatch, parts: dict[Hashable, Tensor]) -> Iterator[Finding]:
+    """Look for two parts that are equal, though the model gets both as if they were two samples."""
+    numbers = {key: part for key, part in parts.items() if part.is_floating_point() and part[0].numel() > 1}
+    equal = [(key, other) for key, other in combinations(numbers, 2) if is_same(numbers[key], numbers[other])]
+    pairs = [(key, other) for key, other in equal if not _identifies(numbers[key])]
+    if not pairs:
+        return
+    key, other = pairs[0]
+    before = _inputs_in(first, first.batch)
+    is_random = _draws(first)
+    reaches = [_differ(before, _inputs_in(first, _exchanged(first.batch, one))) for one in (key, other)]
+    if before.rows >= _VIEWS * len(numbers[key]) and all(reaches):
+        yield noticed(
+            "views-are-equal",
+            f"batch[{key!r}] and batch[{other!r}] are identical in each sample, and the model gets both: two views of "
+            "a sample that do not differ, so to tell that they belong together is trivial.",
+            "Look at __getitem__ and collate_fn: draw other random numbers for each view.",
+            "note" if is_random else "warning",
+        )
+
+
+def _draws(first: FirstBatch) -> bool:
+    """Whether the step draws random numbers, which may make different ones of equal views."""
+    devices = {torch.device("cpu"), first.loss.device}
+    drawn: list[list[float]] = []
+    for step in (lambda: 0.0, lambda: _loss_with(first, with_tensors(first.batch, Tensor.clone))):
+        seed_rng(0)
+        step()
+        drawn.append([float(torch.rand((), device=device)) for device in devices])
+    return drawn[0] != drawn[1]
+
+
+def _differ(one: _Inputs, other: _Inputs) -> bool:
+    if len(one.tensors) != len(other.tensors):
+        return True
+    return any(not is_same(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))

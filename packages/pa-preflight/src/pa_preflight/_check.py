@@ -6,32 +6,28 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ParamSpec, overload
+from typing import Any, Generic, ParamSpec, overload
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from pa_core import Run, Trainer
-from pa_preflight._arguments import Trains, arguments_of, evaluated_sets, is_run, require_alone
-from pa_preflight._callback_checks import check_callbacks
-from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
+from pa_core import Run, Trainer, UnsupportedConfigurationError
+from pa_core.user_warnings import warn_user
+from pa_preflight._arguments import Trains, arguments_of, evaluated_sets, is_overridden, is_run, require_alone
+from pa_preflight._callbacks import check_callbacks, check_states
 from pa_preflight._evaluation import check_evaluation
 from pa_preflight._fetch_checks import check_fetching
 from pa_preflight._findings import Finding, Report, failure, first_line
-from pa_preflight._layer_checks import check_layers, check_running_statistics
-from pa_preflight._learning import check_learning
-from pa_preflight._loss_calls import check_calls
-from pa_preflight._loss_checks import check_all_targets
-from pa_preflight._model_checks import check_batch_norm, check_model, modules_of
-from pa_preflight._observer import is_overridden
-from pa_preflight._optimizer_checks import check_loss_weights, check_options
+from pa_preflight._learning import check_learning, check_relation, check_rows
+from pa_preflight._losses import check_all_targets, check_calls
+from pa_preflight._models import check_batch_norm, check_layers, check_model, check_running_statistics, modules_of
+from pa_preflight._optimizers import check_loss_weights, check_options
 from pa_preflight._own_loops import check_run
 from pa_preflight._plan import plan_of
 from pa_preflight._registry import LEVELS
-from pa_preflight._relation_checks import check_relation, check_rows
-from pa_preflight._sample_checks import check_many_samples
-from pa_preflight._set_checks import check_sets
-from pa_preflight._states import check_states
+from pa_preflight._sample_checks import check_many_samples, check_samples
+from pa_preflight._samples import Samples
+from pa_preflight._set_checks import check_evaluation_samples, check_sets
 from pa_preflight._steps import Steps
 
 _P = ParamSpec("_P")
@@ -54,8 +50,12 @@ _CAUSES: Mapping[str, tuple[str, ...]] = {
 def check(
     trainer: Run[Any, Any], *, eval_dataset: Dataset[Any] | Mapping[str, Dataset[Any]] | None = None
 ) -> Report: ...
+
+
 @overload
 def check(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report: ...
+
+
 def check(trainer: Any, *args: Any, **kwargs: Any) -> Report:
     """Look for mistakes in what a run is going to do, in less than a minute.
 
@@ -232,3 +232,60 @@ def in_order(findings: list[Finding]) -> list[Finding]:
         if names.isdisjoint(_CAUSES.get(finding.name, ())):
             once.setdefault((finding.name, finding.do), finding)
     return sorted(once.values(), key=lambda finding: LEVELS.index(finding.level))
+
+
+class _Checked(Generic[_P]):
+    """A trainer that checks before it trains.
+
+    Args:
+        trainer: The trainer.
+    """
+
+    def __init__(self, trainer: Trains[_P]) -> None:
+        self._trainer = trainer
+
+    def train(self, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Check, print what was found, and train if there are no mistakes.
+
+        Args:
+            *args: The arguments of ``trainer.train``.
+            **kwargs: As well.
+
+        Raises:
+            ConfigurationError: There are mistakes; nothing was trained.
+        """
+        try:
+            report = check(self._trainer, *args, **kwargs)
+        except UnsupportedConfigurationError as error:
+            warn_user(f"The check is left out: {error}")
+        else:
+            report.require_none()
+            print(report)  # noqa: T201  # as the script asks for
+        self._trainer.train(*args, **kwargs)
+
+
+def checked(trainer: Trains[_P]) -> Trains[_P]:
+    """Return what checks a run before it trains, in one line of a script: ``checked(trainer).train(dataset, ...)``.
+
+    The report is printed, and a run with mistakes does not begin; one with warnings does. On several processes, and
+    with a sharded model, the check is left out with a warning.
+
+    Args:
+        trainer: The trainer.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from torch.utils.data import TensorDataset
+        >>> from pa_core import ConfigurationError, Trainer
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(64, 4)
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+        >>> trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1), callbacks=[])
+        >>> try:
+        ...     checked(trainer).train(TensorDataset(x, x[:, :3].argmax(1)), num_epochs=1)
+        ... except ConfigurationError as error:
+        ...     print(str(error).splitlines()[2].partition(":")[0])
+        softmax-before-cross-entropy
+    """
+    return _Checked(trainer)

@@ -12,17 +12,20 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Trainer, TrainerCallback
+from pa_core import AnyTrainer, Trainer, TrainerCallback
 from pa_data.rng import seed_rng
-from pa_preflight._data_checks import Samples, spread
+from pa_preflight._arguments import is_overridden, trial
 from pa_preflight._findings import Finding, failure, noticed
-from pa_preflight._observer import is_overridden, is_same, tensors_in, with_tensors
-from pa_preflight._output_experiments import outputs_replaced
+from pa_preflight._first_batch import outputs_replaced
+from pa_preflight._samples import Samples, spread
+from pa_preflight._tensors import flipped, is_same, scales_that_differ, tensors_in, with_tensors
 
 _BATCHES = 4
+
 _QUALITIES = ("acc", "auc", "correct", "dice", "f1", "iou", "mae", "mse", "precision", "r2", "recall", "rmse", "top")
 """Parts of the names of metrics that follow from outputs."""
-_AWAY, _WIDER, _SMOOTH = 3.0, 5.0, 0.1
+
+_SMOOTH = 0.1
 
 
 class _Watch(TrainerCallback):
@@ -69,10 +72,7 @@ def check_evaluation(
     some = spread(samples.dataset, _BATCHES, size)
     try:
         for seed, watch in enumerate(watches):
-            with (
-                trainer.dry_run(samples.dataset, *asked.values()),
-                trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, watch]),
-            ):
+            with trial(trainer, watch, data=[samples.dataset, *asked.values()]):
                 seed_rng(seed)
                 results.append(trainer.evaluate(some, size, {"num_workers": 0}, collate_fn))
     except Exception as error:
@@ -114,8 +114,7 @@ def _check_metrics(
         if not names:
             return
         with (
-            trainer.dry_run(samples.dataset, *asked.values()),
-            trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback]),
+            trial(trainer, data=[samples.dataset, *asked.values()]),
             outputs_replaced(trainer.get_model(), partial(with_tensors, change=change)),
         ):
             seed_rng(0)
@@ -137,15 +136,8 @@ def _negated(tensor: Tensor) -> Tensor:
     return -tensor if tensor.is_floating_point() else tensor
 
 
-def _exchanged(tensor: Tensor) -> Tensor:
-    return tensor.flip(0) if tensor.dim() else tensor
-
-
 def _noise(tensor: Tensor) -> Tensor:
     return 10 * torch.randn_like(tensor) if tensor.is_floating_point() else tensor
-
-
-_CHANGES = (_noise, _negated, _exchanged)
 
 
 def _agree(one: dict[str, float], other: dict[str, float]) -> bool:
@@ -163,19 +155,9 @@ def _check_scale(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
         return
     if _is_series(train):  # which may go far in time, but has steps of one size
         train, evaluated = train.diff(dim=1), evaluated.diff(dim=1)
-    (mean, deviation), (other_mean, other_deviation) = (
-        (float(one.double().mean()), float(one.double().std())) for one in (train, evaluated)
-    )
-    is_wider = max(deviation, other_deviation) > _WIDER * max(min(deviation, other_deviation), 1e-12)
-    if not deviation or not other_deviation:
-        return
-    if abs(mean - other_mean) > _AWAY * max(deviation, other_deviation) or is_wider:
-        yield noticed(
-            "evaluation-inputs-differ",
-            f"Inputs in training have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, in the "
-            f"evaluation {other_mean:.3g} and {other_deviation:.3g}.",
-            "Give both datasets the same normalisation.",
-        )
+    scales = scales_that_differ(train, evaluated)
+    if scales is not None:
+        yield noticed("evaluation-inputs-differ", f"Inputs {scales}", "Give both datasets the same normalisation.")
 
 
 def _is_series(inputs: Tensor) -> bool:
@@ -184,3 +166,6 @@ def _is_series(inputs: Tensor) -> bool:
         return False
     steps = inputs.double().diff(dim=1).square().mean()
     return bool(steps < _SMOOTH * inputs.double().var())
+
+
+_CHANGES = (_noise, _negated, flipped)

@@ -10,16 +10,19 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from pa_data.rng import mix, seed_rng
-from pa_preflight._data_checks import Samples
 from pa_preflight._findings import Finding, noticed
-from pa_preflight._observer import tensors_in
+from pa_preflight._samples import Samples, is_loader
+from pa_preflight._tensors import tensors_in
 
 _LONGER, _LONGEST = 4, 1 << 24
+
 _DRAWS, _FEW_DISTINCT = 100_000, 0.2
+
 _NUMBERS, _PARALLEL = 8, 0.999
+
 _POSITIONS = 2
 
 
@@ -119,7 +122,7 @@ def _check_length(dataset: Any, batch_size: int) -> Iterator[Finding]:
 
 
 def _check_sampler(train: Samples, options: Mapping[str, Any]) -> Iterator[Finding]:
-    loader: Any = cast("object", train.data) if _is_loader(train.data) else None
+    loader: Any = cast("object", train.data) if is_loader(train.data) else None
     sampler: Any = options.get("sampler") if loader is None else loader.sampler
     size = len(cast("Sized", train.dataset))
     if sampler is None or type(sampler) in {RandomSampler, SequentialSampler}:
@@ -169,10 +172,6 @@ def _check_collation(train: Samples, collate_fn: Callable[[list[Any]], Any] | No
             "another.",
             "Look at collate_fn: where it sorts or filters samples, it must do so before it takes them apart.",
         )
-
-
-def _is_loader(data: object) -> bool:
-    return isinstance(data, DataLoader)
 
 
 def _one_by_one(train: Samples) -> list[list[Any]]:

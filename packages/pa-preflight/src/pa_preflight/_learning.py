@@ -1,60 +1,83 @@
-"""Learns one batch by heart, which every model and learning rate should be able to."""
+"""Short runs: one batch learnt by heart, and inputs that must tell their targets from others."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.nn import functional
+from torch.utils.data import Dataset, Subset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, MoveModulesToDeviceCallback, StopTrainingError, Trainer, TrainerCallback
-from pa_preflight._data_checks import Samples, subset
+from pa_core import AnyTrainer, BatchOutput, StopTrainingError, Trainer, TrainerCallback
+from pa_preflight._arguments import is_overridden, trial
 from pa_preflight._findings import Finding, noticed
-from pa_preflight._model_checks import BATCH_NORMS
-from pa_preflight._observer import is_overridden
+from pa_preflight._models import BATCH_NORMS, in_evaluation_mode
 from pa_preflight._registry import Level
+from pa_preflight._samples import Samples, inputs_of, subset, targets_of
+from pa_preflight._tensors import features_of
 
 _UPDATES, _SECONDS = 100, 15.0
+
 _ENOUGH, _NOTHING, _GROWN, _LEARNT = 0.05, 0.001, 3.0, 1e-3
+
 _WELL, _BADLY, _USUAL_MOMENTUM = 0.1, 0.6, 0.1
 
+_FEWEST, _MOST, _CLASSES, _WIDEST = 150, 400, 50, 64
 
-class _Losses(TrainerCallback):
-    """Notes the loss of each step, and of the last batch in both modes; ends the run when time is up."""
+_SHUFFLES, _NOTICED, _CLEAR, _NEIGHBOURS = 100, 2.5, 6.0, 5
+
+_MORE_UPDATES, _MORE_SECONDS, _ROLLS, _BETTER = 400, 8.0, 19, 3.0
+
+_TOKENS = 2048
+
+_ADVICE = (
+    "Look at where inputs and targets part ways: shuffled or sorted one without the other, an index off by one, noise "
+    "that is drawn again."
+)
+
+
+class _TimeLimit(TrainerCallback):
+    """Ends a run when time is up."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
+        if time.monotonic() > self._until:
+            raise StopTrainingError("Time is up.")
+
+
+class _Losses(_TimeLimit):
+    """Notes the loss of each step, and of the last batch in both modes."""
 
     def __init__(self, model: nn.Module, calculate_loss: Callable[[Any], Tensor] | None) -> None:
+        super().__init__(_SECONDS)
         self._model, self._calculate_loss = model, calculate_loss
         self.losses: list[Tensor] = []
         self.in_evaluation = self.in_training = math.nan  # with the same weights
         self._batch: Any = None
-        self._until = time.monotonic() + _SECONDS
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         self.losses.append(batch_output["loss"].detach())
         self._batch = batch
-        if time.monotonic() > self._until:
-            raise StopTrainingError("Time is up.")
+        super().on_train_step_end(trainer, batch, batch_output)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Compare the modes after the last update, when its graph is gone."""
         if len(self.losses) < _UPDATES or self._calculate_loss is None:
             return
-        modes = [(one, one.training) for one in self._model.modules()]
         with torch.no_grad():
             self.in_training = float(self._calculate_loss(self._batch))
-            self._model.eval()
-            try:
+            with in_evaluation_mode(self._model):
                 self.in_evaluation = float(self._calculate_loss(self._batch))
-            finally:
-                for module, is_training in modes:
-                    module.training = is_training
 
 
 def arguments_of_short_run(
@@ -101,10 +124,7 @@ def check_learning(
         trainer.get_model(), None if is_own else lambda batch: trainer.calculate_train_batch_loss(batch)["loss"]
     )
     changed = arguments_of_short_run(trainer, subset(train.dataset, size), size, collate_fn, num_epochs=_UPDATES)
-    with (
-        trainer.dry_run(train.dataset, *asked.values()),
-        trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, noted]),
-    ):
+    with trial(trainer, noted, data=[train.dataset, *asked.values()]):
         trainer.scheduler = None
         trainer.train(**{**asked, **changed})
     losses = [float(one) for one in noted.losses]
@@ -154,3 +174,141 @@ def _has_slow_norms(model: nn.Module) -> bool:
     """Whether running statistics need more batches than these."""
     norms = [one for one in model.modules() if isinstance(one, BATCH_NORMS)]
     return any(one.momentum is None or one.momentum < _USUAL_MOMENTUM for one in norms)
+
+
+def dependence(inputs: Tensor, targets: Tensor) -> float:
+    """Return how much more inputs and targets have to do with each other than shuffled ones, in standard deviations.
+
+    Args:
+        inputs: A table of numbers, with a row for each sample.
+        targets: Another one.
+    """
+    table, wanted = _standardised(inputs), _standardised(targets)
+    linear = table @ table.T / table.shape[1]
+    distances = torch.cdist(table, table).square()
+    radial = (-distances / (distances.median() + 1e-12)).exp()
+    near = torch.zeros_like(linear).scatter_(
+        1, distances.fill_diagonal_(torch.inf).topk(_NEIGHBOURS, largest=False).indices, 1.0
+    )
+    generator = torch.Generator().manual_seed(0)
+    largest = 0.0
+    for shuffles in (_SHUFFLES // 10, _SHUFFLES):
+        orders = [
+            torch.arange(len(wanted)),
+            *(torch.randperm(len(wanted), generator=generator) for _ in range(shuffles)),
+        ]
+        columns = torch.cat([wanted[order] for order in orders], dim=1)
+        largest = 0.0
+        for kernel in (linear, (1 + linear).square(), radial, (near + near.T) / 2):
+            centred = kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
+            found = (columns * (centred @ columns)).sum(0).reshape(len(orders), -1).sum(1)
+            largest = max(largest, float((found[0] - found[1:].mean()) / (found[1:].std() + 1e-12)))
+        if largest > _CLEAR:
+            break
+    return largest
+
+
+def _standardised(table: Tensor) -> Tensor:
+    centred = table.double() - table.double().mean(0)
+    deviation = centred.std(0)
+    return (centred / deviation.clamp(min=1e-9))[:, deviation > 1e-9]  # noqa: PLR2004  # constants
+
+
+def _table_of_targets(targets: Tensor) -> Tensor | None:
+    if targets.is_floating_point():
+        table = targets.flatten(1) if targets.dim() > 1 else targets[:, None]
+        return table if table.shape[1] <= _WIDEST and bool(table.isfinite().all()) else None
+    values = sorted(set(map(int, targets))) if targets.dim() == 1 else []
+    if not 1 < len(values) <= _CLASSES:
+        return None
+    return torch.stack([targets == one for one in values], dim=1)
+
+
+def _table_of_inputs(inputs: Tensor) -> Tensor | None:
+    if inputs.is_floating_point():
+        return features_of(inputs) if bool(inputs.isfinite().all()) else None
+    tokens = inputs.flatten(1).long() if inputs.dim() > 1 else inputs[:, None].long()
+    size = int(tokens.max()) + 1
+    if inputs.dtype == torch.uint8 or int(tokens.min()) < 0 or size * tokens.shape[1] > _TOKENS:
+        return features_of(inputs.float())
+    hot = functional.one_hot(tokens, size)
+    return torch.cat([hot.flatten(1), hot.sum(1)], dim=1).double()
+
+
+def _are_unrelated(inputs: Tensor, targets: Tensor) -> bool:
+    table, wanted = _table_of_inputs(inputs[:_MOST]), _table_of_targets(targets[:_MOST])
+    if table is None or wanted is None:
+        return False
+    table, wanted = table[:, (table != table[:1]).any(0)], wanted[:, (wanted != wanted[:1]).any(0)]
+    return bool(table.shape[1] and wanted.shape[1] and dependence(table, wanted) < _NOTICED)
+
+
+def check_rows(rows: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Finding]:
+    """Yield a finding if what a step compares outputs with has nothing to do with what the model gets.
+
+    Args:
+        rows: Of each step, what the model got and what its output was compared with.
+    """
+    if len({(inputs.shape[1:], targets.shape[1:], targets.dtype) for inputs, targets in rows}) != 1:
+        return
+    targets = torch.cat([one for _, one in rows])
+    is_fixed = len(rows) > 1 and torch.equal(rows[0][1], rows[1][1])  # such as the positions in a batch
+    if len(targets) >= _FEWEST and not is_fixed and _are_unrelated(torch.cat([one for one, _ in rows]), targets):
+        yield noticed(
+            "targets-unrelated-to-inputs",
+            f"In {len(targets)} samples of the first steps, what the loss compares outputs with is independent of what "
+            "the model gets, as far as four tests tell: nothing can be learnt that is better than a constant.",
+            _ADVICE,
+        )
+
+
+class _OtherTargets(Dataset[Any]):
+    """Samples with the targets of other ones."""
+
+    def __init__(self, data: Any, positions: Sequence[int], shift: int) -> None:
+        self._data, self._positions, self._shift = data, positions, shift
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @override
+    def __getitem__(self, index: int) -> Any:
+        own = self._data[self._positions[index]]
+        other = self._data[self._positions[(index + self._shift) % len(self._positions)]]
+        return type(own)((*own[:-1], other[-1]))
+
+
+def check_relation(trainer: Trainer[Any, Any, Any, Any], train: Samples, asked: dict[str, Any]) -> Iterator[Finding]:
+    """Yield a finding if targets have nothing to do with inputs: tests say so, and the model cannot tell them apart.
+
+    Args:
+        trainer: The trainer.
+        train: The training data, with positions.
+        asked: The arguments of the run.
+    """
+    inputs, targets = inputs_of(train), targets_of(train)
+    if inputs is None or targets is None or len(targets) < _FEWEST or not isinstance(train.samples[0], tuple):
+        return
+    if not _are_unrelated(inputs, targets):
+        return
+    size, collate_fn = train.batches(asked, asked["train_dataloader_kwargs"] or {})
+    held = train.positions[::4]
+    rest = sorted(set(range(len(train.dataset))) - set(held))
+    num_epochs = -(-_MORE_UPDATES * size // len(rest))
+    changed = arguments_of_short_run(trainer, Subset(train.dataset, rest), size, collate_fn, num_epochs=num_epochs)
+    losses: list[float] = []
+    with trial(trainer, _TimeLimit(_MORE_SECONDS), data=[train.dataset, *asked.values()]):
+        trainer.scheduler = None
+        trainer.train(**{**asked, **changed})
+        for shift in range(_ROLLS + 1):
+            pairs = _OtherTargets(train.dataset, held, shift * max(1, len(held) // (_ROLLS + 1)))
+            losses.append(trainer.evaluate(pairs, size, {"num_workers": 0}, collate_fn)["evaluation_loss"])
+    own, others = losses[0], torch.tensor(losses[1:], dtype=torch.float64)
+    if own > float(others.mean() - _BETTER * others.std()):
+        yield noticed(
+            "targets-unrelated-to-inputs",
+            f"Targets look independent of inputs: four tests on {min(len(targets), _MOST)} samples see no relation, "
+            f"and after a short training the loss of {len(held)} other samples is {own:.4g}, where permuted targets "
+            f"have {float(others.min()):.4g} to {float(others.max()):.4g}.",
+            _ADVICE,
+        )

@@ -16,13 +16,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core import Trainer
-from pa_preflight._observer import ignore, tensors_in, with_tensors
+from pa_preflight._arguments import ignore, with_methods
+from pa_preflight._tensors import parameters_of, tensors_in, with_tensors
 from pa_preflight._torch import FakeMode, fake_mode, value_errors, watching, with_values
 
 _BLOCK = 512
 """What torch rounds up to on an accelerator."""
+
 _LSTM, _LSTM_BACKWARD = "aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_backward.default"
+
 _FEW_STEPS = 9
+
 _ITEM = "aten._local_scalar_dense.default"
 
 
@@ -52,14 +56,14 @@ def trace_update(trainer: Trainer[Any, Any, Any, Any], batch: Any) -> TracedUpda
         Exception: An operation cannot do without values.
     """
     mode = fake_mode()
-    vars(trainer)["log"] = ignore
-    try:
-        return _trace(trainer, batch, mode, _Values(mode))
-    except value_errors():
-        values = _Values(mode)
-        with watching(values.note):
-            trainer.calculate_train_batch_loss(batch)
-        return _trace(trainer, batch, mode, values)
+    with with_methods(trainer, log=ignore):
+        try:
+            return _trace(trainer, batch, mode, _Values(mode))
+        except value_errors():
+            values = _Values(mode)
+            with watching(values.note):
+                trainer.calculate_train_batch_loss(batch)
+            return _trace(trainer, batch, mode, values)
 
 
 def _trace(trainer: Trainer[Any, Any, Any, Any], batch: Any, mode: FakeMode, values: _Values) -> TracedUpdate:
@@ -191,7 +195,7 @@ class _Fakes:
             optimizer.param_groups = [
                 {**group, "params": [self.of(one) for one in group["params"]]} for group in optimizer.param_groups
             ]
-            self.parameters += [one for group in optimizer.param_groups for one in group["params"]]
+            self.parameters += parameters_of([optimizer])
 
 
 class _LiveStorages:

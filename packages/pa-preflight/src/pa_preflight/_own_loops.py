@@ -12,28 +12,27 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Run, SaveTrainingStateCallback
+from pa_core import AnyTrainer, Run, SaveTrainingStateCallback
+from pa_preflight._arguments import trial
 from pa_preflight._batch_checks import check_outputs
-from pa_preflight._data_checks import Samples, check_evaluation_samples, check_samples
+from pa_preflight._callbacks import check_capture, check_states, stand_ins
 from pa_preflight._findings import Finding, Report, failure
-from pa_preflight._loss_calls import check_calls
-from pa_preflight._loss_checks import check_all_targets, check_loss, check_sigmoid
-from pa_preflight._model_checks import (
-    check_batch_norm,
-    check_gradients,
-    check_model,
-    check_progress,
-    not_in_training_mode,
-)
-from pa_preflight._observer import Observer
+from pa_preflight._losses import check_all_targets, check_calls, check_loss, check_sigmoid
+from pa_preflight._models import check_batch_norm, check_gradients, check_model, check_progress, not_in_training_mode
 from pa_preflight._plan import plan
-from pa_preflight._states import check_capture, check_states, stand_ins
+from pa_preflight._sample_checks import check_samples
+from pa_preflight._samples import Samples
+from pa_preflight._set_checks import check_evaluation_samples
+from pa_preflight._tensors import parameters_of
+from pa_preflight._watching import Observer
 
 _UPDATES = 10
+
 _LOOP = (
     "the loop: whether gradients come, parameters change, and losses fit. python -m pa_preflight script.py also "
     "watches its first updates."
 )
+
 _BEYOND = "evaluations, experiments with a batch, and whether one can be learnt by heart, as the script has the loop."
 
 
@@ -56,8 +55,7 @@ def trained_model(run: Run[Any, Any]) -> nn.Module:
         run: The run, in its block.
     """
     models = run.named_models()
-    groups = [group for one in run.named_optimizers().values() for group in one.param_groups]
-    trained = {id(one) for group in groups for one in group["params"]}
+    trained = set(map(id, parameters_of(run.named_optimizers().values())))
     used = {name: one for name, one in models.items() if not trained.isdisjoint(map(id, one.parameters()))}
     return next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(used)
 
@@ -67,9 +65,8 @@ def _before_the_loop(run: Run[Any, Any], evaluated: Mapping[str, Any]) -> tuple[
     left_out: list[str] = []
     train = Samples(None)
     callbacks = list[Any](run.callback_handler.callbacks)
-    begun = run.dry_run(*evaluated.values())
     try:
-        with begun, run.callback_handler.replaced_by([MoveModulesToDeviceCallback(), *stand_ins(callbacks)]), run:
+        with trial(run, *stand_ins(callbacks), data=evaluated.values()), run:
             model = trained_model(run)
             findings += check_model(model, (), run.named_optimizers())
             if any(isinstance(one, SaveTrainingStateCallback) for one in callbacks):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, overload
 
 from torch import Tensor, nn
@@ -11,39 +14,61 @@ from typing_extensions import override
 from pa_core import (
     AnyTrainer,
     LimitBatchesCallback,
-    MoveModulesToDeviceCallback,
+    LimitEvalStepsCallback,
     Run,
     SaveTrainingStateCallback,
+    StepBasedEvaluationCallback,
     StopTrainingError,
     Trainer,
     TrainerCallback,
 )
-from pa_preflight._arguments import Trains, arguments_of, is_run, is_trainer, require_alone
+from pa_core.types import SizedIterable
+from pa_preflight._arguments import Trains, arguments_of, ignore, is_run, require_alone, trial, with_methods
 from pa_preflight._findings import first_line
 from pa_preflight._memory import TracedUpdate, trace_update
-from pa_preflight._plan_events import PLANNED, disk_of, epochs_of, evaluations_of, saves_of
-from pa_preflight._plan_rates import bytes_of, parameters_of, rates_of, states_after_update
+from pa_preflight._plan_rates import (
+    bytes_of,
+    epochs_of,
+    follows_from_metrics,
+    rates_of,
+    states_after_update,
+    steps_after,
+)
 from pa_preflight._plan_records import (
     Plan,
+    PlannedDisk,
     PlannedEpoch,
+    PlannedEvaluation,
     PlannedMemory,
     PlannedParameters,
     PlannedRates,
+    PlannedSave,
     PlannedSeconds,
 )
+from pa_preflight._tensors import parameters_of
 from pa_preflight._timing import Timing
 
 _P = ParamSpec("_P")
+
 _ResultT = TypeVar("_ResultT")
 
 _REST_OF_STATE, _BYTES_A_TENSOR = 18_500, 200
 """What a training state has besides the memory of its tensors: random states and settings; their names and sizes."""
 
+_CallbackT = TypeVar("_CallbackT")
+
+PLANNED = (LimitBatchesCallback, LimitEvalStepsCallback, SaveTrainingStateCallback, StepBasedEvaluationCallback)
+"""The callbacks whose doings are planned."""
+
 
 @overload
 def plan(trainer: Run[Any, Any]) -> Plan: ...
+
+
 @overload
 def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan: ...
+
+
 def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
     """Return what a run is going to do.
 
@@ -114,10 +139,8 @@ def plan_of(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any], *, i
 
 def _start(trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any], *callbacks: TrainerCallback) -> None:
     """Begin a run that one of the callbacks ends, and undo it."""
-    registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, *callbacks])
-    with trainer.dry_run(*asked.values()), registered:
-        vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
-        trainer.train(**asked)
+    with trial(trainer, *callbacks, data=asked.values()), with_methods(trainer, training_run_end=ignore):
+        trainer.train(**asked)  # whose end it would be told of, though there was no run
 
 
 class _AmongStates(TrainerCallback):
@@ -213,14 +236,11 @@ class _Planner(_AmongStates):
             return None
 
     def _rates(self, trainer: AnyTrainer, epochs: list[PlannedEpoch]) -> list[PlannedRates]:
-        schedulers = trainer.named_schedulers()
-        is_own = is_trainer(trainer) and type(trainer).scheduler_step is not Trainer.scheduler_step
-        if schedulers and (is_own or self._asked["watch_metric"] is not None):
+        if follows_from_metrics(trainer, self._asked):
             self.notes.append("The learning rates are left out: they follow from a metric, or from scheduler_step().")
             return []
-        updates, is_by_update = epochs[-1].ends_at, self._asked["step_scheduler"] == "update"
-        steps_after = range(1, updates) if is_by_update else {one.ends_at for one in epochs}
-        return rates_of(trainer.named_optimizers(), schedulers, updates, steps_after)
+        steps = steps_after(epochs, self._asked)
+        return rates_of(trainer.named_optimizers(), trainer.named_schedulers(), epochs[-1].ends_at, steps)
 
 
 def _samples(loader: Any, batches: int) -> int | None:
@@ -266,3 +286,121 @@ def _memory(trainer: AnyTrainer, states: list[Tensor] | None, traced: TracedUpda
         peak_on_accelerator=None if traced is None else traced.peak_on_accelerator,
         saved_state=None if states is None else bytes_of([*saved.values(), *states]) + rest,
     )
+
+
+def evaluations_of(
+    trainer: AnyTrainer, callbacks: Iterable[TrainerCallback], epochs: Sequence[PlannedEpoch], sanity_eval_steps: int
+) -> Iterator[PlannedEvaluation]:
+    """Yield the evaluations of a run.
+
+    Args:
+        trainer: The trainer, in the run.
+        callbacks: The callbacks of the run.
+        epochs: The epochs.
+        sanity_eval_steps: The argument of the run.
+    """
+    loaders: dict[str | None, SizedIterable] = {name: one for name, one in trainer.eval_dataloaders.items()}  # noqa: C416  # with None among the keys
+    if trainer.eval_dataloader is not None and not loaders:
+        loaders = {None: trainer.eval_dataloader}
+    every = {name: trainer.eval_sets[name].every_n_epochs if name else 1 for name in loaders}
+    first = [(0, [*loaders], sanity_eval_steps, "sanity")] if sanity_eval_steps else []
+    for update, names, most, kind in (*first, *_evaluated(callbacks, epochs, every)):
+        for name in names:
+            yield PlannedEvaluation(update, name, _length(loaders[name], most), kind)
+
+
+def _evaluated(
+    callbacks: Iterable[TrainerCallback], epochs: Sequence[PlannedEpoch], every: Mapping[str | None, int]
+) -> Iterator[tuple[int, list[str | None], int | None, str]]:
+    """After which updates which sets are evaluated, with a limit on their batches."""
+    often, limit = _find(callbacks, StepBasedEvaluationCallback), _find(callbacks, LimitEvalStepsCallback)
+    most = None if limit is None else limit.num_eval_steps
+    most_after_epoch = None if limit is None or limit.limit_intermediate_only else most
+    for number, epoch in enumerate(epochs, 1):
+        if often is not None:  # with the last update of an epoch, its own evaluation takes their place
+            chosen = [name for name, n in every.items() if n == 1] if often.eval_names is None else often.eval_names
+            names = [name for name in every if name in chosen]
+            for update in _multiples(often.eval_every_n_steps, epoch, epoch.ends_at):
+                yield update, names, most, "intermediate"
+        due = [name for name, n in every.items() if number % n == 0 or number == len(epochs)]
+        yield epoch.ends_at, due, most_after_epoch, "epoch"
+
+
+def saves_of(callbacks: Iterable[TrainerCallback], epochs: Sequence[PlannedEpoch]) -> Iterator[PlannedSave]:
+    """Yield the training states of a run.
+
+    Args:
+        callbacks: The callbacks of the run.
+        epochs: The epochs.
+    """
+    save, kept = _find(callbacks, SaveTrainingStateCallback), list[str]()
+    for update, name in () if save is None else _states(save, epochs):
+        kept.append(name)
+        most = len(kept) if save is None or save.max_checkpoints is None else save.max_checkpoints
+        yield PlannedSave(update, name, tuple(kept[:-most]))
+        kept = kept[-most:]
+
+
+def disk_of(callbacks: Iterable[TrainerCallback], saves: Sequence[PlannedSave], size: int | None) -> PlannedDisk | None:
+    """Return what training states need on the disk; None where there are none, or their size is not known.
+
+    Args:
+        callbacks: The callbacks of the run.
+        saves: What it saves and deletes.
+        size: The bytes of a state.
+    """
+    save = _find(callbacks, SaveTrainingStateCallback)
+    if save is None or size is None or not saves:
+        return None
+    most, at_end = states_at_once(saves)
+    return PlannedDisk(most * size, at_end * size, shutil.disk_usage(existing(save.save_dir)).free)
+
+
+def states_at_once(saves: Sequence[PlannedSave]) -> tuple[int, int]:
+    """Return how many states are there at one time at the most, and at the end.
+
+    Args:
+        saves: What is saved and deleted; a new state is there before an old one is deleted.
+    """
+    held = most = 0
+    for saved in saves:
+        most, held = max(most, held + 1), held + 1 - len(saved.deletes)
+    return most, held
+
+
+def existing(folder: Path) -> Path:
+    """Return a folder, or what is there of its path.
+
+    Args:
+        folder: A folder that may be made later.
+    """
+    path = Path(os.path.realpath(folder))
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def _states(save: SaveTrainingStateCallback, epochs: Sequence[PlannedEpoch]) -> Iterator[tuple[int, str]]:
+    for number, epoch in enumerate(epochs, 1):
+        if save.save_every_n_steps is not None:
+            for update in _multiples(save.save_every_n_steps, epoch, epoch.ends_at + 1):
+                yield update, f"step_{update}"
+        if save.save_every_n_epochs is not None and number % save.save_every_n_epochs == 0:
+            yield epoch.ends_at, f"epoch_{number}"
+    if save.save_at_end:
+        yield epochs[-1].ends_at, "final"
+
+
+def _multiples(step: int, epoch: PlannedEpoch, stop: int) -> range:
+    begins_at = epoch.ends_at - epoch.updates
+    return range(begins_at - begins_at % step + step, stop, step)
+
+
+def _find(callbacks: Iterable[TrainerCallback], kind: type[_CallbackT]) -> _CallbackT | None:
+    return next((one for one in callbacks if type(one) is kind), None)
+
+
+def _length(loader: SizedIterable, most: int | None) -> int | None:
+    """The number of batches to evaluate; None of data without a length."""
+    try:
+        return min(len(loader), len(loader) if most is None else most)
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,26 +1,68 @@
-"""Steps copies of the optimizers and schedulers of a run, without its model."""
+"""Epochs and learning rates of a run: steps copies of the optimizers and schedulers of a run, without its model."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
-from pa_preflight._plan_records import PlannedRate, PlannedRates
+from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_preflight._arguments import is_overridden, is_trainer
+from pa_preflight._plan_records import PlannedEpoch, PlannedRate, PlannedRates
+from pa_preflight._tensors import parameters_of
 
 _MOST_STEPS = 1_000_000
 """Steps of schedules, each of one group, that take some seconds."""
+
 _DRAWN = 1000
+
 _ROUNDING = 1e-12
 
 
+def epochs_of(trainer: AnyTrainer) -> Iterator[PlannedEpoch]:
+    """Yield the epochs of a run.
+
+    Args:
+        trainer: The trainer, in the run.
+    """
+    config, lengths = trainer.run_config, trainer.epoch_lengths
+    for epoch in range(config.num_epochs):
+        begins_at = lengths.updates_before(epoch)
+        updates = min(lengths.updates_of(epoch), (config.max_num_train_steps or 0) - begins_at)
+        batches = min(lengths.steps_of(epoch), updates * config.gradient_accumulation_steps)
+        yield PlannedEpoch(batches, updates, begins_at + updates)
+
+
+def follows_from_metrics(trainer: AnyTrainer, asked: Mapping[str, Any]) -> bool:
+    """Whether learning rates cannot be known before a run: they follow from a metric, or the script sets them.
+
+    Args:
+        trainer: The trainer.
+        asked: The arguments of the run.
+    """
+    is_own = is_trainer(trainer) and is_overridden(trainer, "scheduler_step")
+    return bool(trainer.named_schedulers()) and (is_own or asked["watch_metric"] is not None)
+
+
+def steps_after(epochs: Sequence[PlannedEpoch], asked: Mapping[str, Any]) -> Collection[int]:
+    """Return the updates after which schedulers are stepped.
+
+    Args:
+        epochs: The epochs of a run.
+        asked: Its arguments.
+    """
+    updates = epochs[-1].ends_at
+    return range(1, updates) if asked["step_scheduler"] == "update" else {one.ends_at for one in epochs}
+
+
 def rates_of(
-    optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any], updates: int, steps_after: Collection[int]
+    optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any], updates: int, steps: Collection[int]
 ) -> list[PlannedRates]:
     """Return the learning rates of a run, or of its first updates where it would take too long.
 
@@ -28,7 +70,7 @@ def rates_of(
         optimizers: The optimizers as the run begins with them.
         schedulers: As well.
         updates: The number of updates.
-        steps_after: The updates after which the schedulers are stepped.
+        steps: The updates after which the schedulers are stepped.
     """
     copied, copied_schedulers = _copies(optimizers, schedulers, "meta")
     groups = [(name, number, group) for name, one in copied.items() for number, group in enumerate(one.param_groups)]
@@ -37,7 +79,7 @@ def rates_of(
     with warnings.catch_warnings():  # schedulers of torch miss the steps of the optimizer
         warnings.simplefilter("ignore")
         for update in range(1, last):
-            if update in steps_after:
+            if update in steps:
                 for scheduler in copied_schedulers:
                     scheduler.step()
             for (_, _, group), course in zip(groups, courses, strict=True):
@@ -111,15 +153,6 @@ def _copies(
     return copy.deepcopy((dict(optimizers), list(schedulers.values())), memo)
 
 
-def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """Return the parameters of optimizers.
-
-    Args:
-        optimizers: The optimizers.
-    """
-    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """Return the memory of tensors, of each once.
 
@@ -127,3 +160,50 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
         tensors: The tensors.
     """
     return sum(one.numel() * one.element_size() for one in {id(one): one for one in tensors}.values())
+
+
+class PlannedRun(TrainerCallback):
+    """Notes how many updates a run has, and the learning rate of each.
+
+    Args:
+        trainer: The trainer, before the run.
+        asked: The arguments of the run.
+
+    Attributes:
+        first_rates: The learning rates that the optimizers have without a scheduler: of each group, by the name of the
+            optimizer and the number of the group.
+        updates: The number of updates; 0 where it is not known.
+        epochs: The number of epochs.
+        schedulers: The schedulers, by name.
+        scheduler_steps: How often they are stepped.
+        rates: The course of the rate of each group; none where it follows from a metric or is set by the script.
+    """
+
+    def __init__(self, trainer: Trainer[Any, Any, Any, Any], asked: Mapping[str, Any]) -> None:
+        self._asked = asked
+        self.first_rates: dict[tuple[str, int], float] = {
+            (name, number): float(group["lr"])
+            for name, one in trainer.named_optimizers().items()
+            for number, group in enumerate(one.param_groups)
+        }
+        self.updates = self.epochs = self.scheduler_steps = 0
+        self.schedulers: dict[str, Any] = {}
+        self.rates: list[PlannedRates] = []
+        self._is_known = False
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        if self._is_known or not trainer.epoch_lengths.are_known:
+            return
+        self._is_known = True
+        epochs = list(epochs_of(trainer))
+        self.updates, self.epochs = epochs[-1].ends_at, len(epochs)
+        self.schedulers = dict(trainer.named_schedulers())
+        steps = steps_after(epochs, self._asked)
+        self.scheduler_steps = len(steps)
+        if follows_from_metrics(trainer, self._asked):
+            return
+        try:
+            self.rates = rates_of(trainer.named_optimizers(), self.schedulers, self.updates, steps)
+        except Exception:  # as of a scheduler that cannot be copied
+            self.rates = []

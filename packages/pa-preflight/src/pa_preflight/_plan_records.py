@@ -14,8 +14,11 @@ from pa_core import TrainerRunConfig
 
 _MOST = 5
 """Rows of one kind."""
+
 _KIB, _MINUTE = 1024, 60
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
 _KINDS = {"sanity": "before the run", "intermediate": "within epochs", "epoch": "after epochs"}
 
 

@@ -6,8 +6,27 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 Level: TypeAlias = Literal["mistake", "warning", "note"]
+
 LEVELS: tuple[Level, ...] = get_args(Level)
 """From the worst."""
+
+_RATE = "the loss stays, or grows"
+
+_STRANGE = "what the loss cannot take"
+
+_STATE = "a run could not be resumed"
+
+_TWICE = "applied twice"
+
+_UNFINISHED = "NaN or infinite numbers"
+
+_MAYBE = "may be meant so"
+
+_NO_EFFECT = "nobody reads it"
+
+_SCHEDULE = "rates that do not fit the run"
+
+_UNTRAINED = "some weights do not learn"
 
 
 class Kind(NamedTuple):
@@ -23,16 +42,6 @@ class Kind(NamedTuple):
     level: Level = "mistake"
     page: str | None = None
 
-
-_RATE = "the loss stays, or grows"
-_STRANGE = "what the loss cannot take"
-_STATE = "a run could not be resumed"
-_TWICE = "applied twice"
-_UNFINISHED = "NaN or infinite numbers"
-_MAYBE = "may be meant so"
-_NO_EFFECT = "nobody reads it"
-_SCHEDULE = "rates that do not fit the run"
-_UNTRAINED = "some weights do not learn"
 
 REGISTRY: Mapping[str, Mapping[str, Kind]] = {
     "data": {
@@ -153,5 +162,6 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "weights-not-initialised": Kind("numbers from memory", "warning"),
     },
 }
+
 
 KINDS: Mapping[str, Kind] = {name: kind for part in REGISTRY.values() for name, kind in part.items()}

@@ -1,22 +1,30 @@
-"""What many samples show together: those that are equal, blank or filled in, and inputs that have lost their order."""
+"""What is wrong with samples, one by one and together, before any batch is made."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, SequentialSampler
 
-from pa_preflight._data_checks import Samples
-from pa_preflight._findings import Finding, noticed
+from pa_data.rng import capture_rng_state, mix, seed_rng
+from pa_preflight._findings import FILL_GAPS, Finding, noticed
 from pa_preflight._registry import Level
-from pa_preflight._tables import features_of, inputs_of, is_continuous, targets_of
+from pa_preflight._samples import Samples, inputs_of, targets_of
+from pa_preflight._tensors import features_of, is_continuous, tensors_in
 
 _FEW, _SOME, _MANY = 8, 20, 50
+
 _HALF, _DOMINANT, _HARDLY_ANY = 0.5, 0.6, 0.1
+
 _APART, _REPEATED = 2.0, 3
+
 _SMOOTHER, _CHANNELS, _SIDE = 0.7, 4, 8
+
 _PERFECT = 0.99999
+
 _MOST_CLASSES = 50
 
 
@@ -190,3 +198,63 @@ def _check_tokens(tokens: Tensor, model: nn.Module) -> Iterator[Finding]:
             "as if nearly all words were unknown (UNK).",
             "Look at how words are looked up in the vocabulary: lower case, spaces, prefixes of subwords.",
         )
+
+
+def check_samples(train: Samples, data: Any, options: dict[str, Any], *, is_torch_loss: bool) -> Iterator[Finding]:
+    """Yield what is wrong with the training samples.
+
+    Args:
+        train: Some of them.
+        data: The dataset or loader.
+        options: The arguments of the loader.
+        is_torch_loss: Whether the loss takes targets as they are.
+    """
+    if train.dataset is None or not train.samples:
+        return
+    if _reseeds(train.dataset):
+        yield noticed(
+            "augmentation-repeats",
+            "Fetching a sample seeds the global random number generators, so that what is drawn afterwards is the "
+            "same in each epoch, for augmentation and for dropout.",
+            "Leave seeding to the trainer, which gives each sample and epoch its own random numbers.",
+        )
+    yield from _check_finite(train, is_torch_loss=is_torch_loss)
+    targets = train.targets()
+    is_in_order = options.get("shuffle") is False and "sampler" not in options
+    if isinstance(data, DataLoader):
+        is_in_order = isinstance(getattr(cast("object", data), "sampler", None), SequentialSampler)
+    if is_in_order and targets is not None and targets.dim() == 1 and len(targets) >= _SOME:
+        changes, classes = int((targets[1:] != targets[:-1]).sum()), len(set(map(float, targets)))
+        if 1 < classes == changes + 1 < len(targets) / 4:
+            yield noticed(
+                "sorted-by-class",
+                f"The samples are sorted by their target, {classes} classes one after the other, and are not shuffled.",
+                "Leave out shuffle=False.",
+            )
+
+
+def _check_finite(train: Samples, *, is_torch_loss: bool) -> Iterator[Finding]:
+    for position, sample in zip(train.positions, train.samples, strict=False):
+        tensors = tensors_in(sample)
+        for number, one in enumerate(tensors):
+            if one.is_floating_point() and not bool(one.isfinite().all()):
+                is_target = number == len(tensors) - 1 > 0
+                yield noticed(
+                    "targets-not-finite" if is_target else "inputs-not-finite",
+                    f"Sample {position} of the training data has {'a target' if is_target else 'an input'} that is NaN "
+                    "or infinite.",
+                    FILL_GAPS,
+                    "note" if is_target and not is_torch_loss else "mistake",
+                )
+                return
+
+
+def _reseeds(dataset: Any) -> bool:
+    states: list[dict[str, Any]] = []
+    for seed in (1, 2):
+        seed_rng(mix(seed))
+        dataset[0]
+        states.append(capture_rng_state(torch.device("cpu")))
+    return any(repr(states[0][name]) == repr(states[1][name]) for name in ("python", "numpy")) or torch.equal(
+        states[0]["torch"], states[1]["torch"]
+    )

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import MethodType, TracebackType
 from typing import Any, NoReturn
 
-from pa_core import AnyTrainer, MoveModulesToDeviceCallback, Run, Trainer
+from pa_core import AnyTrainer, Run, Trainer
+from pa_preflight._arguments import trial
 from pa_preflight._check import check, in_order
 from pa_preflight._findings import Report, first_line
 from pa_preflight._own_loops import WatchedLoop
@@ -22,6 +23,7 @@ from pa_preflight._plan import plan
 from pa_preflight._plan_records import Plan
 
 _USAGE = "usage: python -m pa_preflight script.py [arguments of the script]"
+
 _HELP = f"""{_USAGE}
 
 Runs the script up to where it trains, prints there the plan and the report of pa_preflight, and ends its process at
@@ -30,6 +32,7 @@ nothing is saved in the place of a model that has been trained. Of a loop over a
 
 exit status: 0 without mistakes; 1 with some, or if the script fails; 2 if it does not train.
 """
+
 _FAILED, _NOT_TRAINED, _INTERRUPTED = 1, 2, 130
 
 
@@ -113,9 +116,7 @@ class _Watch:
         with self._ending:
             _print_plan(partial(plan, run))
             watched = WatchedLoop(run, _end_loop)
-            self._stack.enter_context(run.dry_run())
-            callbacks = [MoveModulesToDeviceCallback(), watched]
-            self._stack.enter_context(run.callback_handler.replaced_by(callbacks))
+            self._stack.enter_context(trial(run, watched))
             self._watched = run
             original(run)
         return run

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
+import time
 from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from pa_preflight._class_shares import check_classes
-from pa_preflight._data_checks import Samples
+from pa_data.rng import mix, seed_rng
 from pa_preflight._findings import Finding, noticed
-from pa_preflight._tables import features_of, inputs_of, is_continuous, targets_of
+from pa_preflight._samples import SECONDS, Samples, dataset_of, inputs_of, targets_of
+from pa_preflight._tensors import features_of, is_continuous, scales_that_differ, tensors_in
 
 _FEW, _SHORTEST, _SHARE = 20, 8, 0.2
+
 _NEIGHBOURS, _JUMP, _COPIES, _DIRECTIONS = 50, 10.0, 0.05, 3.0
-_AWAY, _WIDER = 3.0, 5.0
+
 _MOST = 300
+
+_CLASSES, _COMMON, _CHANCE, _CUT = 50, 0.1, 1e-8, 0.8
+
+_OVERLAP, _OWN_COPIES = 0.2, 0.05
 
 
 def check_sets(train: Samples, evaluation: Samples) -> Iterator[Finding]:
@@ -96,20 +105,11 @@ def _directions(centred: Tensor) -> float:
 
 def _check_targets(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
     if train.is_floating_point() and evaluated.is_floating_point():
-        one, other = train.double(), evaluated.double()
-        if not (bool(one.isfinite().all()) and bool(other.isfinite().all())):
-            return
-        (mean, deviation), (other_mean, other_deviation) = ((float(x.mean()), float(x.std())) for x in (one, other))
-        if not deviation or not other_deviation:
-            return
-        is_wider = max(deviation, other_deviation) > _WIDER * min(deviation, other_deviation)
-        if is_wider or abs(mean - other_mean) > _AWAY * max(deviation, other_deviation):
-            yield noticed(
-                "evaluation-targets-differ",
-                f"Targets in training have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, in the "
-                f"evaluation {other_mean:.3g} and {other_deviation:.3g}.",
-                "Scale the targets of both sets by the numbers of the training set.",
-            )
+        are_finite = bool(train.isfinite().all()) and bool(evaluated.isfinite().all())
+        scales = scales_that_differ(train, evaluated) if are_finite else None
+        if scales is not None:
+            do = "Scale the targets of both sets by the numbers of the training set."
+            yield noticed("evaluation-targets-differ", f"Targets {scales}", do)
     elif train.dim() == 1 and not evaluated.is_floating_point():
         seen, classes = set(map(int, train)), set(map(int, evaluated))
         new = {one for one in classes - seen if one >= 0}
@@ -121,3 +121,147 @@ def _check_targets(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
                 f"samples, such as {min(new)}; which have {len(seen)} classes, from {min(seen)} to {max(seen)}.",
                 "Shuffle before the samples are divided, or divide each class.",
             )
+
+
+def check_classes(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
+    """Yield a finding if a class that is common in one of two sets does not occur in the other one.
+
+    Args:
+        train: Targets of training samples from all over their set, in its order.
+        evaluated: Targets of samples to evaluate.
+    """
+    if not _are_classes(train) or not _are_classes(evaluated):
+        return
+    classes, others = train.flatten().long(), evaluated.flatten().long()
+    for one, other, what, of_which in (
+        (classes, others, "training samples", "samples to evaluate"),
+        (others, classes, "samples to evaluate", "training samples"),
+    ):
+        lacking = _lacking(one, other)
+        if lacking:
+            yield noticed(
+                "classes-of-one-set",
+                f"{sum(lacking.values()):.0%} of the {what} have classes that do not occur among {len(other)} "
+                f"{of_which}, such as {next(iter(lacking))}: the distribution of classes differs, as if samples were "
+                "sorted before they were divided.",
+                "Shuffle before the samples are divided, for example with torch.utils.data.random_split, or divide "
+                "each class.",
+                "warning" if _is_cut(classes, others) else "note",
+            )
+            return
+
+
+def _are_classes(targets: Tensor) -> bool:
+    if targets.numel() != len(targets):
+        return False
+    distinct = set(map(float, targets.flatten()))
+    if targets.is_floating_point():
+        return distinct <= {0.0, 1.0}
+    return targets.dtype != torch.bool and len(distinct) <= _CLASSES
+
+
+def _lacking(classes: Tensor, others: Tensor) -> dict[int, float]:
+    """Return the classes that are common in one set and do not occur in another, which is not by chance."""
+    shares = {one: float((classes == one).double().mean()) for one in sorted(set(map(int, classes)))}
+    missing = {one: share for one, share in shares.items() if share >= _COMMON and not bool((others == one).any())}
+    return {one: share for one, share in missing.items() if len(shares) * (1 - share) ** len(others) < _CHANCE}
+
+
+def _is_cut(train: Tensor, evaluated: Tensor) -> bool:
+    """Whether both are pieces of one sorted list: where one ends, the other begins, and it has the rest of a class."""
+    if not all(_is_sorted(one) for one in (train, evaluated)):
+        return False
+    is_after, is_before = bool(train[-1] == evaluated[0]), bool(evaluated[-1] == train[0])
+    if is_after == is_before:
+        return False
+    classes = set(map(int, evaluated))
+    share = float(torch.isin(train, evaluated).double().mean())
+    return share < _CUT * len(classes) / len(set(map(int, train)))
+
+
+def _is_sorted(classes: Tensor) -> bool:
+    """Whether all samples of a class follow each other."""
+    changes = int((classes[1:] != classes[:-1]).sum())
+    return changes + 1 == len(set(map(int, classes)))
+
+
+def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: Any, data: Any) -> Iterator[Finding]:
+    """Yield what is wrong with samples to evaluate.
+
+    Args:
+        train: Samples of the training data.
+        evaluation: Samples to evaluate.
+        train_data: The training data.
+        data: The data to evaluate.
+    """
+    shared = _shared(train, evaluation, dataset_of(train_data), dataset_of(data))
+    if shared:
+        yield noticed(
+            "same-samples-in-evaluation",
+            f"{shared} of the samples to evaluate are among the training samples: the evaluation shows what was "
+            "learnt by heart.",
+            "Divide the samples, for example with torch.utils.data.random_split.",
+        )
+    dataset = evaluation.dataset
+    if dataset is None or not evaluation.samples:
+        return
+    for position in evaluation.positions[:5]:
+        found: list[str] = []
+        for seed in (1, 2):
+            seed_rng(mix(seed))
+            found.append(_digest(dataset[position]))
+        if found[0] != found[1]:
+            yield noticed(
+                "augmentation-in-evaluation",
+                f"Sample {position} of the data to evaluate is another one each time it is fetched.",
+                "Give the evaluation a dataset without random augmentation.",
+            )
+            return
+
+
+def _shared(train: Samples, evaluation: Samples, train_set: Any, other: Any) -> str | None:
+    if train_set is other:
+        return "All"
+    train_base, base = (getattr(cast("object", one), "dataset", None) for one in (train_set, other))
+    if train_base is not None and train_base is base:
+        shared = set(train_set.indices) & set(other.indices)
+        if shared:
+            return f"{len(shared)} of {len(other.indices)}"
+    if base is train_set:
+        return "All"
+    if train.dataset is None or not evaluation.samples:
+        return None
+    wanted = [_digest(one) for one in evaluation.samples]
+    known: list[str] = []
+    until = time.monotonic() + SECONDS
+    for position in range(len(train.dataset)):
+        seed_rng(mix(position))
+        known.append(_digest(train.dataset[position]))
+        if time.monotonic() > until:
+            break
+    among = set(known)
+    number = sum(digest in among for digest in wanted)
+    has_copies = len(among) < (1 - _OWN_COPIES) * len(known)
+    if number < _OVERLAP * len(wanted) or (has_copies and not _is_continuous(evaluation.samples[0])):
+        return None  # samples that are alike by chance
+    return f"{number} of {len(wanted)}"
+
+
+def _is_continuous(sample: Any) -> bool:
+    """Whether two samples are hardly equal by chance, as they have several numbers that are not whole."""
+    numbers = torch.cat(
+        [one.flatten().double() for one in tensors_in(sample) if one.is_floating_point()] or [torch.empty(0)]
+    )
+    return int((numbers != numbers.round()).sum()) >= 3  # noqa: PLR2004  # digits enough
+
+
+def _digest(sample: Any) -> str:
+    tensors = tensors_in(sample)
+    digest = hashlib.sha256()
+    for one in tensors:
+        digest.update(repr((one.shape, one.dtype)).encode())
+        flat = one.detach().cpu().contiguous().as_strided((one.numel(),), (1,))  # one element has any stride
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    if not tensors:
+        digest.update(pickle.dumps(sample))
+    return digest.hexdigest()

@@ -14,30 +14,41 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from pa_core import BatchMismatchError, MoveModulesToDeviceCallback, Trainer
+from pa_core import BatchMismatchError, Trainer
 from pa_core.orders import Order
 from pa_data import is_in_memory
 from pa_data.rng import restored_rng_states
-from pa_preflight._batch_checks import FirstBatch, check_batch, check_outputs, is_of_model
+from pa_preflight._arguments import ignore, is_overridden, trial, with_methods
+from pa_preflight._batch_checks import (
+    check_batch,
+    check_divisions,
+    check_modes,
+    check_outputs,
+    check_parts,
+    check_step,
+    is_of_model,
+)
 from pa_preflight._findings import Finding, failure, first_line, noticed
-from pa_preflight._independence import check_dependence
-from pa_preflight._kept_graphs import KeptGraphs
-from pa_preflight._layer_checks import batches_of_norms, check_frozen_norms, check_units
-from pa_preflight._loss_checks import check_loss, check_sigmoid
-from pa_preflight._model_checks import check_gradients, check_progress, not_in_training_mode
-from pa_preflight._observer import Observer, ignore, is_overridden
-from pa_preflight._optimizer_checks import Movement, check_decay
-from pa_preflight._output_experiments import check_output_experiments
-from pa_preflight._part_checks import check_parts
-from pa_preflight._planned_run import PlannedRun
-from pa_preflight._recomputation import RecomputedNorms
-from pa_preflight._routing import Routing
-from pa_preflight._schedule_checks import check_schedules
-from pa_preflight._step_checks import FirstModes, check_divisions, check_modes, check_step
+from pa_preflight._first_batch import FirstBatch
+from pa_preflight._losses import check_loss, check_sigmoid
+from pa_preflight._models import (
+    batches_of_norms,
+    check_frozen_norms,
+    check_gradients,
+    check_progress,
+    check_units,
+    not_in_training_mode,
+)
+from pa_preflight._optimizers import Movement, check_decay, check_schedules
+from pa_preflight._outputs import check_dependence, check_output_experiments
+from pa_preflight._plan_rates import PlannedRun
+from pa_preflight._watching import FirstModes, KeptGraphs, Observer, RecomputedNorms, Routing
 
 _UPDATES = 10
 """Enough to see layers that are left out at random."""
+
 _FEWEST_SAMPLES = 3
+
 _SLOW = 0.005
 """Seconds to fetch a batch that are worth workers."""
 
@@ -87,9 +98,7 @@ class Steps:
         graphs, self._modes, self._routing = KeptGraphs(model), FirstModes(model), Routing(model)
         recomputed = RecomputedNorms(model)
         watching = [self.planned, graphs, recomputed, self._modes, self.observer]
-        noted: list[Any] = [MoveModulesToDeviceCallback, *watching, self._routing]  # which watches no experiments
-        registered = trainer.callback_handler.replaced_by(noted)
-        with trainer.dry_run(*asked.values()), registered:
+        with trial(trainer, *watching, self._routing, data=asked.values()):  # the routing watches no experiments
             hooks = [one.register_step_pre_hook(self._note_gradients) for one in optimizers]
             try:
                 trainer.train(**asked)
@@ -136,7 +145,6 @@ class Steps:
         trainer, first = self.trainer, self._first
         if first is None or any(finding.name == "targets-not-finite" for finding in self.findings):
             return
-        vars(trainer)["log"] = ignore  # a step may log a name once, and the experiments repeat it
         clip_norm, clip_value = self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
         has_evaluation = is_overridden(trainer, "calculate_eval_batch_loss")
         parts = (
@@ -145,11 +153,9 @@ class Steps:
             lambda: self._check_dependence(first),
             lambda: check_parts(first, trainer.calculate_eval_batch_loss if has_evaluation else None),
         )
-        try:
+        with with_methods(trainer, log=ignore):  # a step may log a name once, and the experiments repeat it
             for part in parts:
                 self._try(part)
-        finally:
-            del vars(trainer)["log"]
 
     def _try(self, experiment: Callable[[], Iterator[Finding]]) -> None:
         try:

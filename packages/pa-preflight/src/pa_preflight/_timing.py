@@ -14,17 +14,17 @@ from typing_extensions import override
 from pa_core import (
     AnyTrainer,
     LimitBatchesCallback,
-    MoveModulesToDeviceCallback,
     StopTrainingError,
     Trainer,
     TrainerCallback,
 )
-from pa_preflight._arguments import evaluated_sets
+from pa_preflight._arguments import evaluated_sets, ignore, trial, with_methods
 from pa_preflight._findings import first_line
-from pa_preflight._observer import tensors_in
 from pa_preflight._plan_records import PlannedEvaluation, PlannedSeconds
+from pa_preflight._tensors import tensors_in
 
 _UPDATES, _BATCHES = 10, 5
+
 _FIRST, _ENOUGH = 5.0, 3.0
 """Seconds after which no more is timed: before the end of the first update or batch, which warm up, and after it."""
 
@@ -54,10 +54,12 @@ class Timing:
         without: dict[str, Any] = dict.fromkeys(("eval_dataset", "watch_metric", "create_scheduler_fn"))
         updates = {**asked, **without, "sanity_eval_steps": 0, "step_scheduler": "update"}
         evaluations = {**updates, "eval_dataset": asked["eval_dataset"], "sanity_eval_steps": _BATCHES}
-        registered = trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, *limits, self._clock])
-        with trainer.dry_run(*asked.values()), registered:
-            vars(trainer)["calculate_train_batch_loss"] = self._noting_batches(trainer.calculate_train_batch_loss)
-            vars(trainer)["training_run_end"] = lambda: None  # it would be told of a run that there was not
+        step = self._noting_batches(trainer.calculate_train_batch_loss)
+        with (
+            trial(trainer, *limits, self._clock, data=asked.values()),
+            # whose end it would be told of, though there was no run
+            with_methods(trainer, calculate_train_batch_loss=step, training_run_end=ignore),
+        ):
             self.is_possible = self._run("An update", trainer, updates)
             if sets:
                 self._clock.is_training = False

@@ -1,36 +1,32 @@
-"""What losses of torch need of their arguments, beyond what they check themselves."""
+"""What losses need of their outputs and targets."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from pa_preflight._findings import Finding, noticed
-from pa_preflight._function_calls import FunctionCall
+from pa_core.default_step import advise_on_targets
+from pa_preflight._calls import FunctionCall
+from pa_preflight._findings import FILL_GAPS, Finding, noticed
 
-WATCHED: Final = (
-    "binary_cross_entropy_with_logits",
-    "cosine_embedding_loss",
-    "cross_entropy",
-    "ctc_loss",
-    "hinge_embedding_loss",
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
-    "margin_ranking_loss",
-    "mse_loss",
-    "multilabel_soft_margin_loss",
-    "nll_loss",
-    "poisson_nll_loss",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-)
-"""Functions whose calls are checked."""
+_DISTANCES = ("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
+
+_FEW, _MANY, _TOLERANCE, _ROUGHLY, _HALF = 4, 16, 1e-3, 0.05, 2
+
+_MANY_OUTPUTS = 20
+"""Times as many as classes: what is left of a model for other classes, and not a vocabulary."""
+
+_NEARLY_ALL, _IMPROBABLE = 0.9, 20.0
+
+_OVERFLOWS = (128, 256)
+
+_FAR = 100.0
+"""Times the loss of a constant."""
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "Abs": (0.0, torch.inf),
@@ -46,10 +42,222 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 }
 """What results of operations never leave."""
 
-_TOLERANCE, _SOME, _MOST = 1e-3, 0.05, 0.5
+_SOME, _MOST = 0.05, 0.5
+
 _RATIO = 2.0
 """How many times as much a frequent class counts as a rare one, which is hardly an accident."""
-_FEW, _LONG = 8, 3
+
+_FEWEST_SEQUENCES, _LONG = 8, 3
+
+_NUMBERED_FROM_0 = "Number the classes from 0, or change the number of outputs."
+
+
+def check_loss(call: FunctionCall) -> Iterator[Finding]:
+    """Yield what is wrong with a call of a loss function.
+
+    Args:
+        call: The call.
+    """
+    outputs, targets = call.outputs, call.targets
+    if not outputs.numel() or not targets.numel():
+        return
+    if targets.is_floating_point() and not targets.isfinite().all():
+        count = int((~targets.isfinite()).sum())
+        yield noticed(
+            "targets-not-finite",
+            f"{count} of {targets.numel()} targets of the first batch are NaN or infinite.",
+            FILL_GAPS,
+        )
+        return
+    if call.name in _DISTANCES:
+        yield from _check_distance(call)
+    elif call.name.startswith("binary"):
+        yield from _check_binary(call)
+    else:
+        yield from _check_classes(call)
+
+
+def _check_distance(call: FunctionCall) -> Iterator[Finding]:
+    outputs, targets = call.outputs, call.targets
+    if _is_crossed(outputs, targets):
+        yield broadcast(outputs, targets)
+    elif not targets.is_floating_point():
+        yield _wrong_type(call, "floating-point numbers")
+    else:
+        spread = (targets.double() - targets.double().mean()).square().mean()
+        distance = (targets.double() - outputs.double()).square().mean()
+        if spread > 0 and distance > _FAR * spread and len(targets) >= _FEW:
+            yield _far_from_guess(float(distance), float(spread), "mean squared error", "the mean of the targets")
+
+
+def _is_crossed(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether each output is compared with several targets, and each target with several outputs."""
+    sizes = [*zip_longest(reversed(outputs.shape), reversed(targets.shape), fillvalue=1)]
+    fit = all(one == other or 1 in (one, other) for one, other in sizes)
+    return not fit or (any(one < other for one, other in sizes) and any(other < one for one, other in sizes))
+
+
+def _check_binary(call: FunctionCall) -> Iterator[Finding]:
+    outputs, targets = call.outputs, call.targets
+    if outputs.shape != targets.shape:
+        yield broadcast(outputs, targets)
+    elif not targets.is_floating_point():
+        yield _wrong_type(call, "floating-point numbers")
+    elif bool((targets < 0).any() or (targets > 1).any()):
+        yield _out_of_range(call, targets, "numbers from 0 to 1")
+
+
+def check_sigmoid(calls: list[FunctionCall]) -> Iterator[Finding]:
+    """Yield a finding if what is called logits are probabilities.
+
+    Args:
+        calls: The calls of loss functions in the first steps.
+    """
+    logits = [call.outputs.flatten() for call in calls if call.name == "binary_cross_entropy_with_logits"]
+    outputs = torch.cat(logits) if logits else torch.empty(0)
+    if len(outputs) < _MANY or not bool(
+        (outputs >= 0).all() and (outputs <= 1).all() and (outputs != outputs[0]).any()
+    ):
+        return
+    yield noticed(
+        "sigmoid-before-bce-with-logits",
+        f"All outputs lie between 0 and 1, from {outputs.min():.3g} to {outputs.max():.3g}, and the loss applies a "
+        "sigmoid itself: predictions cannot get below 0.5.",
+        "Leave the sigmoid out of the model, or use BCELoss.",
+    )
+
+
+def _check_classes(call: FunctionCall) -> Iterator[Finding]:
+    outputs, targets = call.outputs, call.targets
+    dimension = 1 if outputs.dim() > 1 else 0
+    num_classes = outputs.shape[dimension]
+    if targets.is_floating_point():
+        if targets.shape != outputs.shape:
+            yield _wrong_type(call, "class indices, which are whole numbers,")
+            return
+    elif targets.dim() >= outputs.dim() > 1:
+        yield noticed(
+            "targets-broadcast",
+            f"{call.name} was given class indices of shape {tuple(targets.shape)} for outputs of shape "
+            f"{tuple(outputs.shape)}.",
+            _advice(call),
+        )
+        return
+    else:
+        kept = targets[targets != call.arguments["ignore_index"]]
+        if kept.numel() and bool(kept.min() < 0 or kept.max() >= num_classes):
+            yield _out_of_range(
+                call, kept, f"class indices from 0 to {num_classes - 1}, as there are {num_classes} outputs"
+            )
+            return
+    chances = outputs.float().exp() if call.name == "nll_loss" else outputs.float()
+    sums = chances.sum(dimension)
+    adds_up = bool(((sums - 1).abs() < (_TOLERANCE if outputs.dtype.itemsize > _HALF else _ROUGHLY)).all())
+    are_probabilities = bool((outputs >= 0).all()) and adds_up
+    if call.name == "nll_loss" and not adds_up:
+        yield noticed(
+            "log-probabilities-missing",
+            "nll_loss needs the logarithms of probabilities, but the exponentials of the outputs add up to "
+            f"{sums.mean():.3g}, not to 1.",
+            "Use CrossEntropyLoss, or end the model with LogSoftmax.",
+        )
+    elif call.name == "cross_entropy" and are_probabilities and num_classes > 1:
+        yield noticed(
+            "softmax-before-cross-entropy",
+            "The outputs are positive and add up to 1, and cross_entropy applies a softmax itself: the loss cannot get "
+            f"below {math.log(math.e + num_classes - 1) - 1:.2g}.",
+            "Leave the softmax out of the model; apply it to predictions.",
+        )
+    elif call.value is not None and call.value.dim() == 0 and call.arguments["reduction"] == "mean":
+        guess = math.log(num_classes) if num_classes > 1 else 1.0
+        if float(call.value) > 3 * guess + 2:
+            yield _far_from_guess(float(call.value), guess, call.name, f"equal chances for {num_classes} classes")
+
+
+def check_all_targets(calls: list[FunctionCall], targets: Tensor | None) -> Iterator[Finding]:
+    """Yield what is wrong with the targets of many samples.
+
+    Args:
+        calls: The calls of loss functions in the first batch.
+        targets: The targets of many samples; None where samples have none.
+    """
+    if targets is None or targets.numel() < _FEW:
+        return
+    are_used = any(bool((call.targets == call.targets.flatten()[:1]).all()) for call in calls)
+    if are_used and bool((targets == targets.flatten()[0]).all()):
+        yield noticed(
+            "one-class",
+            f"All targets of {len(targets)} samples are {targets.flatten()[0]:.6g}.",
+            "Look at how the dataset makes its targets.",
+            "note" if all(call.name in _DISTANCES for call in calls) else "mistake",  # residuals are to be 0
+        )
+    for call in calls:
+        if call.name != "cross_entropy" or call.targets.dim() != 1 or call.targets.is_floating_point():
+            continue
+        num_classes, used = call.outputs.shape[-1], int(max(targets.max(), call.targets.max())) + 1
+        if targets.dim() == 1 and num_classes >= _MANY_OUTPUTS * used:
+            yield noticed(
+                "outputs-more-than-classes",
+                f"The model has {num_classes} outputs, and the classes of {len(targets)} samples are below {used}.",
+                f"Replace the last layer by one with {used} outputs.",
+            )
+        elif targets.dim() == 1 and used < _NEARLY_ALL * num_classes and _are_missing(targets, used, num_classes):
+            yield noticed(
+                "classes-never-occur",
+                f"Among {len(targets)} samples there is none of the classes {used} to {num_classes - 1}, for which the "
+                "model has outputs."
+                + (f" {used - 1} is the largest number of a type such as uint8." if used in _OVERFLOWS else ""),
+                "Look at how targets are read and stored: an overflow, as of uint8 at 255, counts from 0 again.",
+            )
+
+
+def _are_missing(targets: Tensor, used: int, num_classes: int) -> bool:
+    """Whether classes as frequent as others would be among so many samples."""
+    return len(targets) * math.log(used / num_classes) < -_IMPROBABLE and int(targets.min()) >= 0
+
+
+def broadcast(outputs: Tensor, targets: Tensor) -> Finding:
+    """Return the finding that outputs and targets have other shapes.
+
+    Args:
+        outputs: Of the model.
+        targets: What they are compared with.
+    """
+    return noticed(
+        "targets-broadcast",
+        f"Outputs of shape {tuple(outputs.shape)} are compared with targets of shape {tuple(targets.shape)}: each with "
+        "each, not in pairs.",
+        advise_on_targets(None, outputs, targets),
+    )
+
+
+def _advice(call: FunctionCall) -> str:
+    return advise_on_targets(getattr(functional, call.name), call.outputs, call.targets)
+
+
+def _wrong_type(call: FunctionCall, needed: str) -> Finding:
+    return noticed(
+        "targets-of-another-type",
+        f"{call.name} needs {needed} as targets, got {call.targets.dtype} of shape {tuple(call.targets.shape)}.",
+        _advice(call),
+    )
+
+
+def _out_of_range(call: FunctionCall, targets: Tensor, needed: str, do: str = _NUMBERED_FROM_0) -> Finding:
+    return noticed(
+        "targets-out-of-range",
+        f"The targets of {call.name} lie between {float(targets.min()):.6g} and {float(targets.max()):.6g}, where the "
+        f"loss needs {needed}.",
+        do,
+    )
+
+
+def _far_from_guess(value: float, guess: float, measure: str, guessed: str) -> Finding:
+    return noticed(
+        "loss-at-start",
+        f"The {measure} begins at {value:.3g}, where a guess of {guessed} has {guess:.3g}.",
+        "Standardise the targets, or start with smaller weights in the last layer.",
+    )
 
 
 def check_calls(calls: list[FunctionCall], targets: Tensor | None) -> Iterator[Finding]:
@@ -60,7 +268,7 @@ def check_calls(calls: list[FunctionCall], targets: Tensor | None) -> Iterator[F
         targets: The targets of many samples; None where they are not known.
     """
     for call in calls:
-        if all(bool(one.isfinite().all()) for one in _floats(call)):
+        if call.value is not None and all(bool(one.isfinite().all()) for one in _floats(call)):
             for check in _CHECKS.get(call.name, ()):
                 yield from check(call)
             yield from _check_weights(call, targets)
@@ -86,9 +294,10 @@ def _check_divergence(call: FunctionCall) -> Iterator[Finding]:
     targets: Tensor = call.arguments["target"]
     is_log: bool = call.arguments["log_target"]
     if is_log and float(targets.min()) >= 0 < float(targets.max()):
-        yield _out_of_range(call, targets, "logarithms of probabilities, as log_target=True says", "log_target=False")
+        needed = "logarithms of probabilities, as log_target=True says"
+        yield _out_of_range(call, targets, needed, "Give it log_target=False.")
     elif not is_log and float(targets.min()) < -_TOLERANCE:
-        yield _out_of_range(call, targets, "probabilities", "log_target=True, or exponentials of them")
+        yield _out_of_range(call, targets, "probabilities", "Give it log_target=True, or exponentials of them.")
     elif "target" in call.made_by and "input" not in call.made_by:
         yield noticed(
             "loss-arguments-swapped",
@@ -100,13 +309,15 @@ def _check_divergence(call: FunctionCall) -> Iterator[Finding]:
 def _check_signs(call: FunctionCall) -> Iterator[Finding]:
     targets: Tensor = call.arguments["target"]
     if not bool((targets.abs() == 1).all()):
-        yield _out_of_range(call, targets, "-1 and 1", "2 * targets - 1 if they are 0 and 1")
+        yield _out_of_range(call, targets, "-1 and 1", "Give it 2 * targets - 1 if they are 0 and 1.")
 
 
 def _check_counts(call: FunctionCall) -> Iterator[Finding]:
     targets: Tensor = call.arguments["target"]
     if float(targets.min()) < 0:
-        yield _out_of_range(call, targets, "counts, which are not negative", "counts that are not standardised")
+        yield _out_of_range(
+            call, targets, "counts, which are not negative", "Give it counts that are not standardised."
+        )
     elif call.arguments["log_input"] and call.made_by.get("input") in {"Exp", "Relu", "Softplus"}:
         yield _activated(call, "outputs are the logarithms of the counts", "leave it out, or pass log_input=False")
 
@@ -114,7 +325,7 @@ def _check_counts(call: FunctionCall) -> Iterator[Finding]:
 def _check_zeros_and_ones(call: FunctionCall) -> Iterator[Finding]:
     targets: Tensor = call.arguments["target"]
     if float(targets.min()) < 0 or float(targets.max()) > 1:
-        yield _out_of_range(call, targets, "numbers from 0 to 1", "(targets + 1) / 2 if they are -1 and 1")
+        yield _out_of_range(call, targets, "numbers from 0 to 1", "Give it (targets + 1) / 2 if they are -1 and 1.")
 
 
 def _check_blanks(call: FunctionCall) -> Iterator[Finding]:
@@ -123,7 +334,7 @@ def _check_blanks(call: FunctionCall) -> Iterator[Finding]:
     if targets.dim() > 1:
         targets = targets[torch.arange(targets.shape[1]) < lengths.cpu()[:, None]]
     if bool((targets == blank).any()):
-        yield _out_of_range(call, targets, f"labels that differ from the blank, {blank}", "labels from 1 on")
+        yield _out_of_range(call, targets, f"labels that differ from the blank, {blank}", "Give it labels from 1 on.")
     if bool((inputs < lengths).any()):
         count = int((inputs < lengths).sum())
         yield noticed(
@@ -175,11 +386,11 @@ def _check_padding(call: FunctionCall) -> Iterator[Finding]:
     """Look for sequences of classes that end with runs of one that no mask leaves out."""
     targets: Tensor = call.arguments["target"]
     is_summed = call.arguments["reduction"] != "none" and call.arguments["weight"] is None
-    if targets.is_floating_point() or targets.dim() != 2 or not is_summed or len(targets) < _FEW:  # noqa: PLR2004  # of sequences
+    if targets.is_floating_point() or targets.dim() != 2 or not is_summed or len(targets) < _FEWEST_SEQUENCES:  # noqa: PLR2004  # of sequences
         return
     length = targets.shape[1]
     padding = targets[:, -1].mode().values
-    if length < _FEW or int(padding) == call.arguments["ignore_index"]:
+    if length < _FEWEST_SEQUENCES or int(padding) == call.arguments["ignore_index"]:
         return
     is_padding = targets == padding
     runs = is_padding.flip(1).long().cumprod(1).sum(1)
@@ -268,15 +479,6 @@ def _check_inverted(name: str, weights: Tensor, frequencies: Tensor) -> Iterator
 def _shown(numbers: Tensor) -> str:
     first = ", ".join(f"{one:.3g}" for one in map(float, numbers[:4]))
     return f"{first}, ..." if len(numbers) > 4 else first  # noqa: PLR2004  # as shown
-
-
-def _out_of_range(call: FunctionCall, targets: Tensor, needed: str, do: str) -> Finding:
-    return noticed(
-        "targets-out-of-range",
-        f"The targets of {call.name} lie between {float(targets.min()):.6g} and {float(targets.max()):.6g}, where the "
-        f"loss needs {needed}.",
-        f"Give it {do}.",
-    )
 
 
 _CHECKS: Mapping[str, tuple[Callable[[FunctionCall], Iterator[Finding]], ...]] = {

@@ -2,83 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, StopTrainingError, Trainer, TrainerCallback
-from pa_preflight._function_calls import FunctionCall, FunctionCalls, made_by
-from pa_preflight._loss_calls import WATCHED
+from pa_core import AnyTrainer, BatchOutput, StopTrainingError, TrainerCallback
+from pa_preflight._calls import LOSSES, WATCHED, FunctionCall, FunctionCalls, made_by
+from pa_preflight._findings import Finding, noticed
+from pa_preflight._models import named_layers, they_are
+from pa_preflight._tensors import parameters_of, tensors_in
+from pa_preflight._torch import is_in_backward
 
-_LOSSES: Final = (
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cross_entropy",
-    "huber_loss",
-    "l1_loss",
-    "mse_loss",
-    "nll_loss",
-    "smooth_l1_loss",
-)
-
-_KEPT = 1000
 _ROWS, _COLUMNS = 64, 256
-_ROUNDED = 1e-6
 
-
-@dataclass
-class LossCall:
-    """A call of a loss function of torch.
-
-    Attributes:
-        name: The function in ``torch.nn.functional``.
-        outputs: Its first argument.
-        targets: Its second argument.
-        options: The others.
-        value: What it returned; None if it raised an error.
-    """
-
-    name: str
-    outputs: Tensor
-    targets: Tensor
-    options: Mapping[str, Any]
-    value: Tensor | None = None
-
-    def shorten(self) -> None:
-        """Keep a few numbers."""
-        self.outputs, self.targets = (one.flatten()[:_KEPT].clone() for one in (self.outputs, self.targets))
-
-
-class _Losses(TorchFunctionMode):
-    """Notes the calls of loss functions, from wherever they come."""
-
-    def __init__(self, calls: list[LossCall]) -> None:
-        super().__init__()
-        self._calls = calls
-        self._names: dict[Callable[..., Any], str] = {getattr(functional, name): name for name in _LOSSES}
-
-    @override
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        options = dict(kwargs or {})
-        given = [*args, *(options.pop(name) for name in ("input", "target") if name in options and func in self._names)]
-        if func not in self._names or len(given) < 2 or not all(isinstance(one, Tensor) for one in given[:2]):  # noqa: PLR2004  # outputs and targets
-            return func(*args, **(kwargs or {}))
-        call = LossCall(self._names[func], given[0].detach(), given[1].detach(), options)
-        self._calls.append(call)
-        value = func(*args, **(kwargs or {}))
-        call.value = value.detach()
-        return value
+_WATCHED_STEPS, _ENOUGH, _MOST_LAYERS = 6, 4, 30
 
 
 @dataclass
@@ -127,7 +74,7 @@ class Observer(TrainerCallback):
         self._at_first_batch = at_first_batch
         self._after_first_step = [after_first_step]
         self._num_updates = num_updates
-        self.loss_calls: list[LossCall] = []
+        self.loss_calls: list[FunctionCall] = []
         self.function_calls: list[FunctionCall] = []  # of the first step
         self.model_calls: list[ModelCall] = []
         self.losses: list[Tensor] = []
@@ -178,7 +125,7 @@ class Observer(TrainerCallback):
             call.shorten()
         for index in range(self._of_first[1], len(self.model_calls)):
             self.model_calls[index] = ModelCall((), {}, None)
-        self._stack.enter_context(_Losses(self.loss_calls))
+        self._stack.enter_context(FunctionCalls(self.loss_calls, LOSSES))
         if not self.losses:
             self._stack.enter_context(FunctionCalls(self.function_calls, WATCHED))
 
@@ -204,8 +151,8 @@ class Observer(TrainerCallback):
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         self._updated = time.perf_counter()
         self.computing.append(self._updated - self._started)
-        trained = [one for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]]
-        self.keeps_gradients |= any(one.grad is not None and bool(one.grad.count_nonzero()) for one in trained)
+        gradients = [one.grad for one in parameters_of(self.optimizers)]
+        self.keeps_gradients |= any(one is not None and bool(one.count_nonzero()) for one in gradients)
         if update >= self._num_updates:
             raise StopTrainingError("That is enough.")
 
@@ -234,8 +181,8 @@ class Observer(TrainerCallback):
             self.over_lengths.add(type(norm))
 
     def _note_update(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-        trained = {id(one) for other in self.optimizers for group in other.param_groups for one in group["params"]}
+        parameters = [one for one in parameters_of([optimizer]) if one.requires_grad]
+        trained = set(map(id, parameters_of(self.optimizers)))
         outside = (one for one in self.model.parameters() if id(one) not in trained)
         self.reached_outside |= any(one.grad is not None for one in outside)
         self.rates.append([float(group["lr"]) for group in optimizer.param_groups])
@@ -243,77 +190,176 @@ class Observer(TrainerCallback):
         self.with_gradient.update(id(one) for one in parameters if one.grad is not None)
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in tuples, lists and mappings, in their order.
+class _LayerWatch(TrainerCallback):
+    """Has hooks of layers as long as it watches them."""
+
+    def __init__(self) -> None:
+        self.hooks: list[RemovableHandle] = []
+
+    def close(self) -> None:
+        """Let the layers be."""
+        while self.hooks:
+            self.hooks.pop().remove()
+
+
+class _Marker:
+    """Is held by a node of a graph, as long as there is one."""
+
+    def __call__(self, *_gradients: object) -> None:
+        """Leave gradients as they are."""
+
+
+class KeptGraphs(_LayerWatch):
+    """Marks the graphs of the first steps, and tells which are still there.
 
     Args:
-        value: A batch, an output or arguments.
+        model: The model, whose layers' outputs are marked.
     """
-    if isinstance(value, Tensor):
-        return [value]
-    parts: Iterable[Any] = ()
-    if isinstance(value, Mapping):
-        parts = _items(cast("object", value)).values()
-    elif isinstance(value, (list, tuple)):
-        parts = cast("list[Any]", value)
-    return [one for part in parts for one in tensors_in(part)]
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._layers = [one for one in model.modules() if not any(True for _ in one.children())][:_MOST_LAYERS]
+        self._steps: list[list[weakref.ref[_Marker]]] = []
+        self.count = 0
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.count += 1
+        self.close()
+        if len(self._steps) < _WATCHED_STEPS:
+            self._steps.append([])
+            self.hooks = [one.register_forward_hook(self._mark_output) for one in self._layers]
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
+        if self.hooks:
+            self._mark(batch_output["loss"])
+        self.close()
+
+    def _mark_output(self, _layer: nn.Module, _args: object, output: Any) -> None:
+        for one in tensors_in(output)[:1]:
+            self._mark(one)
+
+    def _mark(self, tensor: Any) -> None:
+        if tensor.grad_fn is not None:
+            marker = _Marker()
+            tensor.grad_fn.register_hook(marker)
+            self._steps[-1].append(weakref.ref(marker))
+
+    def check(self) -> Iterator[Finding]:
+        """Yield a finding if graphs of several steps are kept."""
+        self.close()
+        if self.count <= _WATCHED_STEPS or self._kept() < _ENOUGH:
+            return
+        gc.collect()  # what holds itself
+        if self._kept() >= _ENOUGH:
+            yield noticed(
+                "graphs-kept",
+                f"After {self.count} steps, the graphs of {self._kept()} of the first {_WATCHED_STEPS} are still in "
+                "memory, with what they need for a backward pass: memory grows with each step.",
+                "Look for losses and outputs that are added up or put into a list: keep value.detach(), or log them.",
+            )
+
+    def _kept(self) -> int:
+        return sum(any(one() is not None for one in markers) for markers in self._steps)
 
 
-def _items(value: object) -> dict[Any, Any]:
-    return dict(cast("Mapping[Any, Any]", value))
-
-
-def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a batch of the same structure whose tensors were changed.
+class RecomputedNorms(_LayerWatch):
+    """Notes which layers with running statistics are called in the backward passes of the first update.
 
     Args:
-        value: A batch or arguments.
-        change: Called with each tensor.
+        model: The model.
     """
-    if isinstance(value, Tensor):
-        return change(value)
-    kind = cast("Any", type(value))
-    if isinstance(value, Mapping):
-        return kind({key: with_tensors(part, change) for key, part in _items(cast("object", value)).items()})
-    if isinstance(value, (list, tuple)):
-        parts = [with_tensors(part, change) for part in cast("list[Any]", value)]
-        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
-    return value
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._names = {id(one): name for name, one in named_layers(model)}
+        self._norms = [one for one in model.modules() if isinstance(getattr(one, "running_mean", None), Tensor)]
+        self._has_begun = False
+        self._called: dict[str, None] = {}
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self.hooks = [one.register_forward_hook(self._note) for one in self._norms]
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        self.close()
+
+    def _note(self, norm: nn.Module, _args: object, _output: object) -> None:
+        if norm.training and is_in_backward():
+            self._called[self._names[id(norm)] or "The model"] = None
+
+    def check(self) -> Iterator[Finding]:
+        """Yield a finding if there were such layers."""
+        self.close()
+        if self._called:
+            names = [*self._called]
+            yield noticed(
+                "statistics-move-twice",
+                f"{they_are(names)} computed again in the backward pass: each batch "
+                "moves the running statistics twice, and evaluations give other losses.",
+                "Build these layers with momentum=1 - math.sqrt(1 - m) in place of m, or leave them out of the "
+                "checkpointed blocks.",
+            )
 
 
-def is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same shape, type and values, NaN included.
+class Routing(_LayerWatch):
+    """Notes how many rows the layers of lists get in each step, and so which lists are not used as a whole.
 
     Args:
-        one: A tensor.
-        other: Another one.
+        model: The model.
     """
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if torch.equal(one, other) or not one.is_floating_point():
-        return torch.equal(one, other)
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        lists = {name: one for name, one in named_layers(model) if isinstance(one, (nn.ModuleList, nn.ModuleDict))}
+        self._lists = {name: [*one.children()] for name, one in lists.items()}
+        self._of_step: dict[int, list[int]] = {}
+        self._of_layer: dict[tuple[int, tuple[tuple[int, ...], ...]], set[tuple[int, ...]]] = {}
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.close()
+        layers = {id(one): one for each in self._lists.values() for one in each}
+        self._of_step = {identity: [] for identity in layers}
+        self.hooks = [one.register_forward_pre_hook(self._note, with_kwargs=True) for one in layers.values()]
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
+        self.close()
+        shapes = tuple(tuple(one.shape) for one in tensors_in(batch))
+        for identity, rows in self._of_step.items():
+            self._of_layer.setdefault((identity, shapes), set()).add(tuple(rows))
+
+    def _note(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = next((one for one in tensors_in((args, kwargs)) if one.dim()), None)
+        self._of_step.setdefault(id(layer), []).append(0 if given is None else len(given))
+
+    def may_leave_out(self, parameter: str) -> bool:
+        """Whether a parameter is in a list of which batches of the same shape have used the layers differently.
+
+        Args:
+            parameter: Its name.
+        """
+        differing = {identity for (identity, _), rows in self._of_layer.items() if len(rows) > 1}
+        holding = (layers for name, layers in self._lists.items() if parameter.startswith(f"{name}." if name else ""))
+        return any(id(one) in differing for layers in holding for one in layers)
 
 
-def is_repeated(tensor: Tensor) -> bool:
-    """Whether all rows of a tensor are the same but for rounding; without a copy, for which there may be no memory.
+class FirstModes(TrainerCallback):
+    """Notes which modules are in training mode when the first step begins.
 
     Args:
-        tensor: At least one row of real numbers.
+        model: The model.
     """
-    highest, lowest = tensor.amax(0).double(), tensor.amin(0).double()
-    return bool((highest - lowest).max() <= _ROUNDED * torch.maximum(highest.abs(), lowest.abs()).max())
 
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.modes: dict[int, bool] = {}
 
-def is_overridden(trainer: object, name: str) -> bool:
-    """Whether a subclass of Trainer overrides a method.
-
-    Args:
-        trainer: The trainer.
-        name: The name of the method.
-    """
-    return getattr(type(trainer), name) is not getattr(Trainer, name)
-
-
-def ignore(*_args: object, **_kwargs: object) -> None:
-    """Stands for what logs a value."""
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.modes = self.modes or {id(one): one.training for one in self._model.modules()}

@@ -1,0 +1,149 @@
+"""Notes which functions of ``torch.nn.functional`` a step calls, with which arguments, and what made them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+_VIEWS = frozenset(
+    (
+        *("Alias", "Clone", "Expand", "Permute", "Reshape", "ReshapeAlias", "Select", "Slice", "Split", "Squeeze", "T"),
+        *("ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View"),
+    )
+)
+"""Operations that leave the numbers of a tensor as they are."""
+
+LOSSES: Final = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "huber_loss",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "smooth_l1_loss",
+)
+"""Functions that compare outputs with targets."""
+
+_KEPT = 1000
+
+WATCHED: Final = (
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cross_entropy",
+    "ctc_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "margin_ranking_loss",
+    "mse_loss",
+    "multilabel_soft_margin_loss",
+    "nll_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+)
+"""Functions whose calls are checked."""
+
+
+@dataclass
+class FunctionCall:
+    """A call of a function.
+
+    Attributes:
+        name: The function in ``torch.nn.functional``.
+        arguments: By the names of parameters, defaults included; tensors without their graphs.
+        made_by: The operations that made the tensors, such as "Sigmoid", by the names of parameters; views and copies
+            are looked through, and a tensor without a graph has none.
+        value: What it returned, without its graph; None if that is not a tensor, or if the call raised an error.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    made_by: Mapping[str, str]
+    value: Tensor | None = None
+
+    @property
+    def outputs(self) -> Tensor:
+        """What a loss compares with the targets."""
+        outputs: Tensor = self.arguments["input"]
+        return outputs
+
+    @property
+    def targets(self) -> Tensor:
+        """The targets of a loss."""
+        targets: Tensor = self.arguments["target"]
+        return targets
+
+    def shorten(self) -> None:
+        """Keep a few numbers of outputs and targets."""
+        for name in ("input", "target"):
+            self.arguments[name] = self.arguments[name].flatten()[:_KEPT].clone()
+
+
+class FunctionCalls(TorchFunctionMode):
+    """Notes the calls of some functions with tensors, from wherever they come.
+
+    Args:
+        calls: Gets them.
+        names: Of functions in ``torch.nn.functional``.
+    """
+
+    def __init__(self, calls: list[FunctionCall], names: Iterable[str]) -> None:
+        super().__init__()
+        self._calls = calls
+        self._names: dict[Callable[..., Any], str] = {getattr(functional, name): name for name in names}
+
+    @override
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        call = self._call(func, args, kwargs or {}) if func in self._names else None
+        value = func(*args, **(kwargs or {}))
+        if call is not None and isinstance(value, Tensor):
+            call.value = value.detach()
+        return value
+
+    def _call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> FunctionCall | None:
+        try:
+            given = _signature(func).bind(*args, **kwargs)
+        except TypeError:  # which the call raises, too
+            return None
+        given.apply_defaults()
+        arguments = given.arguments
+        if not all(isinstance(arguments[name], Tensor) for name in ("input", "target") if name in arguments):
+            return None
+        made = {key: made_by(one) for key, one in arguments.items() if isinstance(one, Tensor) and one.requires_grad}
+        plain = {key: one.detach() if isinstance(one, Tensor) else one for key, one in arguments.items()}
+        self._calls.append(FunctionCall(self._names[func], plain, made))
+        return self._calls[-1]
+
+
+@lru_cache
+def _signature(func: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(func)
+
+
+def made_by(tensor: Tensor) -> str:
+    """Return the operation that made the numbers of a tensor, such as "Sigmoid"; empty without a graph.
+
+    Args:
+        tensor: With its graph.
+    """
+    node = tensor.grad_fn
+    while node is not None:
+        name = node.name().partition("Backward")[0].rpartition("::")[2]
+        if name not in _VIEWS:
+            return name
+        node = node.next_functions[0][0] if node.next_functions else None
+    return ""

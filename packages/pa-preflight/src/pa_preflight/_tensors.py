@@ -1,0 +1,164 @@
+"""Tensors in batches and outputs, and as tables of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+_ROUNDED = 1e-6
+
+_AWAY, _WIDER = 3.0, 5.0
+
+TARGET_KEYS = ("label", "labels", "target", "targets", "y")
+
+_MANY_FEATURES = 1024
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in tuples, lists and mappings, in their order.
+
+    Args:
+        value: A batch, an output or arguments.
+    """
+    if isinstance(value, Tensor):
+        return [value]
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = _items(cast("object", value)).values()
+    elif isinstance(value, (list, tuple)):
+        parts = cast("list[Any]", value)
+    return [one for part in parts for one in tensors_in(part)]
+
+
+def _items(value: object) -> dict[Any, Any]:
+    return dict(cast("Mapping[Any, Any]", value))
+
+
+def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a batch of the same structure whose tensors were changed.
+
+    Args:
+        value: A batch or arguments.
+        change: Called with each tensor.
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    kind = cast("Any", type(value))
+    if isinstance(value, Mapping):
+        return kind({key: with_tensors(part, change) for key, part in _items(cast("object", value)).items()})
+    if isinstance(value, (list, tuple)):
+        parts = [with_tensors(part, change) for part in cast("list[Any]", value)]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    return value
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """Return the parameters of optimizers.
+
+    Args:
+        optimizers: The optimizers.
+    """
+    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def flipped(tensor: Tensor) -> Tensor:
+    """Return the samples of a tensor in the opposite order.
+
+    Args:
+        tensor: With a row for each sample, or a number.
+    """
+    return tensor.flip(0) if tensor.dim() else tensor
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same shape, type and values, NaN included.
+
+    Args:
+        one: A tensor.
+        other: Another one.
+    """
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if torch.equal(one, other) or not one.is_floating_point():
+        return torch.equal(one, other)
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def is_repeated(tensor: Tensor) -> bool:
+    """Whether all rows of a tensor are the same but for rounding; without a copy, for which there may be no memory.
+
+    Args:
+        tensor: At least one row of real numbers.
+    """
+    highest, lowest = tensor.amax(0).double(), tensor.amin(0).double()
+    return bool((highest - lowest).max() <= _ROUNDED * torch.maximum(highest.abs(), lowest.abs()).max())
+
+
+def scales_that_differ(train: Tensor, evaluated: Tensor) -> str | None:
+    """Return the means and deviations of numbers, if evaluation and training have other scales.
+
+    Args:
+        train: Numbers of training samples.
+        evaluated: Numbers of samples to evaluate.
+    """
+    one, other = train.double(), evaluated.double()
+    (mean, deviation), (other_mean, other_deviation) = ((float(x.mean()), float(x.std())) for x in (one, other))
+    if not deviation or not other_deviation:
+        return None
+    is_wider = max(deviation, other_deviation) > _WIDER * max(min(deviation, other_deviation), 1e-12)
+    if not is_wider and abs(mean - other_mean) <= _AWAY * max(deviation, other_deviation):
+        return None
+    return (
+        f"in training have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, in the evaluation "
+        f"{other_mean:.3g} and {other_deviation:.3g}."
+    )
+
+
+def stacked(values: list[Any]) -> Tensor | None:
+    """Return numbers, arrays or tensors as one tensor; None if they are something else, or of several shapes.
+
+    Args:
+        values: One for each sample.
+    """
+    if not values:
+        return None
+    if all(isinstance(one, (bool, int, float)) for one in values):
+        return torch.tensor(values)
+    tensors = [torch.as_tensor(one) if _is_array(one) else one for one in values]
+    first = tensors[0]
+    if not isinstance(first, Tensor) or first.is_sparse:
+        return None
+    alike = all(isinstance(one, Tensor) and one.shape == first.shape and one.dtype == first.dtype for one in tensors)
+    return torch.stack(tensors).detach().cpu() if alike else None
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is an array or a number of NumPy, which need not be imported here."""
+    return hasattr(value, "__array_interface__") and value.dtype.kind in "biuf"
+
+
+def features_of(inputs: Tensor) -> Tensor:
+    """Return inputs as a table of numbers, with a row for each sample, and some of the columns if there are many.
+
+    Args:
+        inputs: Of many samples.
+    """
+    table = inputs.flatten(1) if inputs.dim() > 1 else inputs[:, None]
+    step = -(-table.shape[1] // _MANY_FEATURES)
+    return table[:, ::step].double()
+
+
+def is_continuous(table: Tensor) -> bool:
+    """Whether most rows of a table have numbers that are hardly equal by chance, as they are not whole.
+
+    Args:
+        table: Of numbers.
+    """
+    if not table.is_floating_point():
+        return False
+    broken = (table != table.round()).flatten(1).sum(1)
+    return float((broken >= min(3, table[0].numel())).double().mean()) > 0.5  # noqa: PLR2004  # most
