@@ -49,6 +49,10 @@ class CallAt(TrainerCallback[Any]):
         vars(self)[event] = call_with_trainer
 
 
+class AlsoAt(CallAt):
+    """The same, beside another one: two callbacks of one class are refused."""
+
+
 class TellAt(TrainerCallback[Any]):
     """Calls something with the trainer, and with what callbacks are told in an event of a run, by name."""
 

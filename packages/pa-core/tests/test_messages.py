@@ -24,7 +24,7 @@ from pa_core import (
 from pa_core.distributed import rank
 from pa_core.errors import EmptyDatasetError
 from pa_core.testing import make_regression
-from tests.support.callbacks import CallAt
+from tests.support.callbacks import AlsoAt, CallAt
 from tests.support.trainers import linear_trainer
 
 DATA = make_regression(16)
@@ -85,11 +85,8 @@ def test_the_reason_for_which_another_process_stops_is_known_to_all() -> None:
         if rank() == 1:
             raise StopTrainingError("the disk of this machine is slow")
 
-    class NoteReason(CallAt):
-        """Another class, as two of one are refused."""
-
     trainer = linear_trainer(CallAt("on_train_step_end", stop))
-    noted = NoteReason("on_training_run_end", lambda one: reasons.append(str(one._engine.rank_sync.stop)))
+    noted = AlsoAt("on_training_run_end", lambda one: reasons.append(str(one._engine.rank_sync.stop)))
     trainer.callback_handler.add_callback(noted)
     trainer.train(DATA, 1, per_device_batch_size=2)
     expected = "the disk of this machine is slow"

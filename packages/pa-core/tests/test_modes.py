@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, StepBasedEvaluationCallback, Trainer
 from pa_core.testing import make_regression
-from tests.support.callbacks import CallAt
+from tests.support.callbacks import AlsoAt, CallAt
 from tests.support.pa_core.entries import ENTRIES, train
 
 DATA = make_regression(16)
@@ -98,11 +98,7 @@ def test_a_callback_decides_as_well() -> None:
         model[1].train(trainer.num_epochs_completed == 2)
 
     note = CallAt("on_train_step_start", lambda _trainer: seen.append(model[1].training))
-
-    class Switch(CallAt):
-        """Another class, as two of one are refused."""
-
-    callbacks = [note, Switch("on_training_run_epoch_end", switch)]
+    callbacks = [note, AlsoAt("on_training_run_epoch_end", switch)]
     Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks).train(DATA, 3, eval_dataset=DATA)
     assert seen == [False] * 4 + [True] * 2
 

@@ -25,7 +25,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from tests.support.callbacks import CallAt, FailAt
+from tests.support.callbacks import AlsoAt, CallAt, FailAt
 from tests.support.pa_core.training_states.small_runs import DrawingDataset, make_trainer, train
 from tests.support.trainers import classifier_trainer
 
@@ -153,13 +153,9 @@ def test_a_metric_of_the_training_is_not_taken_for_a_misspelt_one_of_the_evaluat
     metric: str, tmp_path: Path
 ) -> None:
     """Only an epoch of training records it, however much its name is like that of the evaluation."""
-
-    class InEvaluation(CallAt):
-        """Another class, as two of one are refused."""
-
     logs = [
         kind(f"on_{part}_step_end", lambda trainer: trainer.log("multiclass_accuracy", 0.5))
-        for kind, part in ((CallAt, "train"), (InEvaluation, "eval"))
+        for kind, part in ((CallAt, "train"), (AlsoAt, "eval"))
     ]
     best = SaveBestModelCallback(tmp_path / "best.pt", metric, greater_is_better="accuracy" in metric)
     callbacks = [StepBasedEvaluationCallback(1), best, *logs]

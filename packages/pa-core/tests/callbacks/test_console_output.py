@@ -33,7 +33,7 @@ from pa_core.callbacks import CallbackLike, progress_bar
 from pa_core.testing import make_regression
 from tests import launching
 from tests.launching import Launch
-from tests.support.callbacks import CallAt, FailAt
+from tests.support.callbacks import AlsoAt, CallAt, FailAt, TellAt
 from tests.support.trainers import linear_trainer
 
 DATA = make_regression(40)
@@ -174,12 +174,8 @@ def test_evaluations_and_the_first_update_do_not_count_as_training_time(monkeypa
 
     In the first update workers start and a model may be compiled.
     """
-
-    class Slow(CallAt):
-        """Another class, as two of one are refused."""
-
-    slow_evaluation = CallAt("on_eval_step_start", lambda _trainer: time.sleep(0.5))
-    slow_start = Slow("on_train_step_start", lambda _trainer: time.sleep(1.0), 0)
+    slow_evaluation = AlsoAt("on_eval_step_start", lambda _trainer: time.sleep(0.5))
+    slow_start = TellAt("on_train_step_start", lambda one, _: time.sleep(float(one.num_updates_completed == 0)))
     callbacks: list[CallbackLike] = [
         PrintProgressCallback,
         ProgressBarCallback,
