@@ -38,5 +38,5 @@ nitpick_ignore_regex = [
     (r"py:.*", r"pa_core\.callbacks\.log_metrics\.RowDisplay"),  # what the callbacks that print have in common
     (r"py:.*", r"pa_trial\.\w+\.(CoreContext|RunSettings)"),  # what stands for settings that init() makes
     (r"py:.*", r"pa_trial\.\w+\.(TellsSettings|WrapsReducers)"),  # what contexts have in common
-    (r"py:.*", r"pa_core\.custom_loop\.\w+\.(TrainedModel|UpdateHooks)"),  # as above; a run makes its updates itself
+    (r"py:.*", r"pa_core\.custom_loop\.\w+\.RunPart"),  # as above; a run makes its updates itself
 ]

@@ -33,10 +33,10 @@ LIMITS = {
 """The most that there may be of each."""
 
 MOVES = {
-    "one process": 66,
-    "two processes": 98,
-    "reproducible": 108,
-    "reproducible on two processes": 178,
+    "one process": 40,
+    "two processes": 84,
+    "reproducible": 92,
+    "reproducible on two processes": 164,
 }
 """The most calls and returns of an update that lead into another file of ours."""
 

@@ -18,15 +18,14 @@ class Accumulation:
 
     A batch weighs as many samples as it has of the update, which the loader knows beforehand: ``MicroBatch.weight``.
     Items are counted by the step itself, and how many an update has is known when its last batch has been counted,
-    after most of its backward passes. So each batch is weighed by its items over a nominal number, and at the end the
-    gradients are multiplied once by what is missing. The nominal number keeps losses in the range that gradient scalers
+    after most of its backward passes. So each batch is weighed by its items over a reference number, and at the end the
+    gradients are multiplied once by what is missing. The reference keeps losses in the range that gradient scalers
     expect; it is a power of two, so that it changes no digit of the result.
 
     A run has one for each optimizer.
 
     Args:
         num_processes: The number of processes, over which gradients are averaged.
-        nominal: The nominal number of a run that is resumed; by default it is taken from the first update.
         counted_by: What the script gives the number of items as, for messages.
         weighs_all: Whether the only batch of an update is weighed, too, as others are on any number of processes.
 
@@ -35,17 +34,17 @@ class Accumulation:
         counts_samples: Whether samples are counted as items where a step counts none. This is the case for a stream, as
             nobody knows beforehand how many an update has.
         counts_nothing: Whether the last batch was counted as one without a sample or an item.
-        nominal: The nominal number, None before the first update that counts items.
+        reference_items: The reference number, None before the first update that counts items.
+        last_batch_size: The number of samples of the last batch.
 
     Example:
         >>> import torch
         >>> parameter = torch.nn.Parameter(torch.zeros(()))
         >>> accumulation = Accumulation(num_processes=1)
         >>> for step, mean_loss, tokens in ((1, 1.0, 3), (2, 5.0, 1)):  # the mean over the four tokens is 2
-        ...     part = MicroBatch(step, weight=0.5, ends_group=step == 2)
-        ...     _ = accumulation.take_counts(batch_size=1, items=tokens)
-        ...     accumulation.weigh(parameter * mean_loss, part).backward()
-        >>> accumulation.normalise(lambda: [parameter], accumulation.items)
+        ...     place = MicroBatch(step, weight=0.5, ends_group=step == 2)
+        ...     accumulation.scale_loss(parameter * mean_loss, place, batch_size=1, items=tokens).backward()
+        >>> accumulation.scale_gradients(lambda: [parameter], accumulation.items)
         >>> parameter.grad
         tensor(2.)
     """
@@ -55,24 +54,38 @@ class Accumulation:
         self._weighs_all = weighs_all
         self._counted_by = counted_by
         self._counts_items: bool | None = None
-        self._items_of_step: int | None = None
-        self._last_batch_size = 0
         self._counted: MicroBatch | None = None
-        self.nominal: float | None = None
+        self.reference_items: float | None = None
         self.items: float = 0.0
         self.counts_samples: bool = False
         self.counts_nothing: bool = False
+        self.last_batch_size: int = 0
 
-    def take_counts(self, batch_size: int, items: int | None = None) -> int:
-        """Take note of what a batch holds, before its loss is weighed; return the weight of the loss in reports.
+    def scale_loss(self, loss: Tensor, place: MicroBatch, batch_size: int, items: int | None = None) -> Tensor:
+        """Scale the mean loss of a batch to its share of the update, and count its items.
 
         Args:
+            loss: The mean over the samples or the items of the batch.
+            place: The place of the batch in the update.
             batch_size: The number of its samples.
-            items: The number of items that its loss is the mean over; None if that is the samples.
+            items: The number of items that the loss is the mean over; None if that is the samples.
 
         Raises:
             BatchOutputError: Other batches of the run count their items, and this one does not, or the reverse.
         """
+        weight = place.weight
+        if not place.is_empty:
+            items = self._count(batch_size, items)
+            is_alone = weight == 1 and self._num_processes == 1 and not self._weighs_all
+            if items is not None and not is_alone:
+                if place is not self._counted:  # a further pass over the same batch has the same items
+                    self.items += items
+                self._counted = place
+                weight = items / (self.reference_items or 1.0)
+        return loss if weight == 1 else loss * weight
+
+    def _count(self, batch_size: int, items: int | None) -> int | None:
+        """Note what a batch holds; return the number of items that it weighs, None for its samples."""
         if self._counts_items is None:
             self._counts_items = items is not None
         if self._counts_items != (items is not None):
@@ -83,34 +96,11 @@ class Accumulation:
                 else f"{self._counted_by}={items} in this step, and none in earlier ones",
                 do=f"Give {self._counted_by} in every step, even if it is 0.",
             )
-        self._last_batch_size = batch_size
-        self._items_of_step = batch_size if items is None and self.counts_samples else items
-        weight = batch_size if items is None else items
-        self.counts_nothing = weight == 0
-        return weight
+        self.last_batch_size = batch_size
+        self.counts_nothing = (batch_size if items is None else items) == 0
+        return batch_size if items is None and self.counts_samples else items
 
-    def weigh(self, loss: Tensor, part: MicroBatch) -> Tensor:
-        """Scale the mean loss of a batch to its share of the update, and count its items.
-
-        Args:
-            loss: The mean over the samples, or over the items given to ``take_counts``.
-            part: The part of the batch in the update.
-        """
-        weight, items = part.weight, self._items_of_step
-        self._items_of_step = None
-        is_alone = weight == 1 and self._num_processes == 1 and not self._weighs_all
-        if items is not None and not is_alone:
-            if part is not self._counted:  # a further pass over the same batch has the same items
-                self.items += items
-            self._counted = part
-            weight = items / (self.nominal or 1.0)
-        return loss if weight == 1 else loss * weight
-
-    def samples_of_last_batch(self) -> int:
-        """Return the number of samples of the last batch on all processes, where its loader cannot say."""
-        return self._last_batch_size * self._num_processes
-
-    def normalise(self, parameters: Callable[[], Iterable[Tensor]], total: float | Tensor) -> None:
+    def scale_gradients(self, parameters: Callable[[], Iterable[Tensor]], total: float | Tensor) -> None:
         """Turn the gradients of an update into the gradients of the mean over its items, if it counts items.
 
         Args:
@@ -125,14 +115,14 @@ class Accumulation:
             has_items = float(total) > 0
         if not has_items:
             return
-        nominal = self.nominal or 1.0
-        if self.nominal is None and float(total) > 0:
-            self.nominal = _power_of_two(float(total) / self._num_processes)
+        reference = self.reference_items or 1.0
+        if self.reference_items is None and float(total) > 0:
+            self.reference_items = _power_of_two(float(total) / self._num_processes)
         gradients = local_pieces(parameter.grad for parameter in parameters() if parameter.grad is not None)
         if gradients:
             # Without any item all gradients are zero, and stay so.
             at_least_one = total.clamp(min=1) if isinstance(total, Tensor) else max(total, 1)
-            factor = nominal * self._num_processes / at_least_one
+            factor = reference * self._num_processes / at_least_one
             foreach("mul_", gradients, factor)
         self.items = 0.0
 

@@ -632,7 +632,7 @@ class AnyTrainer(ABC):
     @property
     def loss_tracker(self) -> LossTracker:
         """The losses of the current epoch so far, of this process."""
-        return self._engine.losses
+        return self._engine.means.losses
 
     @property
     def step_means(self) -> StepMeans:
@@ -1287,6 +1287,10 @@ class CallbackHandler(Generic[_TrainerT]):
         callbacks: Callback classes (which are constructed without arguments) or instances. Two of one class and one
             ``instance_name`` are an error: which of them would be meant by its name?
 
+    Attributes:
+        callbacks: The registered callbacks.
+        heard: The events that any callback implements, each with its ``listeners``: a step looks here before it calls.
+
     Raises:
         ValueError: A callback of the same class is registered already.
         ArgumentTypeError: An object is not a callback, or the callbacks are not in a list.
@@ -1303,6 +1307,7 @@ class CallbackHandler(Generic[_TrainerT]):
     def __init__(self, callbacks: Iterable[CallbackLike[_TrainerT]] = ()) -> None:
         self.callbacks: list[TrainerCallback[_TrainerT, Any, Any]] = []
         self._listeners: dict[str, list[Callable[..., Any]]] = {}
+        self.heard: Mapping[str, list[Callable[..., Any]]] = {}
         self._fired: set[str] = set()
         self._warned: set[tuple[type, str]] = set()
         self.add_callbacks(callbacks)
@@ -1334,7 +1339,7 @@ class CallbackHandler(Generic[_TrainerT]):
                 do="Remove one of the two, subclass it for the second use, or give that one another instance_name.",
             )
         self.callbacks.append(instance)
-        self._listeners.clear()
+        self.find_listeners()
         warn_of_unknown_events(instance, EVENT_NAMES, self._warned, only_typos=True)
         warn_of_half_a_state(instance)
 
@@ -1345,12 +1350,12 @@ class CallbackHandler(Generic[_TrainerT]):
             ValueError: The callback is not registered.
         """
         self.callbacks.remove(callback)
-        self._listeners.clear()
+        self.find_listeners()
 
     @contextmanager
     def replaced_by(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> Generator[None]:
         """Within the context, call only the given callbacks; the registered ones are always restored."""
-        with temporarily(self, callbacks=[], _listeners={}):
+        with temporarily(self, callbacks=[], _listeners={}, heard={}):
             self.add_callbacks(callbacks)
             yield
 
@@ -1374,6 +1379,7 @@ class CallbackHandler(Generic[_TrainerT]):
     def find_listeners(self) -> None:
         """Look up which callbacks listen to which events, as each run does when it starts."""
         self._listeners = {name: list(map(with_known_arguments, self._bound(name))) for name in EVENT_NAMES}
+        self.heard = {name: listeners for name in EVENT_NAMES if (listeners := self.listeners(name))}
 
     def listeners(self, event: str) -> list[Callable[..., Any]]:
         """Return the bound methods that the event calls, in order; empty where none implements it."""

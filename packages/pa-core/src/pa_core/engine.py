@@ -19,11 +19,11 @@ from pa_core.errors import ConfigurationError
 from pa_core.exchange import Alone, Averaged, Exchange, Tree
 from pa_core.extra_models import AddedModules
 from pa_core.optimizer_modes import OptimizerModes
+from pa_core.parts import Part
 from pa_core.progress import Progress, Stage
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import ShardingSettings
-from pa_core.tracking import ExactLossTracker, InMemoryRunHistory, LossTracker, StepMeans
-from pa_core.trained import Trained
+from pa_core.tracking import InMemoryRunHistory, StepMeans
 from pa_core.training_state.checkpointer import Checkpointer
 from pa_core.training_state.resume import ResumePlan
 from pa_core.training_state.snapshotable import ResumableRun
@@ -58,8 +58,7 @@ class Engine:
         checkpointer: Saves training states.
         added: The modules that are trained with the model.
         eval_sets: What the run evaluates.
-        losses: The losses of the epoch so far.
-        means: What the steps of the epoch have logged.
+        means: The means of the epoch so far: of its losses, and of what its steps have logged.
         gradient_clip_norm: The argument of the run.
         progress: The counters of the run.
         rank_sync: What the processes decide together.
@@ -94,8 +93,6 @@ class Engine:
         self.loaders: Loaders = Loaders(accelerator, fixed_batches=reproducible)
         self.added: AddedModules = AddedModules()
         self.eval_sets: EvaluationSets = EvaluationSets()
-        self._make_losses = ExactLossTracker if reproducible else LossTracker
-        self.losses: LossTracker = self._make_losses()
         self.means: StepMeans = StepMeans(exact=reproducible)
         self.gradient_clip_norm: float | None = None
         self.running: RunKind | None = None
@@ -107,7 +104,7 @@ class Engine:
         self._start_run({}, dict)
         self.checkpointer: Checkpointer = Checkpointer(self)
 
-    def start_run(self, trained: dict[str, Trained], describe_course: Describe) -> None:
+    def start_run(self, trained: dict[str, Part], describe_course: Describe) -> None:
         """Forget the run before.
 
         Args:
@@ -117,7 +114,7 @@ class Engine:
         self._start_run(trained, describe_course)
         self.checkpointer.start_run()
 
-    def _start_run(self, trained: dict[str, Trained], describe_course: Describe) -> None:
+    def _start_run(self, trained: dict[str, Part], describe_course: Describe) -> None:
         self.trained = trained
         self.progress: Progress = Progress()
         self.rank_sync: RankSync = RankSync(self.device, self.num_processes, describe_course)
@@ -148,8 +145,8 @@ class Engine:
         return self.accelerator.scaler
 
     def nominal_items(self) -> dict[str, float | None]:
-        """Return the nominal number of items of an update of each optimizer, by name; None where samples count."""
-        return {name: one.accumulation.nominal for name, one in self.trained.items()}
+        """Return the reference number of items of an update of each optimizer, by name; None where samples count."""
+        return {name: one.accumulation.reference_items for name, one in self.trained.items()}
 
     def require_between_steps(self, what: str) -> None:
         """Raise an error within a step of a reproducible run, as not all processes have as many steps.
@@ -231,7 +228,7 @@ class Engine:
 
     def separate_means(self) -> AbstractContextManager[None]:
         """Return a context in which losses and logged values belong to something else, such as an evaluation."""
-        return temporarily(self, losses=self._make_losses(), means=StepMeans(exact=self.reproducible))
+        return temporarily(self, means=StepMeans(exact=self.reproducible))
 
     @contextmanager
     def kept(self, trainer: object) -> Generator[None]:

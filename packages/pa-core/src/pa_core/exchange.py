@@ -7,13 +7,12 @@ them. A trainer or a run gets its exchange from ``create_exchange``; override th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from pa_core import _accelerate
@@ -24,6 +23,7 @@ from pa_core.distributed.rank_sync import NUM_FLAGS
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.micro_batches import MicroBatch
 from pa_core.model_tensors import BufferPlaces
+from pa_core.parts import Part
 from pa_core.reproducible_checks import require_own_batches
 from pa_core.types import SizedIterable
 from pa_data.rng import mix, seed_rng
@@ -41,33 +41,6 @@ _AFTER_EVALUATION: Final = -3
 """What extends the key of an update where no index of a micro-batch does."""
 
 
-class Part(Hashable, Protocol):
-    """What is trained by one loss, as an exchange sees it."""
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]:
-        """The modules that are trained, by name and without wrappers, on the device of the run."""
-        ...
-
-    @property
-    def optimizers(self) -> Mapping[str, Optimizer]:
-        """The optimizers that are stepped together, by name."""
-        ...
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether ``fully_shard`` has split some of the weights over the processes, whose gradients it exchanges."""
-        ...
-
-    def is_plain(self, parameter: nn.Parameter) -> bool:
-        """Return whether ``fully_shard`` leaves the gradient of a parameter to the exchange.
-
-        Args:
-            parameter: A parameter of the modules.
-        """
-        ...
-
-
 class Exchange(Protocol):
     """Makes one update of what the processes have computed; a trainer has one, for all of its runs.
 
@@ -80,12 +53,12 @@ class Exchange(Protocol):
                 for each batch:
                     start_batch     then the forward pass; before the backward passes of the last batch:
                     start_last_pass
-                finish, end_step    for each part whose optimizer is stepped, before and after the step
-                end_update          or drop_update, where the update is not made
+                finish              for each part whose optimizer is stepped, before the step
+                end_update          or drop_update, where no step is made
             end_epoch
         close
 
-    Every process calls each method equally often, but ``start_last_pass``: a process without a sample has no pass.
+    Every process calls each method equally often, even one without a sample.
     Derive from `Alone` to change only some of them.
     """
 
@@ -162,16 +135,8 @@ class Exchange(Protocol):
         """
         ...
 
-    def end_step(self, part: Part) -> None:
-        """End the step of a part: its gradients were used.
-
-        Args:
-            part: What was trained.
-        """
-        ...
-
     def end_update(self) -> int | None:
-        """End an update, before its last event.
+        """End an update whose steps were made, before its last event; gradients may have overflowed in fp16.
 
         Returns:
             The weight of values that this process logs from now on; None for the samples of its last batch.
@@ -253,9 +218,6 @@ class Alone:
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
         """Return None, as there is nobody to tell."""
         return None
-
-    def end_step(self, part: Part) -> None:
-        """Do nothing."""
 
     def end_update(self) -> int | None:
         """Return None."""
@@ -359,9 +321,11 @@ class Averaged(Alone):
         return exchange.finish(flags())
 
     @override
-    def end_step(self, part: Part) -> None:
+    def end_update(self) -> int | None:
         """From here on, gradients stay on their process."""
-        self._exchanges[part].end_update()
+        for exchange in self._exchanges.values():
+            exchange.end_update()
+        return None
 
     @override
     def average_each_pass(self, part: Part) -> None:
@@ -475,13 +439,14 @@ class Tree(Alone):
         return self._trees[part].finish(flags())
 
     @override
-    def end_step(self, part: Part) -> None:
-        """Keep the buffers."""
-        self._trees[part].end_update()
-
-    @override
     def end_update(self) -> int | None:
-        """Seed what is drawn between two updates; what the first process logs counts for the whole update."""
+        """Keep the buffers, and seed what is drawn between two updates.
+
+        Returns:
+            On the first process the samples of the update, for which what it logs counts; 0 on the others.
+        """
+        for tree in self._trees.values():
+            tree.end_update()
         self._seed(_AFTER_UPDATE)
         return self._samples if self._rank == 0 else 0
 

@@ -13,9 +13,10 @@ from pa_core._torch import calls_step_hooks, version_of
 from pa_core.any_trainer import AnyTrainer
 from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError
+from pa_core.exchange import Exchange
 from pa_core.model_tensors import is_sharded
+from pa_core.parts import Part
 from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.trained import Trained
 
 NUM_FIRST_UPDATES = 2
 """What happens between two steps shows in the second of them."""
@@ -117,14 +118,18 @@ class FirstUpdates:
     """Looks at what the steps of a trainer do to gradients and optimizers in the first updates of a run.
 
     Args:
-        trained: What is trained.
+        part: What is trained.
+        exchange: What exchanges its gradients.
         optimizers: The optimizers that must not be stepped between two updates; empty where the script has its own
             way to step them.
         looks_at_gradients: Whether the backward pass is the trainer's own.
     """
 
-    def __init__(self, trained: Trained, optimizers: Iterable[Optimizer], *, looks_at_gradients: bool) -> None:
-        self._trained = trained
+    def __init__(
+        self, part: Part, exchange: Exchange, optimizers: Iterable[Optimizer], *, looks_at_gradients: bool
+    ) -> None:
+        self._part = part
+        self._exchange = exchange
         self._looks_at_gradients = looks_at_gradients
         self._updates_left = NUM_FIRST_UPDATES
         self._has_gradients = self._finds_gradients()
@@ -145,9 +150,9 @@ class FirstUpdates:
             return
         has_gradients = self._finds_gradients()
         if has_gradients and not self._has_gradients:
-            if self._trained.exchange.is_exact:
+            if self._exchange.is_exact:
                 raise _own_backward_pass()
-            self._of_step = [(one, one.grad.clone()) for one in self._trained.parameters() if one.grad is not None]
+            self._of_step = [(one, one.grad.clone()) for one in self._part.parameters() if one.grad is not None]
         if self._has_gradients and (not has_gradients or self._earlier.are_zeros()):
             raise ConfigurationError(
                 "A step has cleared the gradients of earlier batches of its update.",
@@ -164,9 +169,9 @@ class FirstUpdates:
         of_step, self._of_step = self._of_step, []
         if of_step and all(one.grad is not None and torch.equal(one.grad, 2 * by_step) for one, by_step in of_step):
             raise _own_backward_pass()
-        self._has_gradients = not self._trained.exchange.is_exact and self._finds_gradients()
+        self._has_gradients = not self._exchange.is_exact and self._finds_gradients()
         if self._has_gradients:
-            self._earlier.note(self._trained.parameters())
+            self._earlier.note(self._part.parameters())
 
     def begin_update(self) -> None:
         """From here on, the run steps the optimizers."""
@@ -188,9 +193,9 @@ class FirstUpdates:
     def _finds_gradients(self) -> bool:
         if not self._looks_at_gradients:
             return False
-        if self._trained.exchange.is_exact:
-            return any(parameter.grad is not None for parameter in self._trained.parameters())
-        return self._trained.has_gradients()
+        if self._exchange.is_exact:
+            return any(parameter.grad is not None for parameter in self._part.parameters())
+        return self._part.has_gradients() or self._exchange.holds_gradients(self._part)
 
     def _require_own_step(self, *_arguments: object) -> None:
         if not self._is_in_update:
@@ -244,9 +249,11 @@ class OwnSteps:
         if self._positions is not None:
             return
         if self._looks_at_gradients or self._looks_at_optimizer:
-            trained = next(iter(self._engine.trained.values()))
+            part = next(iter(self._engine.trained.values()))
             optimizers = [self._trainer.optimizer] if self._looks_at_optimizer else []
-            self.first_updates = FirstUpdates(trained, optimizers, looks_at_gradients=self._looks_at_gradients)
+            self.first_updates = FirstUpdates(
+                part, self._engine.exchange, optimizers, looks_at_gradients=self._looks_at_gradients
+            )
         self.note_positions(stepping)
 
     def stop(self) -> None:

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from pa_core import _accelerate, distributed, reproducible_checks, scheduler_stepping
+from pa_core import distributed, reproducible_checks, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.attributes import temporarily
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
@@ -31,11 +31,11 @@ from pa_core.exchange import Exchange
 from pa_core.first_updates import OwnSteps
 from pa_core.micro_batches import MicroBatch, micro_batches
 from pa_core.model_tensors import unwrap_model
+from pa_core.parts import Part
 from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.progress import Phase, Stage
 from pa_core.run_arguments import RunArguments
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
-from pa_core.trained import Trained
 from pa_core.training_state.checkpointer import EvaluationInterrupted
 from pa_core.training_state.fetched_states import cache_folder, local_folders, save_dirs_of
 from pa_core.types import SizedIterable
@@ -46,60 +46,33 @@ from pa_data.rng import restored_rng_states
 _END: Any = object()
 
 
-class Steps:
-    """The batches that are left of an epoch with their parts, of which one can be looked for before it is taken.
-
-    It is a context at whose end it forgets the loader: the traceback of an error would keep the workers alive.
-
-    Args:
-        steps: What is iterated over.
-    """
-
-    def __init__(self, steps: Iterable[tuple[MicroBatch, Any]]) -> None:
-        self._steps = iter(steps)
-        self._next: tuple[MicroBatch, Any] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._steps, self._next = iter(()), None
-
-    def has_next(self) -> bool:
-        """Return whether there is another batch, which is fetched for it."""
-        if self._next is None:
-            self._next = next(self._steps, None)
-        return self._next is not None
-
-    def take(self) -> tuple[MicroBatch, Any]:
-        """Return the next batch, and keep nothing of it."""
-        taken, self._next = self._next, None
-        return next(self._steps) if taken is None else taken
-
-
 class Loop:
     """Gives a training loop its data, its events, its agreement and its training states.
 
     Args:
         trainer: The trainer.
         engine: Its parts.
-        update_weights: Clips the gradients of what is trained and steps its optimizers and schedulers, unless they
-            overflowed; None for what the optimizers do by themselves.
-        clear_gradients: Clears the gradients after an update; None as above.
-        stands_in: Whether a process without a sample is given the batch of another one, even if no model is sharded.
+        pads: Whether a process without a sample is given the batch of another one, even if no model is sharded.
         overlaps: Whether each batch has one backward pass, during which a reproducible run may send gradients.
-        steps_optimizers: Whether the run alone steps the optimizers.
+        looks_at_gradients: Whether the backward pass is the run's own, and gradients of others are found.
+        looks_at_optimizer: Whether the run alone steps the optimizer, and steps of others are found.
+        update_weights: Called with what is updated and whether its gradients have overflowed in fp16: clips the
+            gradients, steps optimizers and schedulers unless they have, and clears the gradients. None for what
+            optimizers do by themselves.
         compute: Computes the gradients of a batch, and returns its loss; None where only the script does.
 
     Attributes:
         trainer: As passed.
         engine: As passed.
-        asked: The arguments of the run.
+        arguments: The arguments of the run.
         count: What counts the batches of a custom loader in the training of an epoch.
         num_sets_to_come: How many sets are evaluated after this one, within the same training epoch.
         updates_of_batch: How many updates were made of the current batch of the training loader.
         exchange: What makes one update of what the processes have computed.
         overlaps: As passed.
+        update_weights: As passed, or what is called in its place.
+        has_padding_batches: Whether a process without a sample is given the batch of another one.
+        keeps_batch: Whether a batch may be needed later as a padding batch.
         own_steps: What finds steps of a script that the run makes, too.
         gathered_empty: What a process without a sample has gathered of the others, which go backward through it.
     """
@@ -109,26 +82,25 @@ class Loop:
         trainer: AnyTrainer,
         engine: Engine,
         *,
-        update_weights: Callable[[Trained, bool], None] | None = None,
-        clear_gradients: Callable[[Trained], None] | None = None,
-        stands_in: bool = False,
+        pads: bool = False,
         overlaps: bool = False,
-        steps_optimizers: bool = False,
+        looks_at_gradients: bool = False,
+        looks_at_optimizer: bool = False,
+        update_weights: Callable[[Part, bool], None] | None = None,
         compute: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.trainer = trainer
         self.engine = engine
-        self.asked: RunArguments = RunArguments(call="", per_device_batch_size=1)
+        self.arguments: RunArguments = RunArguments(call="", per_device_batch_size=1)
         self.count: BatchCount | None = None
-        self._update_weights = update_weights or self._update_by_optimizers
-        self._clear_gradients = clear_gradients or Trained.zero_grad
-        self._stands_in, self._compute = stands_in, compute
-        self._has_stand_ins = self._keeps_batch = False
+        self.update_weights: Callable[[Part, bool], None] = update_weights or self._update_by_optimizers
+        self._pads, self._compute = pads, compute
+        self.has_padding_batches: bool = False
+        self.keeps_batch: bool = False
         self.exchange: Exchange = engine.exchange
         self.overlaps: bool = overlaps
         self._is_rehearsed = False
-        is_trainer = update_weights is not None
-        self.own_steps: OwnSteps = OwnSteps(trainer, engine, is_trainer and overlaps, is_trainer and steps_optimizers)
+        self.own_steps: OwnSteps = OwnSteps(trainer, engine, looks_at_gradients, looks_at_optimizer)
         self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
         self.gathered_empty: list[Tensor] = []
@@ -155,7 +127,8 @@ class Loop:
         """
         stops = False
         trainer, rank_sync = self.trainer, self.engine.rank_sync
-        for listener in trainer.callback_handler.listeners(event if isinstance(event, str) else event.__name__):
+        name = event if isinstance(event, str) else event.__name__
+        for listener in trainer.callback_handler.heard.get(name, ()):
             try:
                 listener(trainer, **kwargs)
             except NonFiniteLossError as error:
@@ -216,12 +189,12 @@ class Loop:
         if self.exchange.is_exact:
             reproducible_checks.require_usable(loaders, models)
 
-    def check_data(self, data: Sequence[DataArgument], asked: RunArguments) -> None:
+    def check_data(self, data: Sequence[DataArgument], arguments: RunArguments) -> None:
         """Raise an error for data that this trainer or process cannot use, and arguments without effect.
 
         Args:
             data: The data of the run.
-            asked: The arguments of the run.
+            arguments: The arguments of the run.
 
         Raises:
             ConfigurationError: It cannot be used.
@@ -229,8 +202,8 @@ class Loop:
         for one in data:
             one.check_for(type(self.trainer), self.trainer.process_index, self.trainer.num_processes)
         if self.exchange.is_exact:
-            reproducible_checks.check_arguments(data, asked)
-        check_arguments_of_loaders(data, asked.per_device_batch_size, asked.collate_fn)
+            reproducible_checks.check_arguments(data, arguments)
+        check_arguments_of_loaders(data, arguments.per_device_batch_size, arguments.collate_fn)
 
     def create_loader(
         self,
@@ -260,16 +233,16 @@ class Loop:
             allows_empty_shares=allows_empty_shares,
         )
 
-    def find_state(self, asked: RunArguments) -> None:
+    def find_state(self, arguments: RunArguments) -> None:
         """Find the training state that the run resumes from, if it does; every process must call this.
 
         Args:
-            asked: The arguments of the run.
+            arguments: The arguments of the run.
         """
         trainer = self.trainer
-        if asked.resume_from is not None:
-            trainer.resume_from = cache_folder(asked.resume_from, local_folders(trainer.callback_handler.callbacks))
-        self.engine.resumption.find(trainer, asked.resume_from, asked.resume_missing)
+        if arguments.resume_from is not None:
+            trainer.resume_from = cache_folder(arguments.resume_from, local_folders(trainer.callback_handler.callbacks))
+        self.engine.resumption.find(trainer, arguments.resume_from, arguments.resume_missing)
 
     def announce(self) -> None:
         """Call the first event of a run, in which callbacks may replace loaders, and limit them as was asked."""
@@ -280,14 +253,14 @@ class Loop:
 
     def fit_batches(
         self,
-        asked: RunArguments,
+        arguments: RunArguments,
         try_update: Callable[[Any], None] | None = None,
         start: Callable[[], None] | None = None,
     ) -> RunArguments:
         """Return arguments with a batch size that fits into the memory of all devices; every process must call this.
 
         Args:
-            asked: The arguments.
+            arguments: The arguments.
             try_update: Makes an update out of a batch; None if it cannot be tried.
             start: What a step may need to have been called before.
         """
@@ -304,7 +277,7 @@ class Loop:
                 f'{kind} on all processes, and per_device_batch_size="fit" chooses them by memory.', do="Pass a number."
             )
         engine.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
-        data = [held for one in asked.data for held in one.held]
+        data = [held for one in arguments.data for held in one.held]
         with nullcontext() if try_update is None else engine.dry_run(trainer, data):
             if start is not None:
                 start()
@@ -315,10 +288,10 @@ class Loop:
             sizes = engine.fitting.find(trainer.train_dataloader, try_update, partial(say, trainer))
         engine.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
         loaders = [trainer.eval_dataloader, *trainer.eval_dataloaders.values()]
-        given = [one.loader for one in asked.data]
-        if not any("batch_size" in (one.kwargs or {}) for one in asked.data):
+        given = [one.loader for one in arguments.data]
+        if not any("batch_size" in (one.kwargs or {}) for one in arguments.data):
             engine.loaders.set_batch_sizes(sizes, "eval", [one for one in loaders if one not in given])
-        return replace(asked, per_device_batch_size=min(sizes))
+        return replace(arguments, per_device_batch_size=min(sizes))
 
     def placeholder_values(self) -> dict[str, float]:
         """Return what ``TrainerPlaceholderValues`` stand for in this run."""
@@ -336,13 +309,13 @@ class Loop:
         schedulers: Mapping[str, object] = self.trainer.named_schedulers() or {"scheduler": None}
         for name, scheduler in schedulers.items():
             is_overridden = name == "scheduler" and self.engine.steps_scheduler_itself
-            self.asked.stepping.require_usable(scheduler, self.trainer, is_overridden=is_overridden)
+            self.arguments.stepping.require_usable(scheduler, self.trainer, is_overridden=is_overridden)
 
     def check_length_of_schedules(self) -> None:
         """Raise an error for schedules that end with an error before the run does."""
         trainer, config = self.trainer, self.trainer.run_config
         updates = (config.max_num_train_steps or 0) - trainer.num_updates_completed
-        steps = self.asked.stepping.count(updates, config.num_epochs - trainer.num_epochs_completed)
+        steps = self.arguments.stepping.count(updates, config.num_epochs - trainer.num_epochs_completed)
         is_resumed = self.engine.resumption.saved is not None
         for name, scheduler in trainer.named_schedulers().items():
             if name != "scheduler" or not self.engine.steps_scheduler_itself:
@@ -355,7 +328,7 @@ class Loop:
 
     def resume(self) -> None:
         """Restore everything of a saved run but what callbacks set up when the run starts."""
-        engine, stepping = self.engine, self.asked.stepping
+        engine, stepping = self.engine, self.arguments.stepping
         resumption = engine.resumption
         engine.train_optimizers(self.trainer.named_optimizers().values())
         resumption.note_settings(self.trainer, str(stepping), stepping.count)
@@ -363,12 +336,12 @@ class Loop:
             self.trainer,
             scaler=engine.accelerator.scaler,
             objects=engine.checkpointer.registered,
-            allowed=self.asked.resume_allow,
+            allowed=self.arguments.resume_allow,
         )
         engine.optimizer_modes.train_again()
         if resumption.saved is not None:
             for name, trained in engine.trained.items():
-                trained.accumulation.nominal = resumption.saved.nominal_items.get(name)
+                trained.accumulation.reference_items = resumption.saved.nominal_items.get(name)
 
         engine.checkpointer.note_layers(self.trainer)
 
@@ -431,15 +404,15 @@ class Loop:
         # The last update may have cut the epoch short, which a longer run would bring to its end.
         updates_of_whole_epochs = trainer.epoch_lengths.updates_before(trainer.num_epochs_completed)
         is_whole = not self.is_at_last_update or trainer.num_updates_completed >= updates_of_whole_epochs
-        self.own_steps.require_positions(self.asked.stepping)
-        if self.asked.stepping.after == "epoch" and is_whole and trainer.named_schedulers():
+        self.own_steps.require_positions(self.arguments.stepping)
+        if self.arguments.stepping.after == "epoch" and is_whole and trainer.named_schedulers():
             with engine.rank_sync.together():
                 if step_schedulers is not None:
                     step_schedulers()
                 else:
                     for trained in engine.trained.values():
                         self.step_schedulers(trained)
-        self.own_steps.note_positions(self.asked.stepping)
+        self.own_steps.note_positions(self.arguments.stepping)
         self.call_together(TrainerCallback.on_training_run_epoch_end, hook)
         trainer.run_history.increment_epoch()
         engine.progress.epoch_under_way = None
@@ -462,7 +435,6 @@ class Loop:
             hook: The method of the trainer that is called before the event.
         """
         engine = self.engine
-        engine.losses.reset()
         engine.means.reset()
         engine.progress.start_epoch()
         for trained in engine.trained.values():
@@ -472,12 +444,12 @@ class Loop:
         self.call(TrainerCallback.on_train_epoch_start)
         self.exchange.start_epoch(self.trainer.named_models)
         self._resume_steps(train_dl)
-        self.own_steps.start_epoch(self.asked.stepping)
+        self.own_steps.start_epoch(self.arguments.stepping)
         self.count = engine.loaders.count_batches(train_dl, "training")
         engine.progress.stage = Stage.TRAINING
 
-    def steps(self, train_dl: SizedIterable) -> Steps:
-        """Return the batches that are left of the epoch, each with its part in its update.
+    def batches(self, train_dl: SizedIterable) -> Iterator[tuple[MicroBatch, Any]]:
+        """Iterate over the batches that are left of the epoch, each with its place in its update.
 
         Args:
             train_dl: The loader of the epoch.
@@ -485,21 +457,21 @@ class Loop:
         engine, count, config = self.engine, self.count, self.trainer.run_config
         engine.progress.resumed_steps = steps_done = engine.progress.steps_in_epoch
         if self.is_at_last_update:  # the run had its last update before it was interrupted
-            return Steps(())
+            return iter(())
         for trained in engine.trained.values():
             trained.accumulation.counts_samples = count is not None and count.expected is None
-        self._has_stand_ins = self._stands_in or any(one.is_sharded for one in engine.trained.values())
-        self._keeps_batch = self._has_stand_ins and not is_keyed(innermost(train_dl))
+        self.has_padding_batches = self._pads or any(one.is_sharded for one in engine.trained.values())
+        self.keeps_batch = self.has_padding_batches and not is_keyed(innermost(train_dl))
         batches = micro_batches(
             train_dl,
             self._remaining_batches(train_dl),
-            accumulation_steps=1 if self.asked.max_updates_per_batch else config.gradient_accumulation_steps,
+            accumulation_steps=1 if self.arguments.max_updates_per_batch else config.gradient_accumulation_steps,
             rank=self.trainer.process_index,
             num_processes=self.trainer.num_processes,
             steps_done=steps_done,
             count=count,
         )
-        return Steps(self._rehearsed(batches))
+        return self._rehearsed(batches)
 
     def _rehearsed(self, batches: Iterator[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
         """Compute the first micro-batch of a reproducible run several times; it must not depend on those before."""
@@ -586,8 +558,8 @@ class Loop:
         engine = self.engine
         engine.progress.stage = Stage.EPOCH_END
         missing = 0.0 if count is None else count.missing
-        missing = engine.rank_sync.add_up(engine.losses, engine.means, missing)
-        has_loss = engine.losses.running_count > 0
+        missing = engine.rank_sync.add_up(engine.means, missing)
+        has_loss = engine.means.losses.running_count > 0
         if count is not None:
             engine.loaders.check_count(count, missing, is_empty=not has_loss and len(engine.means) == 0)
         # A run that is made longer may have ended with the last batch of a stream, which shows only now.
@@ -595,67 +567,26 @@ class Loop:
         if requires_loss and not has_loss and not was_over:
             raise no_sample_counted(loss_name)
         if with_loss and has_loss:
-            self.trainer.run_history.update_metric(loss_name, engine.losses.average)
+            self.trainer.run_history.update_metric(loss_name, engine.means.losses.average)
         engine.means.record(self.trainer.run_history, loss_name)
 
     # Updates
 
-    @contextmanager
-    def updates(self, train_dl: SizedIterable) -> Generator[Iterator[Iterator[tuple[MicroBatch, Any]]]]:
-        """Return the context of the updates that are left of an epoch; within it, iterate over them.
-
-        Each is the iterator over its batches, with the part that each has in it.
-
-        Args:
-            train_dl: The loader of the epoch.
-        """
-        with self.steps(train_dl) as steps:
-            yield self._updates(steps)
-
-    def _updates(self, steps: Steps) -> Iterator[Iterator[tuple[MicroBatch, Any]]]:
-        """Iterate over updates, with a safe point after each of them."""
-        engine, last = self.engine, self.trainer.run_config.max_num_train_steps
-        while engine.progress.updates != last and steps.has_next():
-            yield self._batches(steps)
-            self.checkpoint_if_requested(Phase.STEP)
-
-    def _batches(self, steps: Steps) -> Iterator[tuple[MicroBatch, Any]]:
-        self.engine.checkpointer.next_phase = None
-        is_over = False
-        while not is_over:
-            part, batch = steps.take()
-            is_over = part.ends_group
-            yield part, self.start_step(part, batch)
-
-    def start_step(self, part: MicroBatch, batch: Any) -> Any:
-        """Begin a step, and return the batch to compute with: where this process has none, the batch of another one.
-
-        Args:
-            part: The part of the batch in its update.
-            batch: The batch.
-
-        Returns:
-            The batch; None where this process has no sample, and nothing needs to be computed.
-        """
-        self.engine.progress.step = part.step
-        self.engine.means.start_step()
-        self.exchange.start_batch(part)
-        if part.is_empty:
-            return self._stand_in(part) if self._has_stand_ins else None
-        if self._keeps_batch:
-            self.engine.last_batch = batch
-        self.call(TrainerCallback.on_train_step_start)
-        return batch
-
-    def _stand_in(self, part: MicroBatch) -> Any:
+    def padding_batch(self, place: MicroBatch) -> Any:
         """Return the batch that a process without a sample is given where it has to do what the others do.
 
         It is the batch of rank zero, or the last one of a custom loader: the same in each run, so that a resumed run
         draws as many random numbers as one that was not interrupted.
+
+        Args:
+            place: The place of the batch in its update.
+
+        Raises:
+            UnsupportedConfigurationError: No batch has come yet from a custom loader.
         """
         loader = innermost(self.trainer.train_dataloader)
         if is_keyed(loader):
-            return loader.fetch_for(part.step - 1 - self.engine.progress.resumed_steps, rank=0)
+            return loader.fetch_for(place.step - 1 - self.engine.progress.resumed_steps, rank=0)
         if self.engine.last_batch is None:
             raise UnsupportedConfigurationError(
                 "The custom loader has no batch on this process, while it has one on others. Pass a dataset, or a "
@@ -663,68 +594,13 @@ class Loop:
             )
         return self.engine.last_batch
 
-    def make_step(self, trained: Trained, *, at_once: bool, is_first: bool = True) -> bool:
-        """Update the weights by the gradients of one accumulation group.
-
-        Args:
-            trained: What is updated.
-            at_once: Whether to wait for the flags of the other processes, where they are read late.
-            is_first: Whether no other optimizer of the update has been stepped.
-
-        Returns:
-            Whether the update was made; False if the gradients overflowed in fp16.
-
-        Raises:
-            StopTrainingError: A process requested a stop.
-        """
-        engine = self.engine
-        progress, checkpointer = engine.progress, engine.checkpointer
-        progress.steps_in_epoch = progress.step
-
-        # agree: every process stops, saves or is preempted at the same update
-        own_items = trained.accumulation.items
-        totals = self.exchange.finish(trained, partial(engine.rank_sync.local_flags, own_items))
-        items = own_items if totals is None else self._act_on(totals, at_once=at_once, may_stop=is_first)
-        trained.accumulation.normalise(trained.parameters, items)
-
-        # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
-        scaler = engine.accelerator.scaler
-        overflowed = scaler is not None and _accelerate.unscale(scaler, *trained.optimizers.values())
-        watch = self.own_steps.first_updates
-        if watch is not None:
-            watch.begin_update()
-            self.own_steps.require_positions(self.asked.stepping)
-        try:
-            self._update_weights(trained, overflowed)
-        except StopTrainingError as error:
-            engine.rank_sync.ask_to_stop(error)
-        self._clear_gradients(trained)
-        self.exchange.end_step(trained)
-        if watch is not None and not watch.end_update():
-            self.own_steps.stop()
-
-        # count
-        if is_first:
-            progress.finish_group(self.trainer.run_history.clock, makes_update=not overflowed)
-        if not overflowed and checkpointer.unchecked_optimizers:
-            for name in checkpointer.unchecked_optimizers & trained.optimizers.keys():
-                checkpointer.check_optimizer(name, self.trainer)
-        return not overflowed
-
-    def _act_on(self, totals: Tensor, *, at_once: bool, may_stop: bool) -> Tensor:
-        """Do what any process requests, and return the items of the update."""
-        try:
-            return self.engine.rank_sync.act_on(totals, at_once=at_once, may_stop=may_stop)
-        except StopTrainingError:
-            self.exchange.drop_update()
-            raise
-
-    def _update_by_optimizers(self, trained: Trained, overflowed: bool) -> None:
-        self.clip(trained.parameters)
+    def _update_by_optimizers(self, part: Part, overflowed: bool) -> None:
+        self.clip(part.parameters)
         if not overflowed:
-            trained.step()
-            if self.asked.stepping.after == "update":
-                self.step_schedulers(trained)
+            part.step()
+            if self.arguments.stepping.after == "update":
+                self.step_schedulers(part)
+        part.zero_grad()
 
     def clip(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
         """Clip the gradients of an update as the run was told to.
@@ -738,28 +614,14 @@ class Loop:
         if config.gradient_clip_norm is not None:
             self.trainer.gradient_norm = clip_gradient_norm(parameters(), config.gradient_clip_norm)
 
-    def step_schedulers(self, trained: Trained) -> None:
+    def step_schedulers(self, part: Part) -> None:
         """Step the schedulers of what was updated, with what they are to be stepped with.
 
         Args:
-            trained: What was updated.
+            part: What was updated.
         """
-        for scheduler in trained.schedulers.values():
-            self.asked.stepping.step(scheduler, self.trainer)
-
-    def update(self, trained: Trained) -> None:
-        """Update the weights by the gradients of a group, and tell callbacks of it.
-
-        Args:
-            trained: What is updated.
-
-        Raises:
-            StopTrainingError: A process requested a stop.
-        """
-        if self.make_step(trained, at_once=self.engine.progress.samples_in_epoch == 0):
-            self.finish_update()
-        else:
-            self.engine.means.end_step()
+        for scheduler in part.schedulers.values():
+            self.arguments.stepping.step(scheduler, self.trainer)
 
     def require_update_of_batch(self) -> None:
         """Raise an error for more updates of a batch than the run was told of.
@@ -767,23 +629,11 @@ class Loop:
         Raises:
             ConfigurationError: There is one more.
         """
-        if self.updates_of_batch == (self.asked.max_updates_per_batch or 1):
+        if self.updates_of_batch == (self.arguments.max_updates_per_batch or 1):
             raise ConfigurationError(
                 f"Update {self.updates_of_batch + 1} of a batch is one more than the run counts with. Pass "
                 f"Run(..., max_updates_per_batch={self.updates_of_batch + 1}) or more."
             )
-
-    def finish_update(self) -> None:
-        """Call the event of an update, between two steps, where an evaluation may be interrupted."""
-        engine = self.engine
-        if (samples := self.exchange.end_update()) is not None:
-            engine.means.count_samples(samples)
-        engine.checkpointer.is_between_steps = True
-        try:
-            self.call(TrainerCallback.on_optimizer_step_end, update=engine.progress.updates)
-        finally:
-            engine.checkpointer.is_between_steps = False
-        engine.means.end_step()
 
     # Evaluations
 

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from pa_core.distributed.comparison import RUN_END
-from pa_core.tracking import RunClock
 
 
 class Stage(StrEnum):
@@ -97,11 +96,7 @@ class Progress:
         samples_in_group: Samples of the current accumulation group so far, over all processes.
 
     Example:
-        >>> from pa_core.tracking import RunClock
-        >>> progress, clock = Progress(), RunClock()
-        >>> progress.start_epoch()
-        >>> progress.samples_in_group, progress.steps_in_epoch = 16, 2
-        >>> progress.finish_group(clock, makes_update=True)
+        >>> progress = Progress(updates=1, steps_in_epoch=2, samples_in_epoch=16)
         >>> progress.position(Phase.STEP)
         Position(phase=<Phase.STEP: 'step'>, epochs=0, updates=1, samples=16, steps=2, eval_sets=())
     """
@@ -119,20 +114,6 @@ class Progress:
     def start_epoch(self) -> None:
         """Set the counters of an epoch to zero."""
         self.steps_in_epoch = self.samples_in_epoch = self.samples_in_group = 0
-
-    def finish_group(self, clock: RunClock, *, makes_update: bool) -> None:
-        """Move the samples of the group to the epoch and the clock, and count its update.
-
-        Args:
-            clock: The clock of the run history.
-            makes_update: False if fp16 overflowed, or where other batches were trained on.
-        """
-        clock.samples += self.samples_in_group
-        self.samples_in_epoch += self.samples_in_group
-        self.samples_in_group = 0
-        if makes_update:
-            self.updates += 1
-            clock.update += 1
 
     def position(self, phase: Phase) -> Position:
         """Return where the run stands; steps and samples of an epoch only where more of its steps are to come.

@@ -18,9 +18,9 @@ from pa_core.engine import Engine, RunKind
 from pa_core.errors import StopTrainingError, UnsupportedConfigurationError
 from pa_core.input_checks import refuse_run_within_run
 from pa_core.model_tensors import is_sharded_module, reshard, unwrap_model
+from pa_core.parts import Part, forget_gradients
 from pa_core.progress import Stage
 from pa_core.sharding.sharded_modules import ShardedModules, compile_in_place
-from pa_core.trained import Trained, forget_gradients
 from pa_core.training_state import initial_hyperparameters
 from pa_core.training_state.run_settings import describe_arithmetic
 from pa_distributed import fail_fast, print_errors_once, require_same
@@ -53,7 +53,7 @@ class RunLifecycle:
 
     @contextmanager
     def running(
-        self, kind: RunKind, trained: dict[str, Trained], describe_arguments: Describe, *, seed: int | None = None
+        self, kind: RunKind, trained: dict[str, Part], describe_arguments: Describe, *, seed: int | None = None
     ) -> Generator[None]:
         """Begin a run, and restore the user's objects no matter how it ends.
 
@@ -78,7 +78,7 @@ class RunLifecycle:
         trainer.callback_handler.warn_of_unfired_events()
 
     @contextmanager
-    def _in_turn(self, kind: RunKind, trained: dict[str, Trained]) -> Generator[None]:
+    def _in_turn(self, kind: RunKind, trained: dict[str, Part]) -> Generator[None]:
         """Forget the run before, unless one is in progress, perhaps in another thread."""
         try:
             turn = self._turn.pop()

@@ -21,13 +21,13 @@ from pa_core.callbacks.limit_batches import first_batches
 from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.data_arguments import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, DataArgument
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
-from pa_core.default_step import ITEMS, check_step_output, count_items, name_backward_pass, name_step
+from pa_core.default_step import ITEMS, check_step_output, count_items, name_step
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.extra_models import require_one_trained_module, trained_loss
 from pa_core.loop import Loop
-from pa_core.micro_batches import MicroBatch
 from pa_core.modes import put_into_training, warn_of_pretrained_parts
+from pa_core.parts import Part
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig, check_count
@@ -36,9 +36,9 @@ from pa_core.sanity_evaluation import sanity_evaluation
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.tracking import RunHistory
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, UpdatedMetrics, recording_with_prefix
-from pa_core.trained import Trained, zero_loss_of_stand_in
 from pa_core.trainer_methods import TrainerMethods
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
+from pa_core.update import TrainerUpdate, updates_of_epoch
 from pa_data.orders import Order
 from pa_distributed import print_errors_once
 
@@ -164,10 +164,10 @@ class Trainer(
         self._loop = Loop(
             self,
             self._engine,
-            update_weights=self._update_weights,
-            clear_gradients=self._clear_gradients,
             overlaps=type(self).backward_step is Trainer.backward_step,
-            steps_optimizers=type(self).optimizer_step is Trainer.optimizer_step,
+            looks_at_gradients=type(self).backward_step is Trainer.backward_step,
+            looks_at_optimizer=type(self).optimizer_step is Trainer.optimizer_step,
+            update_weights=self._update_weights,
             compute=self._compute_gradients,
         )
         self._loop.finish_init()
@@ -274,7 +274,7 @@ class Trainer(
         with print_errors_once():
             train_data = DataArgument(train_dataset, "train_dataset", train_dataloader_kwargs, order=order)
             eval_sets = EvaluationSets(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
-            asked = RunArguments(
+            arguments = RunArguments(
                 call=f"{type(self).__qualname__}.train()",
                 data=[train_data, *eval_sets.data.values()],
                 evaluation_sets=eval_sets.given,
@@ -300,33 +300,34 @@ class Trainer(
             if not self._makes_optimizer:
                 self._check_optimizer(self.model, self.optimizer)
             self._engine.added.require_usable(self.get_model(), self.optimizer)
-            self._loop.check_data(asked.data, asked)
-        trained = Trained(self._engine.accelerator, self._engine.exchange)
+            self._loop.check_data(arguments.data, arguments)
+        exchange = self._engine.exchange
+        part = Part(self._engine.accelerator, num_averaged=exchange.num_averaged, weighs_all=exchange.is_exact)
 
-        with self._lifecycle.running("train", {"optimizer": trained}, asked.describe):
-            self._trained = trained
+        with self._lifecycle.running("train", {"optimizer": part}, arguments.describe):
+            self._part = part
             self.train_dataset = cast("Dataset[Any]", train_data.dataset)
             self._set_evaluation(eval_sets)
             self.collate_fn, self.create_scheduler_fn = collate_fn, create_scheduler_fn
             self._engine.gradient_clip_norm = gradient_clip_norm
-            self._loop.asked = asked
-            self._loop.find_state(asked)
+            self._loop.arguments = arguments
+            self._loop.find_state(arguments)
             create, loaders = self.create_train_dataloader, self._engine.loaders
-            train_dl = loaders.take(train_data, create, asked.batch_size, samples_per_update)
+            train_dl = loaders.take(train_data, create, arguments.batch_size, samples_per_update)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
-            self._make_eval_dataloaders(asked.batch_size)
+            self._make_eval_dataloaders(arguments.batch_size)
             self._loop.announce()
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
-            if asked.per_device_batch_size == "fit":
-                asked = self._loop.fit_batches(asked, self._try_update, self.training_run_start)
+            if arguments.per_device_batch_size == "fit":
+                arguments = self._loop.fit_batches(arguments, self._try_update, self.training_run_start)
             loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()
             self._loop.require_usable(loaders_of_run, {"model": self.get_model(), **self.modules})
             self._start_training_together()
-            steps = loaders.steps_per_update(self.train_dataloader, asked.batch_size, gradient_accumulation_steps)
+            steps = loaders.steps_per_update(self.train_dataloader, arguments.batch_size, gradient_accumulation_steps)
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
-            asked = replace(asked, gradient_accumulation_steps=steps)
-            self.run_config = self._create_run_config(*asked.numbers)
+            arguments = replace(arguments, gradient_accumulation_steps=steps)
+            self.run_config = self._create_run_config(*arguments.numbers)
             self._engine.resumption.note_hyperparameters(self)
             self._set_scheduler()
             self._engine.added.create_schedulers(self._loop.placeholder_values())
@@ -377,7 +378,7 @@ class Trainer(
                 dataset = self._engine.eval_sets.last_given(self.eval_dataset)
             input_checks.require_evaluation_data(dataset)
             eval_sets = EvaluationSets(dataset, "dataset", dataloader_kwargs)
-            asked = RunArguments(
+            arguments = RunArguments(
                 call=f"{type(self).__qualname__}.evaluate()",
                 data=[*eval_sets.data.values()],
                 evaluation_sets=eval_sets.given,
@@ -385,21 +386,21 @@ class Trainer(
                 collate_fn=collate_fn,
                 reset_run_history=reset_run_history,
             )
-            self._loop.check_data(asked.data, asked)
+            self._loop.check_data(arguments.data, arguments)
         if per_device_batch_size is BATCH_SIZE_OF_RUN_BEFORE:
             before = cast("TrainerRunConfig | None", self.run_config)
             batch_size = DEFAULT_BATCH_SIZE if before is None else before.eval_per_device_batch_size
-            asked = replace(asked, per_device_batch_size=batch_size)
+            arguments = replace(arguments, per_device_batch_size=batch_size)
 
-        with self._lifecycle.running("evaluate", {}, asked.describe):
+        with self._lifecycle.running("evaluate", {}, arguments.describe):
             self._set_evaluation(eval_sets)
             self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
-            self._loop.asked = asked
-            self._make_eval_dataloaders(asked.batch_size)
+            self._loop.arguments = arguments
+            self._make_eval_dataloaders(arguments.batch_size)
             self._loop.announce()
             self._lifecycle.require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
-            self.run_config = self._create_run_config(*asked.numbers)
+            self.run_config = self._create_run_config(*arguments.numbers)
             if reset_run_history:
                 self._loop.reset_history()
             updated = UpdatedMetrics(self.run_history)
@@ -507,7 +508,7 @@ class Trainer(
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
         if self.run_config.gradient_clip_value is not None or self.run_config.gradient_clip_norm is not None:
-            self._loop.clip(self._trained.parameters)
+            self._loop.clip(self._part.parameters)
 
     def optimizer_step(self) -> None:
         """Update the parameters by their gradients; not called if gradients overflowed in fp16."""
@@ -516,7 +517,7 @@ class Trainer(
     def scheduler_step(self) -> None:
         """Step the scheduler, if there is one: after each update, unless ``step_scheduler`` says otherwise."""
         if self.scheduler is not None:
-            self._loop.asked.stepping.step(self.scheduler, self)
+            self._loop.arguments.stepping.step(self.scheduler, self)
 
     def optimizer_zero_grad(self) -> None:
         """Clear the gradients of all parameters of the optimizer."""
@@ -529,8 +530,8 @@ class Trainer(
         loop, engine = self._loop, self._engine
         with self._lifecycle.stopping_in_order():
             loop.begin(self.training_run_start, self._lifecycle.describe_start)
-            if loop.asked.sanity_eval_steps > 0 and engine.resumption.saved is None:
-                self._run_sanity_evaluation(loop.asked.sanity_eval_steps)
+            if loop.arguments.sanity_eval_steps > 0 and engine.resumption.saved is None:
+                self._run_sanity_evaluation(loop.arguments.sanity_eval_steps)
             for epoch in loop.remaining_epochs():
                 self._run_epoch(epoch)
         engine.checkpointer.next_phase = None
@@ -542,7 +543,7 @@ class Trainer(
     def _run_sanity_evaluation(self, num_batches: int) -> None:
         """Evaluate the first batches of each set, and leave everything as it was."""
         try:
-            with sanity_evaluation(self, self._engine, num_batches, self._loop.asked.stepping.watch_metric):
+            with sanity_evaluation(self, self._engine, num_batches, self._loop.arguments.stepping.watch_metric):
                 for name in self._eval_names_of_epoch():
                     with self._engine.eval_sets.evaluating(self, name):
                         loader = cast("SizedIterable[BatchT]", self.eval_dataloader)
@@ -581,33 +582,31 @@ class Trainer(
         if self.num_processes > 1:
             loss = trained_loss(self.loss_func, self.optimizer, self.get_model())
             require_one_trained_module(vars(self), self.get_model(), [*self.modules.values(), *loss.values()])
-        with loop.updates(train_dl) as updates:
+        with updates_of_epoch(loop, train_dl, self._part, self.backward_step) as updates:
             for update in updates:
-                for part, batch in update:
-                    self._run_train_step(batch, part)
-                loop.update(self._trained)
+                for batch in update:
+                    self._run_train_step(update, batch)
+                update.step()
         loop.finish_training(self.train_epoch_end, requires_loss=True)
 
-    def _run_train_step(self, batch: BatchT, part: MicroBatch) -> None:
-        """Calculate the loss of one batch, and add its gradients to the gradients of its update."""
-        accumulation, watch = self._trained.accumulation, self._loop.own_steps.first_updates
-        with self._trained.in_batch(part):
-            loss = self._forward(batch, part)
-            if loss is not None:
-                if watch is not None:
-                    watch.before_backward()
-                try:
-                    if accumulation.counts_nothing:
-                        with self._trained.adding_nothing():
-                            self.backward_step(accumulation.weigh(loss, part))
-                    else:
-                        self.backward_step(accumulation.weigh(loss, part))
-                except RuntimeError as error:
-                    name_backward_pass(error, batch, f"training step {part.step}", self.callback_handler.callbacks)
-                    raise
-                if watch is not None:
-                    watch.after_backward()
-        self._engine.progress.samples_in_group += part.global_samples or accumulation.samples_of_last_batch()
+    def _run_train_step(self, update: TrainerUpdate, batch: BatchT) -> None:
+        """Calculate the loss of a batch, and add its gradients to its update."""
+        if update.place.is_empty:
+            with self._loop.is_padding_batch():
+                # The pieces of a sharded model are called, as the other processes need them.
+                update.follow_others(None if batch is None else self.calculate_train_batch_loss(batch)["loss"])
+            return
+        try:
+            output = self.calculate_train_batch_loss(batch)
+        except StopTrainingError as error:
+            self._part.require_stop_elsewhere(error)
+            self._engine.rank_sync.ask_to_stop(error)
+            return
+        except Exception as error:
+            step = f"training step {self._engine.progress.step} of epoch {self.num_epochs_completed + 1}"
+            name_step(error, step, batch, self.get_model())
+            raise
+        update.backward(batch, output)
 
     def _compute_gradients(self, batch: BatchT) -> Tensor:
         loss: Tensor = self.calculate_train_batch_loss(batch)["loss"]
@@ -622,56 +621,24 @@ class Trainer(
         for optimizer in self.named_optimizers().values():
             optimizer.step()
 
-    def _forward(self, batch: BatchT, part: MicroBatch) -> Tensor | None:
-        """Calculate the loss of one batch and report it; None where there is nothing to go backward through."""
-        engine = self._engine
-        if part.is_empty:
-            return self._loss_of_stand_in(batch)
-        try:
-            output = self.calculate_train_batch_loss(batch)
-        except StopTrainingError as error:
-            self._trained.require_stop_elsewhere(error)
-            engine.rank_sync.ask_to_stop(error)
-            return None
-        except Exception as error:
-            name_step(
-                error, f"training step {part.step} of epoch {self.num_epochs_completed + 1}", batch, self.get_model()
-            )
-            raise
-        loss = check_step_output(output, "calculate_train_batch_loss", trained=self.model)
-        items = count_items(output, "calculate_train_batch_loss") if ITEMS in output else None
-        weight = self._trained.accumulation.take_counts(output["batch_size"], items)
-        engine.losses.update(loss, weight)
-        engine.means.count_samples(output["batch_size"])
-        self._loop.call(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=part.step)
-        return loss
-
-    def _loss_of_stand_in(self, batch: BatchT | None) -> Tensor | None:
-        """Call the pieces of a sharded model, which the others need, with a batch that counts for nothing."""
-        if batch is None:
-            return None
-        with self._loop.is_padding_batch():
-            return zero_loss_of_stand_in(self.calculate_train_batch_loss(batch)["loss"])
-
-    def _update_weights(self, trained: Trained, overflowed: bool) -> None:
+    def _update_weights(self, _part: Part, overflowed: bool) -> None:
+        added = self._engine.added.optimizers
         self._clip_gradients()
         if not overflowed:
             self.optimizer_step()
-            for optimizer in self._engine.added.optimizers.values():
+            for optimizer in added.values():
                 optimizer.step()
-            if self._loop.asked.stepping.after == "update":
+            if self._loop.arguments.stepping.after == "update":
                 self._step_schedulers()
-
-    def _clear_gradients(self, trained: Trained) -> None:
         self.optimizer_zero_grad()
-        for optimizer in self._engine.added.optimizers.values():
+        for optimizer in added.values():
             optimizer.zero_grad()
 
     def _step_schedulers(self) -> None:
         if self.scheduler is not None:
             self.scheduler_step()
         for scheduler in self._engine.added.schedulers.values():
-            self._loop.asked.stepping.step(scheduler, self)
+            self._loop.arguments.stepping.step(scheduler, self)
 
     def _run_evaluation(self) -> None:
         """Run one evaluation epoch between the events of an evaluation run."""
@@ -722,8 +689,8 @@ class Trainer(
             raise
         loss = check_step_output(output, "calculate_eval_batch_loss", trained=None)
         items = count_items(output, "calculate_eval_batch_loss") if ITEMS in output else None
-        self._engine.losses.update(loss, output["batch_size"] if items is None else items)
-        self._engine.means.count_samples(output["batch_size"])
+        samples: int = output["batch_size"]
+        self._engine.means.add(loss, samples if items is None else items, samples)
         self._loop.call(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
     @override
@@ -735,7 +702,7 @@ class Trainer(
     def _start_training_together(self) -> None:
         """Let one exchange have the gradients of the model and of what is trained with it."""
         self.model = self.get_model()  # a script that prepares the model itself may have wrapped it
-        self._trained.optimizers = self.named_optimizers()
+        self._part.optimizers = self.named_optimizers()
         warn_of_pretrained_parts(self.named_models())
         loss = trained_loss(self.loss_func, self.optimizer, self.model)
         if isinstance(self.loss_func, nn.Module):
@@ -744,14 +711,15 @@ class Trainer(
         called: dict[str, nn.Module] = {**self.modules, **trained}
         if isinstance(self.loss_func, nn.Module):
             called.setdefault("loss_func", self.loss_func)
-        self._trained.start(trained, called, overlaps=self._loop.overlaps)
+        self._part.start(trained)
+        self._engine.exchange.add(self._part, called, overlaps=self._loop.overlaps)
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
             if self.reproducible:
                 raise UnsupportedConfigurationError(
                     f"{type(self).__qualname__}._run_train_epoch replaces the steps of a reproducible run. Override "
                     "what it calls, such as calculate_train_batch_loss, or leave reproducible out."
                 )
-            self._loop.exchange.average_each_pass(self._trained)
+            self._loop.exchange.average_each_pass(self._part)
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:

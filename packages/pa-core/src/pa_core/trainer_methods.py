@@ -17,11 +17,11 @@ from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE
 from pa_core.errors import ConfigurationError
 from pa_core.loop import Loop
+from pa_core.parts import Part
 from pa_core.placeholders import create_scheduler
 from pa_core.progress import Stage
 from pa_core.run_config import TrainerRunConfig, check_count
 from pa_core.run_lifecycle import RunLifecycle
-from pa_core.trained import Trained
 from pa_core.training_state.own_buffers import buffers_of_first_process
 from pa_core.types import (
     BatchT,
@@ -54,7 +54,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     _create_optimizer_fn: Callable[[Any], Optimizer] | None
     _lifecycle: RunLifecycle
     _loop: Loop
-    _trained: Trained
+    _part: Part
 
     if TYPE_CHECKING:
 

@@ -141,7 +141,7 @@ class Evaluations(Generic[BatchT]):
         self._loss = number if isinstance(number, Tensor) else torch.tensor(float(number))
         self._counts_nothing = num_items == 0
         if self.samples > 0:  # a loss that is not finite would spoil the mean even so
-            self._loop.engine.losses.update(self._loss, self.samples if num_items is None else num_items)
+            self._loop.engine.means.losses.update(self._loss, self.samples if num_items is None else num_items)
 
     def leave(self) -> None:
         """Leave the evaluation that is in progress, if any, without recording its means."""

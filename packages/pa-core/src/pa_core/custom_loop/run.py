@@ -27,8 +27,9 @@ from pa_core.default_step import require_count
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, StopTrainingError
-from pa_core.loop import Loop, Steps
+from pa_core.loop import Loop
 from pa_core.model_tensors import reshard
+from pa_core.parts import counting_samples, forget_gradients
 from pa_core.placeholders import create_scheduler
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
@@ -36,7 +37,6 @@ from pa_core.run_config import TrainerRunConfig
 from pa_core.run_lifecycle import RunLifecycle
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.tracking import MetricValue, RunHistory
-from pa_core.trained import counting_samples, forget_gradients
 from pa_core.types import (
     BatchT,
     ModelT_co,
@@ -46,6 +46,7 @@ from pa_core.types import (
     StatefulScheduler,
     TensorsT,
 )
+from pa_core.update import Batches
 from pa_data.orders import Order
 from pa_distributed import print_errors_once
 
@@ -227,7 +228,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self._train_data = DataArgument(
                 train_dataset, "train_dataset", train_dataloader_kwargs, is_made_by_method=False, order=order
             )
-            self._asked = RunArguments(
+            self._arguments = RunArguments(
                 call=type(self).__qualname__,
                 data=[self._train_data],
                 per_device_batch_size=per_device_batch_size,
@@ -252,11 +253,11 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self.watch_metric: str | None = watch_metric
         self._engine.gradient_clip_norm, self._engine.makes_optimizer = gradient_clip_norm, not self._given.optimizers
         self._lifecycle = RunLifecycle(self, self._engine)
-        self._loop = Loop(self, self._engine, stands_in=True)
-        self._loop.asked = self._asked
+        self._loop = Loop(self, self._engine, pads=True)
+        self._loop.arguments = self._arguments
         with print_errors_once():
-            self._loop.check_data(self._asked.data, self._asked)
-        self._trained = self._given.make_trained(self._accelerator, self._engine.exchange)
+            self._loop.check_data(self._arguments.data, self._arguments)
+        self._parts = self._given.make_parts(self._accelerator, self._engine.exchange)
         self._evaluations = Evaluations[BatchT](self._loop)
         self._block, self._showing_last_epoch, self._has_begun = ExitStack(), ExitStack(), False
         # Where the script is: in the block, in its loop over epochs, in the training of one of them, in an update.
@@ -289,7 +290,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     @property
     def schedulers(self) -> Mapping[str, StatefulScheduler]:
         """The schedulers by the names of their optimizers; empty before the block is entered."""
-        return {name: scheduler for one in self._trained.values() for name, scheduler in one.schedulers.items()}
+        return {name: scheduler for one in self._parts.values() for name, scheduler in one.schedulers.items()}
 
     @override
     def named_models(self) -> dict[str, nn.Module]:
@@ -319,8 +320,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             *data: Further loaders that the loop uses, whose generators are restored.
         """
         with super().dry_run(*self._train_data.held, *data), self._given.dry_run():
-            self._trained = self._given.make_trained(self._accelerator, self._engine.exchange)
-            self._evaluations, self._asked = Evaluations(self._loop), replace(self._asked, resume_from=None)
+            self._parts = self._given.make_parts(self._accelerator, self._engine.exchange)
+            self._evaluations, self._arguments = Evaluations(self._loop), replace(self._arguments, resume_from=None)
             yield
 
     def __enter__(self) -> Self:
@@ -343,41 +344,41 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 "or give one run several models by name."
             )
         reshard(self.model)  # as when the run was made
-        asked = self._asked
+        arguments = self._arguments
         self.train_dataset = cast("Dataset[Any]", self._train_data.dataset)
         with ExitStack() as block:
             block.callback(_block_is_open.reset, _block_is_open.set(True))
-            block.enter_context(self._lifecycle.running("train", {**self._trained}, asked.describe))
-            self._loop.find_state(asked)
-            loaders, size = self._engine.loaders, asked.batch_size
-            loader = loaders.take(self._train_data, self._create_train_loader, size, asked.samples_per_update)
+            block.enter_context(self._lifecycle.running("train", {**self._parts}, arguments.describe))
+            self._loop.find_state(arguments)
+            loaders, size = self._engine.loaders, arguments.batch_size
+            loader = loaders.take(self._train_data, self._create_train_loader, size, arguments.samples_per_update)
             self.train_dataloader = cast("SizedIterable", loader)
             self._loop.announce()
             self._lifecycle.require_same_parts()
             self._lifecycle.shard(*self.models.values())
-            self._given.place(self._trained, self._lifecycle.place)
+            self._given.place(self._parts, self._engine.exchange, self._lifecycle.place)
             if not self.optimizers:
                 with print_errors_once():
                     self._given.make_optimizers()
                 self.optimizer = next(iter(self.optimizers.values()))
                 self._lifecycle.require_same_parts()
-            for name, one in self._trained.items():
+            for name, one in self._parts.items():
                 one.watch_steps(self.optimizers[name])
             self.train_dataloader = loaders.split_for_training(self.train_dataloader)
-            if asked.per_device_batch_size == "fit":
-                self._asked = asked = self._loop.fit_batches(asked)
+            if arguments.per_device_batch_size == "fit":
+                self._arguments = arguments = self._loop.fit_batches(arguments)
             self._loop.require_usable([self.train_dataloader], self.models)
-            steps = loaders.steps_per_update(self.train_dataloader, size, asked.gradient_accumulation_steps)
-            asked = replace(asked, gradient_accumulation_steps=steps)
-            per_batch = asked.max_updates_per_batch
+            steps = loaders.steps_per_update(self.train_dataloader, size, arguments.gradient_accumulation_steps)
+            arguments = replace(arguments, gradient_accumulation_steps=steps)
+            per_batch = arguments.max_updates_per_batch
             self.epoch_lengths = lengths_of_epochs(
-                self.train_dataloader, 1 if per_batch else steps, asked.max_num_train_steps, per_batch or 1
+                self.train_dataloader, 1 if per_batch else steps, arguments.max_num_train_steps, per_batch or 1
             )
-            self.run_config = self._create_run_config(*asked.numbers)
+            self.run_config = self._create_run_config(*arguments.numbers)
             self._engine.resumption.note_hyperparameters(self)
             for name, factory in self._given.factories.items():
                 scheduler = create_scheduler(factory, self.optimizers[name], self._loop.placeholder_values())
-                self._trained[name].schedulers = {name: scheduler}
+                self._parts[name].schedulers = {name: scheduler}
             self.scheduler = next(iter(self.schedulers.values()), None)
             self._loop.require_usable_schedulers()
             self._block = block.pop_all()
@@ -430,7 +431,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             return
         self._has_begun = True
         self._loop.resume()
-        if len(self._trained) == 1:  # of several, how often each steps is known to the loop alone
+        if len(self._parts) == 1:  # of several, how often each steps is known to the loop alone
             self._loop.check_length_of_schedules()
         if self._engine.resumption.saved is None:
             self._loop.reset_history()
@@ -532,11 +533,11 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._training = "in progress"
         loop = self._loop
         loop.start_training(self.train_dataloader)
-        with loop.steps(self.train_dataloader) as steps:
+        with Batches(loop.batches(self.train_dataloader)) as batches:
             progress, last = self._engine.progress, self.run_config.max_num_train_steps
-            while progress.updates != last and steps.has_next():
+            while progress.updates != last and batches.has_next():
                 loop.updates_of_batch = 0
-                self._update = update = Update[BatchT](loop, steps, self._trained, self._evaluations)
+                self._update = update = Update[BatchT](loop, batches, self._parts, self._evaluations)
                 try:
                     yield update
                 except GeneratorExit:  # of a break
@@ -551,12 +552,12 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def _updates_of_loop(self, batches: Iterable[Any], num_samples: int | None) -> Iterator[Update[Any]]:
         """Iterate over updates of batches of the loop, in the body of a batch of the loader, without a safe point."""
         around, loop = self._require_update("updates(batches)"), self._loop
-        if self._asked.max_updates_per_batch is None:
+        if self._arguments.max_updates_per_batch is None:
             raise ConfigurationError(
                 "Nothing says how many updates the loop makes of a batch by updates(batches), with which the length "
                 "of the run is counted. Pass Run(..., max_updates_per_batch=4), for example; fewer are allowed."
             )
-        part = around.make_way()
+        part = around.start_inner_updates()
         parts = batches_of_loop(
             batches,
             part,
@@ -564,17 +565,18 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             accumulation_steps=self.run_config.gradient_accumulation_steps,
             samples=num_samples,
         )
-        with self._engine.means.interrupted(), counting_samples(self._trained.values()), Steps(parts) as steps:
+        with self._engine.means.interrupted(), counting_samples(self._parts.values()), Batches(parts) as upcoming:
             try:
-                while not loop.is_at_last_update and steps.has_next():
-                    self._update = update = Update[Any](loop, steps, self._trained, self._evaluations, is_of_loop=True)
+                while not loop.is_at_last_update and upcoming.has_next():
+                    self._update = update = Update[Any](loop, upcoming, self._parts, self._evaluations, is_inner=True)
                     yield update
                     self._end_update(update)
             except GeneratorExit:  # of a break
                 self._leave_update()
                 self._forget_gradients()
-                for trained in self._trained.values():
-                    trained.forget_update()
+                for one in self._parts.values():
+                    one.accumulation.items = 0.0
+                loop.exchange.end_update()
                 raise
             finally:
                 self._update = around
@@ -585,8 +587,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._evaluations.leave()
         update.finish()
         self._update = None
-        if len(self._trained) > 1 and update.is_stepped:
-            self._loop.finish_update()
+        update.end()
 
     def _leave_update(self) -> None:
         if self._update is not None:
@@ -606,7 +607,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def _finish_training(self) -> None:
         """Record the means of the training of an epoch, and call its last event."""
         self._training = "over"
-        self._loop.finish_training(with_loss=len(self._trained) == 1)
+        self._loop.finish_training(with_loss=len(self._parts) == 1)
 
     @overload
     def batches(self) -> Iterator[BatchT]: ...
@@ -658,8 +659,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             StopTrainingError: A process requested the end of the run; no step was made.
         """
         update = self._require_update("step()")
-        if name is not None and name not in self._trained:
-            raise mistakes.unclear_name(name, self._trained, "step(name)")
+        if name is not None and name not in self._parts:
+            raise mistakes.unclear_name(name, self._parts, "step(name)")
         return update.is_at_last_batch and update.step(name)
 
     def request_stop(self, reason: str = "The loop requested a stop.") -> None:
@@ -802,16 +803,16 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._begin()
         if self._training == "left":
             self._leave_training()
-        batch_size = per_device_batch_size or self._asked.batch_size
+        batch_size = per_device_batch_size or self._arguments.batch_size
         data = DataArgument(dataset, "dataset", dataloader_kwargs, is_made_by_method=False)
-        self._loop.check_data([data], replace(self._asked, per_device_batch_size=batch_size))
+        self._loop.check_data([data], replace(self._arguments, per_device_batch_size=batch_size))
         self.eval_dataset = data.dataset
         self.eval_dataloader = self._evaluations.loader(data, batch_size, name, self._create_eval_loader)
         yield from self._evaluations.batches(name, is_intermediate=self._update is not None)
 
     @override
     def _parts_of_checkpoint(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
-        is_single = len(self._trained) == 1  # a training state has all of several optimizers
+        is_single = len(self._parts) == 1  # a training state has all of several optimizers
         return super()._parts_of_checkpoint(with_optimizers and is_single, with_schedulers and is_single)
 
     # Loaders

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from pa_core._accelerate import AcceleratorLike
 from pa_core.attributes import temporarily
-from pa_core.custom_loop.trained_model import TrainedModel
+from pa_core.custom_loop.run_part import RunPart
 from pa_core.distributed import broadcast_weights
 from pa_core.errors import ConfigurationError
 from pa_core.exchange import Exchange
@@ -115,7 +115,7 @@ class RunModels:
             self._check_optimizer(name, optimizer)
             self.optimizers[name] = optimizer
 
-    def make_trained(self, accelerator: AcceleratorLike, exchange: Exchange) -> dict[str, TrainedModel]:
+    def make_parts(self, accelerator: AcceleratorLike, exchange: Exchange) -> dict[str, RunPart]:
         """Return what each optimizer trains, by its name.
 
         Args:
@@ -124,28 +124,32 @@ class RunModels:
         """
         is_only = len(self.models) == 1
         return {
-            name: TrainedModel(name, self.trained_by(name), accelerator, is_only_model=is_only, exchange=exchange)
+            name: RunPart(name, self.trained_by(name), accelerator, is_only_model=is_only, exchange=exchange)
             for name in self.optimizer_names
         }
 
-    def place(self, trained: Mapping[str, TrainedModel], place: Callable[[nn.Module, bool], nn.Module]) -> None:
+    def place(
+        self, parts: Mapping[str, RunPart], exchange: Exchange, place: Callable[[nn.Module, bool], nn.Module]
+    ) -> None:
         """Place all models, with the same weights on all processes, and begin to train.
 
         Args:
-            trained: What each optimizer trains.
+            parts: What each optimizer trains.
+            exchange: What exchanges the gradients.
             place: Called with a model and whether it is trained, returns what is called.
         """
-        parts = {id(module) for one in trained.values() for module in one.module.modules()}
+        trained = {id(module) for one in parts.values() for module in one.module.modules()}
         for model in self.models.values():
-            if place(model, id(model) in parts) is not model:
+            if place(model, id(model) in trained) is not model:
                 warn_user(
                     "Accelerate is told to compile models, and a custom training loop calls them as they are. "
                     "Compile the model yourself before it is passed to Run: model = torch.compile(model)."
                 )
-            if id(model) not in parts:
+            if id(model) not in trained:
                 broadcast_weights(model)
-        for name, one in trained.items():
-            one.start({name: one.module}, self.models)
+        for name, one in parts.items():
+            one.start({name: one.module})
+            exchange.add(one, self.models, overlaps=False)
 
     def trained_by(self, name: str) -> nn.Module:
         """Return what an optimizer trains: the model of its name; the one optimizer of a run trains all models."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, cast
 
@@ -14,15 +15,16 @@ from pa_core.any_trainer import TrainerCallback
 from pa_core.batch_structure import count_samples
 from pa_core.custom_loop import mistakes
 from pa_core.custom_loop.evaluations import Evaluations
-from pa_core.custom_loop.trained_model import TrainedModel
+from pa_core.custom_loop.run_part import RunPart
 from pa_core.data.custom_loader import length_of
 from pa_core.default_step import name_backward_pass, require_count
 from pa_core.distributed import gather_objects
 from pa_core.errors import BatchOutputError, ConfigurationError
-from pa_core.loop import Loop, Steps
+from pa_core.loop import Loop
 from pa_core.micro_batches import MicroBatch
 from pa_core.run_config import check_count
 from pa_core.types import BatchT
+from pa_core.update import BEFORE_FIRST, AnyUpdate, Batches
 from pa_data import move_to_device
 from pa_data.batches import is_mapping
 
@@ -32,10 +34,10 @@ _GRAPH_IS_GONE = "Trying to backward through the graph a second time"
 """What the error of torch begins with."""
 
 
-_NO_STEPS = Steps(())
+_NO_BATCHES = Batches(())
 
 
-class Update(Generic[BatchT]):
+class Update(AnyUpdate, Generic[BatchT]):
     """One optimizer update: iterate over it for its batches, call ``backward`` for each of them, and then ``step``.
 
     ``Run.updates`` yields the updates of a run. The gradient of an update is the gradient of the mean loss over all of
@@ -43,13 +45,14 @@ class Update(Generic[BatchT]):
 
     Args:
         loop: The loop of the run.
-        steps: The steps from this update on.
-        trained: What the run trains, by name.
+        batches: The batches from this update on.
+        parts: What the run trains, by name.
         evaluations: The evaluations of the run, within which nothing is trained.
-        is_of_loop: Whether the batches are the loop's own, in the body of a batch of the training loader.
+        is_inner: Whether the batches are the loop's own, in the body of a batch of the training loader.
 
     Attributes:
         number: The number of the update in the run, counted from 1.
+        place: The place of the current batch in the update.
 
     Example:
         >>> import torch
@@ -70,52 +73,28 @@ class Update(Generic[BatchT]):
     def __init__(
         self,
         loop: Loop,
-        steps: Steps,
-        trained: Mapping[str, TrainedModel],
+        batches: Batches,
+        parts: Mapping[str, RunPart],
         evaluations: Evaluations[Any],
         *,
-        is_of_loop: bool = False,
+        is_inner: bool = False,
     ) -> None:
-        self._loop = loop
-        self._steps = steps
-        loop.engine.checkpointer.next_phase = None
-        self.number: int = loop.engine.progress.updates + 1
-        self._trained = trained
-        self._are_several = len(trained) > 1
-        self._only = None if self._are_several else next(iter(trained.values()))
+        super().__init__(loop, batches)
+        self._parts = parts
+        self._are_several = len(parts) > 1
+        self._only = None if self._are_several else next(iter(parts.values()))
         self._evaluations = evaluations
-        self._is_of_loop = is_of_loop
-        self._part: MicroBatch | None = None
+        self._is_inner = is_inner
         self._batch: Any = None
         self._samples = 0
-        self._is_in_batch = self._is_over = self._has_made_way = False
+        self._is_in_batch = self._is_over = self._has_inner = False
         self._losses: dict[str, tuple[Tensor, int]] = {}
         self._logged: set[str] = set()
         self._with_gradients: set[str] = set()
         self._exchanged: set[str] = set()
         self._stepped: set[str] = set()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the present batch is there only because other processes still have samples, and weighs nothing.
-
-        On several processes, the last batch of an epoch may have fewer samples than there are processes. Those without
-        one get a batch of another process, so that the loop is the same on all of them. Its losses, and what is logged
-        for it, count for nothing, even if they are not finite.
-        """
-        return self._part is not None and self._part.is_empty
-
-    @property
-    def is_at_last_batch(self) -> bool:
-        """Whether the present batch is the last one of the update, after which ``step`` can be called."""
-        return self._part is not None and self._part.ends_group
-
-    @property
-    def is_stepped(self) -> bool:
-        """Whether an optimizer has made its step."""
-        return bool(self._stepped)
-
-    def make_way(self) -> MicroBatch:
+    def start_inner_updates(self) -> MicroBatch:
         """Let updates over other batches come in the body of the present one; return the part of this one.
 
         Raises:
@@ -124,15 +103,15 @@ class Update(Generic[BatchT]):
         """
         if self._is_over:
             raise mistakes.update_is_over(self.number, "updates(batches)")
-        if self._part is None:
+        if self.place is BEFORE_FIRST:
             raise mistakes.no_batch(self.number, "updates(batches)")
         if self._with_gradients - self._stepped:
             raise ConfigurationError(
                 f"updates(batches) came between the backward pass of an update and its step, in update {self.number}. "
                 "Step first, or make the loss of the batch itself one of the updates: run.updates([*batches, batch])."
             )
-        self._has_made_way = True
-        return self._part
+        self._has_inner = True
+        return self.place
 
     def __iter__(self) -> Iterator[BatchT]:
         """Iterate over the batches of this process, on the device."""
@@ -144,19 +123,21 @@ class Update(Generic[BatchT]):
             raise mistakes.update_is_over(self.number, "the next batch")
         if self._is_in_batch:
             self._finish_batch()
-        if self._part is not None and self._part.ends_group:
+        if self.place.ends_group:
             raise StopIteration
         if self._are_several:
             self._log_losses()
+        if self.place is not BEFORE_FIRST:
+            self._loop.engine.means.end_step()
         self._losses, self._logged = {}, set()
-        self._part, batch = self._steps.take()
-        if self._is_of_loop:
-            self._loop.engine.means.start_step()
-            self._loop.exchange.start_batch(self._part)
+        self.place, batch = self._batches.pop()
+        if self._is_inner:
+            self._loop.engine.means.is_in_step = True
+            self._loop.exchange.start_batch(self.place)
         else:
-            batch = self._loop.start_step(self._part, batch)
+            batch = self._start_batch(self.place, batch)
         self._batch, self._is_in_batch = batch, True
-        self._samples = 0 if self._part.is_empty else self._part.samples or count_samples(batch)
+        self._samples = 0 if self.place.is_empty else self.place.samples or count_samples(batch)
         started: BatchT = batch
         return started
 
@@ -181,50 +162,58 @@ class Update(Generic[BatchT]):
         """
         if self._evaluations.is_in_batch:
             raise mistakes.evaluates("backward(...)")
-        trained = self._only if model is None and self._only else self._find(model, "backward(loss, model=...)")
+        part = self._only if model is None and self._only else self._find(model, "backward(loss, model=...)")
         if self._is_over:
             raise mistakes.update_is_over(self.number, "backward(...)")
-        if self._part is None:
+        if self.place is BEFORE_FIRST:
             raise mistakes.no_batch(self.number, "backward(...)")
         if self._stepped:
-            self._require_unstepped(trained)
-        if trained.name in self._with_gradients and not self._part.is_empty and trained.has_lost_gradients():
-            raise mistakes.no_gradients_left(trained.name)
-        trained.require_gradients_of(loss)
+            self._require_unstepped(part)
+        if part.name in self._with_gradients and not self.place.is_empty and part.has_lost_gradients():
+            raise mistakes.no_gradients_left(part.name)
+        part.require_gradients_of(loss)
         items = None if num_items is None else require_count(num_items, "num_items in backward(...)")
-        items = 0 if items is not None and self._part.is_empty else items
-        weight = trained.accumulation.take_counts(self._samples, items)
-        is_first, before = not self._losses, self._losses.get(trained.name)
-        if before is not None and before[1] != weight:
-            raise BatchOutputError(
-                f"The losses of one batch are means over different numbers of items: num_items={before[1]} in its "
-                f"first backward pass, and num_items={weight} in a later one. Divide each loss by the same number of "
-                "items, and pass that number."
-            )
-        reported = loss.detach().reshape(())
-        self._losses[trained.name] = reported if before is None else before[0] + reported, weight
-        trained.check_precision(loss)
-        gathered = self._loop.gathered_empty
+        items = 0 if items is not None and self.place.is_empty else items
+        weight = self._samples if items is None else items
+        is_first = not self._losses
+        self._note_loss(part.name, loss, weight)
+        part.check_precision(loss)
+        through = part.loss_of_padding(loss, self._loop.gathered_empty) if self.place.is_empty else loss
+        run_pass = partial(part.run_pass, retain_graph=retain_graph)
         try:
-            trained.backward(loss, self._part, without_rows=gathered, retain_graph=retain_graph)
+            self._add_gradients(part, through, run_pass, self._samples, items)
         except RuntimeError as error:
-            name_backward_pass(error, self._batch, f"batch {self._part.step}")
+            name_backward_pass(error, self._batch, f"batch {self.place.step}")
             if _GRAPH_IS_GONE in str(error):
-                raise mistakes.graph_is_gone(trained.name, is_of_this_batch=not is_first) from error
+                raise mistakes.graph_is_gone(part.name, is_of_this_batch=not is_first) from error
             raise
-        self._with_gradients.add(trained.name)
-        if self._part.ends_group:
-            self._exchanged.add(trained.name)
+        self._with_gradients.add(part.name)
+        if self.place.ends_group:
+            self._exchanged.add(part.name)
 
-    def _require_unstepped(self, trained: TrainedModel) -> None:
-        if trained.name in self._stepped:
+    def _note_loss(self, name: str, loss: Tensor, weight: int) -> None:
+        """Add a loss to what is reported of the batch."""
+        reported = loss.detach().reshape(())
+        if name in self._losses:
+            before, weight_before = self._losses[name]
+            if weight_before != weight:
+                raise BatchOutputError(
+                    f"The losses of one batch are means over different numbers of items: num_items={weight_before} in "
+                    f"its first backward pass, and num_items={weight} in a later one. Divide each loss by the same "
+                    "number of items, and pass that number."
+                )
+            reported = before + reported
+        self._losses[name] = reported, weight
+
+    def _require_unstepped(self, part: RunPart) -> None:
+        if part.name in self._stepped:
             raise ConfigurationError(
-                f"backward(...) for {trained.name!r} came after the step of its optimizer in the same update. Step "
+                f"backward(...) for {part.name!r} came after the step of its optimizer in the same update. Step "
                 f"after the last backward pass, or add the losses up and call backward(...) once. {_SEVERAL}"
             )
-        if trained.exchange.is_exact:
+        if part.exchange.is_exact:
             raise ConfigurationError(
-                f"backward(...) for {trained.name!r} came after a step in the same update of a reproducible run, where "
+                f"backward(...) for {part.name!r} came after a step in the same update of a reproducible run, where "
                 "other processes may have computed micro-batches with the weights from before it. Step after all "
                 "backward passes of the update."
             )
@@ -245,52 +234,51 @@ class Update(Generic[BatchT]):
         """
         if self._evaluations.is_in_batch:
             raise mistakes.evaluates("step()")
-        trained = self._only if name is None and self._only else self._find(name, "step(name)")
+        part = self._only if name is None and self._only else self._find(name, "step(name)")
         if self._is_over:
             raise mistakes.update_is_over(self.number, "step()")
-        part = self._part
-        if part is None or not part.ends_group:
+        place = self.place
+        if not place.ends_group:
             raise ConfigurationError(
                 "update.step() was called while batches of the update are left. Move it after the loop, or call "
                 "run.step(), which steps after the last batch only."
             )
-        if trained.name in self._stepped:
+        if part.name in self._stepped:
             raise ConfigurationError(
-                f"The optimizer {trained.name!r} was stepped twice in one update. Remove one of the two calls. "
-                f"{_SEVERAL}"
+                f"The optimizer {part.name!r} was stepped twice in one update. Remove one of the two calls. {_SEVERAL}"
             )
-        if trained.name not in self._with_gradients:
+        if part.name not in self._with_gradients:
             raise ConfigurationError(
-                f"A step of {trained.name!r} without its backward pass in this update has no gradients to step with. "
+                f"A step of {part.name!r} without its backward pass in this update has no gradients to step with. "
                 "Call update.backward(loss) or run.backward(loss) instead of loss.backward()."
             )
-        if trained.name not in self._exchanged:
+        if part.name not in self._exchanged:
             raise ConfigurationError(
-                f"A step of {trained.name!r} after backward passes of earlier batches of the update only: the pass of "
+                f"A step of {part.name!r} after backward passes of earlier batches of the update only: the pass of "
                 "the last batch exchanges gradients between processes. Call backward(loss) for each batch; a loss "
                 "that should not count can be multiplied by 0."
             )
-        if not part.is_empty and trained.has_lost_gradients():
-            raise mistakes.no_gradients_left(trained.name)
-        return self._make_step(trained)
+        if not place.is_empty and part.has_lost_gradients():
+            raise mistakes.no_gradients_left(part.name)
+        return self._step(part)
 
-    def _make_step(self, trained: TrainedModel) -> bool:
+    def _step(self, part: RunPart) -> bool:
         if self._are_several:
-            self._log_losses(trained.name)
+            self._log_losses(part.name)
         if self._is_in_batch:
             self._finish_batch()
         loop, is_first = self._loop, not self._stepped
         if is_first:
             loop.require_update_of_batch()
             loop.engine.rank_sync.stop_if_alone()
-        if trained.first_updates_left > 0:
-            trained.let_go_of_gradients()
+        if part.first_updates_left > 0:
+            part.let_go_of_gradients()
         at_once = loop.engine.progress.samples_in_epoch == 0 and loop.updates_of_batch == 0
-        is_made = loop.make_step(trained, at_once=at_once, is_first=is_first)
+        is_made = self._make_step(part, at_once=at_once, is_first=is_first)
         loop.updates_of_batch += is_first
-        self._stepped.add(trained.name)
-        if is_made and len(self._trained) == 1:  # of several, at the end of the body of the update
-            loop.finish_update()
+        self._stepped.add(part.name)
+        if not self._are_several:  # of several, at the end of the body of the update
+            self._finish(is_made=is_made)
         return is_made
 
     def finish(self) -> None:
@@ -305,43 +293,47 @@ class Update(Generic[BatchT]):
         self.close()
         if self._stepped == self._with_gradients and self._stepped:
             return
-        left = [name for name in self._trained if name in self._with_gradients - self._stepped]
+        left = [name for name in self._parts if name in self._with_gradients - self._stepped]
         if left and self._stepped:
             raise ConfigurationError(
                 "An update was left with gradients that no step has used.",
                 given=f"update {self.number} with a backward pass of {left[0]!r}, and no step of it",
                 do=f"Call update.step({left[0]!r}) too, or leave its backward pass out of updates without its step.",
             )
-        if not self._stepped and (left or not self._has_made_way):
+        if not self._stepped and (left or not self._has_inner):
             raise ConfigurationError(
                 "An update was left without a step.",
                 given=f"update {self.number}, {'with' if bool(left) else 'without'} a backward pass, and no step",
                 do="Call update.step() after the loop over the batches of the update, or run.step() after each batch.",
             )
 
+    def end(self) -> None:
+        """Call the event of an update of several optimizers, if any of them was stepped."""
+        if self._are_several and self._stepped:
+            self._finish(is_made=True)
+
     def close(self) -> None:
         """Forget the batches: a script may keep the update, and a batch would stay on the device with it."""
         if self._are_several:
             self._log_losses()
         self._is_over = True
-        self._batch, self._steps = None, _NO_STEPS
+        self._batch, self._batches = None, _NO_BATCHES
         self._loop.gathered_empty.clear()
 
     def _finish_batch(self) -> None:
         """Count a batch whose backward passes are over, and tell callbacks of its loss."""
-        assert self._part is not None  # a batch is in progress
         self._is_in_batch = False
-        part, engine = self._part, self._loop.engine
+        place, engine = self.place, self._loop.engine
         batch, self._batch = self._batch, None
-        if not self._is_of_loop:
-            engine.progress.samples_in_group += part.global_samples or self._samples * engine.num_processes
-        if self._has_made_way and not self._losses:
-            engine.progress.steps_in_epoch = part.step
-            engine.progress.finish_group(self._loop.trainer.run_history.clock, makes_update=False)
+        if not self._is_inner:
+            engine.progress.samples_in_group += place.global_samples or self._samples * engine.num_processes
+        if self._has_inner and not self._losses:
+            engine.progress.steps_in_epoch = place.step
+            self._count_group(makes_update=False)
             engine.means.count_samples(self._samples)
             engine.means.end_step()
             return
-        if part.is_empty:
+        if place.is_empty:
             return
         engine.means.count_samples(self._samples)
         loss, weight = torch.zeros(()), 0
@@ -349,11 +341,11 @@ class Update(Generic[BatchT]):
             loss = loss_of_one if weight == 0 else loss + loss_of_one
             weight = max(weight, weight_of_one)
         if self._losses:
-            engine.losses.update(loss, weight)
+            engine.means.losses.update(loss, weight)
         output = {"loss": loss, "model_outputs": None, "batch_size": self._samples}
         if self._losses and weight == 0 < self._samples:
             output["num_items_in_batch"] = 0
-        self._loop.call(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=part.step)
+        self._loop.call(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=place.step)
 
     def _log_losses(self, *names: str) -> None:
         """Log the losses of several models, to which passes after the step of another one may have added."""
@@ -366,10 +358,10 @@ class Update(Generic[BatchT]):
                 loss, weight = self._losses[name]
                 means.log(f"{name}_loss", loss, count=weight)
 
-    def _find(self, name: str | None, call: str) -> TrainedModel:
-        if name is None or name not in self._trained:
-            raise mistakes.unclear_name(name, self._trained, call)
-        return self._trained[name]
+    def _find(self, name: str | None, call: str) -> RunPart:
+        if name is None or name not in self._parts:
+            raise mistakes.unclear_name(name, self._parts, call)
+        return self._parts[name]
 
 
 def batches_of_loop(

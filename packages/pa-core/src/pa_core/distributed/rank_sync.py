@@ -14,7 +14,7 @@ from pa_core.device_reads import LateReader, to_device
 from pa_core.distributed.collectives import gather_objects, sum_over_processes, values_of_all
 from pa_core.distributed.comparison import Describe, require_same
 from pa_core.errors import NonFiniteLossError, StopTrainingError
-from pa_core.tracking import LossTracker, StepMeans
+from pa_core.tracking import StepMeans
 
 NUM_FLAGS: Final = 5
 """How many numbers ``RankSync.local_flags`` has."""
@@ -196,14 +196,13 @@ class RankSync:
         asking = self.preempt.is_asked if self._num_processes == 1 else sum_over_processes(self._own_flags())[3].item()
         self._agree(0.0, asking)
 
-    def add_up(self, losses: LossTracker, means: StepMeans, missing: float) -> float:
+    def add_up(self, means: StepMeans, missing: float) -> float:
         """Add up what was tracked in an epoch over all processes; every process must call this.
 
         It takes one exchange, and two more if anything was logged.
 
         Args:
-            losses: The losses of the epoch.
-            means: What the steps of the epoch logged.
+            means: The means of the epoch.
             missing: A number of this process.
 
         Returns:
@@ -215,11 +214,11 @@ class RankSync:
         """
         if self._num_processes == 1:
             return missing
-        totals = losses.totals().to(self._device)
+        totals = means.losses.totals().to(self._device)
         numbers = to_device([*self.local_flags(items=0.0), len(means), missing], totals.dtype, self._device)
         sums = self._sums(torch.cat((totals, numbers)), self._describe)
         self._apply(_to_list(sums[len(totals) :]))
-        losses.load_totals(sums[: len(totals)])
+        means.losses.load_totals(sums[: len(totals)])
         num_logged, all_missing = _to_list(sums[-2:])
         if num_logged > 0:
             means.load_totals(gather_objects(means.totals()))

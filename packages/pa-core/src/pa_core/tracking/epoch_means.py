@@ -221,6 +221,10 @@ class StepMeans(dict[str, LossTracker]):
     Args:
         exact: Whether the means are bit-for-bit identical in any order of the steps.
 
+    Attributes:
+        losses: The losses of the steps.
+        is_in_step: Whether a step is in progress, in which values can be logged.
+
     Example:
         >>> means = StepMeans()
         >>> for value, samples in ((1.0, 3), (2.0, 1)):
@@ -234,50 +238,55 @@ class StepMeans(dict[str, LossTracker]):
     def __init__(self, *, exact: bool = False) -> None:
         super().__init__()
         self._make_tracker = ExactLossTracker if exact else LossTracker
+        self.losses: LossTracker = self._make_tracker()
         self._names_of_step: set[str] = set()
         self._pending: dict[str, MetricValue] = {}  # until their samples are counted
         self._samples: int | None = None
-        self._is_in_step = False
-
-    @property
-    def is_in_step(self) -> bool:
-        """Whether a step is in progress, in which values can be logged."""
-        return self._is_in_step
+        self.is_in_step: bool = False
 
     def reset(self) -> None:
-        """Start over with nothing logged."""
+        """Start over with nothing logged, and no loss."""
         self.clear()
+        self.losses.reset()
 
     def step(self) -> AbstractContextManager[None]:
         """Return the context of a step, within which values can be logged."""
         return self
 
     def __enter__(self) -> None:
-        self.start_step()
+        self.end_step()
+        self.is_in_step = True
 
     def __exit__(self, *exception: BaseException | type[BaseException] | TracebackType | None) -> None:
         self.end_step()
 
-    def start_step(self) -> None:
-        """Begin a step: until ``end_step``, values can be logged."""
-        self._names_of_step.clear()
-        self._samples = None
-        self._is_in_step = True
-
     @contextmanager
     def interrupted(self) -> Generator[None]:
         """Return a context in which other steps begin and end; the step that is in progress continues after it."""
-        before = self._names_of_step, self._pending, self._samples, self._is_in_step
-        self._names_of_step, self._pending, self._is_in_step = set(), {}, False
+        before = self._names_of_step, self._pending, self._samples, self.is_in_step
+        self._names_of_step, self._pending, self._samples, self.is_in_step = set(), {}, None, False
         try:
             yield
         finally:
-            self._names_of_step, self._pending, self._samples, self._is_in_step = before
+            self._names_of_step, self._pending, self._samples, self.is_in_step = before
 
     def end_step(self) -> None:
         """End the step; does nothing when it has ended already."""
-        self._is_in_step = False
+        self.is_in_step = False
+        self._names_of_step.clear()
+        self._samples = None
         self._pending = {}
+
+    def add(self, loss: MetricValue, weight: int, samples: int) -> None:
+        """Add the loss of the step.
+
+        Args:
+            loss: Its mean over the samples, or over items.
+            weight: The number of what it is the mean over.
+            samples: The number of samples.
+        """
+        self.losses.update(loss, weight)
+        self.count_samples(samples)
 
     def count_samples(self, samples: int) -> None:
         """Note the number of samples of the step, which is the weight of what it logs."""
@@ -297,7 +306,7 @@ class StepMeans(dict[str, LossTracker]):
             ConfigurationError: There is no step in progress, the name cannot be used or was logged in this step
                 already, or the value is not a single number.
         """
-        if not self._is_in_step:
+        if not self.is_in_step:
             raise ConfigurationError(
                 f"Values can be logged within a step only, got log({name!r}, ...) outside of one: log them from "
                 "calculate_train_batch_loss or calculate_eval_batch_loss, or in an event of a step. Record a value of "

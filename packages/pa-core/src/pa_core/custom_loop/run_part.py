@@ -21,13 +21,12 @@ from pa_core.distributed.collectives import tensors_in_graph
 from pa_core.errors import ConfigurationError
 from pa_core.exchange import Exchange
 from pa_core.first_updates import NUM_FIRST_UPDATES, EarlierGradients
-from pa_core.micro_batches import MicroBatch
 from pa_core.model_tensors import parameters_of_module
-from pa_core.trained import Trained, zero_loss_of_stand_in
+from pa_core.parts import Part, zero_loss_of_padding
 from pa_core.user_warnings import warn_user
 
 
-class TrainedModel(Trained):
+class RunPart(Part):
     """An optimizer of a run, and the module that it trains.
 
     Args:
@@ -40,6 +39,7 @@ class TrainedModel(Trained):
     Attributes:
         name: As passed.
         module: As passed.
+        exchange: As passed.
         first_updates_left: In how many updates from here on the gradients are looked at.
     """
 
@@ -52,7 +52,10 @@ class TrainedModel(Trained):
         is_only_model: bool,
         exchange: Exchange,
     ) -> None:
-        super().__init__(accelerator, exchange, counted_by="num_items")
+        super().__init__(
+            accelerator, num_averaged=exchange.num_averaged, weighs_all=exchange.is_exact, counted_by="num_items"
+        )
+        self.exchange = exchange
         self.name: str = name
         self.module: nn.Module = module
         self._is_only_model = is_only_model
@@ -105,7 +108,8 @@ class TrainedModel(Trained):
 
     def has_lost_gradients(self) -> bool:
         """Whether nothing is left of what backward passes have added: no gradients or, in first updates, zeros."""
-        return not self.has_gradients() or (self.first_updates_left > 0 and self._earlier.are_zeros())
+        has_gradients = self.has_gradients() or self.exchange.holds_gradients(self)
+        return not has_gradients or (self.first_updates_left > 0 and self._earlier.are_zeros())
 
     def require_gradients_of(self, loss: object) -> None:
         """Raise an error for anything that no gradients of the module can be computed of.
@@ -144,35 +148,30 @@ class TrainedModel(Trained):
                 "Put calls of its parts and of its other methods into a block: with run.autocast()."
             )
 
-    def backward(
-        self, loss: Tensor, part: MicroBatch, *, without_rows: Sequence[Tensor] = (), retain_graph: bool = False
-    ) -> None:
-        """Add the gradients of a batch, by its share of the update.
+    def loss_of_padding(self, loss: Tensor, gathered: Sequence[Tensor]) -> Tensor | None:
+        """Return what a process without a sample goes backward through; None where nothing waits for it.
 
         Args:
-            loss: The mean loss of the batch, of which the accumulation was told what it is the mean over.
-            part: The part of the batch in the update. One that is empty adds nothing, even if its loss is not finite.
-            without_rows: What an empty batch has gathered of the others, which go backward through it.
+            loss: The loss of the padding batch, which adds nothing, even if it is not finite.
+            gathered: What the batch has gathered of the other processes, which go backward through it.
+        """
+        if self.is_sharded:
+            return zero_loss_of_padding(loss)
+        in_graph = tensors_in_graph(loss, gathered)
+        return torch.stack([tensor[:0].sum() for tensor in in_graph]).sum() if in_graph else None
+
+    def run_pass(self, loss: Tensor, *, retain_graph: bool) -> None:
+        """Run the backward pass, which leaves the gradients of other models alone.
+
+        Args:
+            loss: The loss, scaled to its share of the update.
             retain_graph: Whether another backward pass goes through the graph of this one.
         """
-        inputs = None if self._is_only_model else self._trainable()
-        with self.in_batch(part):
-            if part.is_empty and not self.is_sharded:
-                gathered = tensors_in_graph(loss, without_rows)
-                if not gathered:
-                    return
-                loss = torch.stack([tensor[:0].sum() for tensor in gathered]).sum()
-            elif part.is_empty:
-                loss = zero_loss_of_stand_in(loss)
-            weighed = self.accumulation.weigh(loss, part)
-            scaler = self._accelerator.scaler
-            scaled: Any = weighed if scaler is None else scaler.scale(weighed)
-            wanted = None if inputs is None else self.graph_tensors(inputs)
-            if self.accumulation.counts_nothing and not part.is_empty:
-                with self.adding_nothing():
-                    scaled.backward(inputs=wanted, retain_graph=retain_graph)
-            else:
-                scaled.backward(inputs=wanted, retain_graph=retain_graph)
+        scaler = self._accelerator.scaler
+        scaled: Any = loss if scaler is None else scaler.scale(loss)
+        scaled.backward(
+            inputs=None if self._is_only_model else self.graph_tensors(self._trainable()), retain_graph=retain_graph
+        )
         if self.first_updates_left > 0:
             self._earlier.note(self.parameters())
 

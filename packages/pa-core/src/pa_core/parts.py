@@ -1,37 +1,34 @@
-"""What one update trains: modules, their optimizers and schedulers, and what each batch weighs."""
+"""What a run trains: modules, their optimizers and schedulers, and what each batch weighs in an update."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from pa_core import _accelerate
 from pa_core.accumulation import Accumulation
 from pa_core.attributes import temporarily
 from pa_core.errors import StopTrainingError, UnsupportedConfigurationError
-from pa_core.exchange import Exchange
-from pa_core.micro_batches import MicroBatch
 from pa_core.model_tensors import is_sharded_module, parameters_of, parameters_of_module, unwrap_model
 from pa_core.sharding.sharded_modules import ShardedModules
 from pa_core.types import StatefulScheduler
 
-_NOTHING = nullcontext[None]()
-
 
 @contextmanager
-def counting_samples(trained: Iterable[Trained]) -> Generator[None]:
+def counting_samples(parts: Iterable[Part]) -> Generator[None]:
     """Within the context, weigh batches by their samples, as nobody knows beforehand how many an update has.
 
     Args:
-        trained: What the batches are trained on.
+        parts: What the batches are trained on.
     """
     with ExitStack() as contexts:
-        for one in trained:
+        for one in parts:
             contexts.enter_context(temporarily(one.accumulation, counts_samples=True))
         yield
 
@@ -49,55 +46,55 @@ def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
         optimizer.zero_grad()
 
 
-class Trained:
+class Part:
     """Modules that are trained by one loss, and whose gradients are exchanged together on several processes.
 
     Args:
         accelerator: The accelerator of the run.
-        exchange: What exchanges the gradients that ``fully_shard`` leaves alone.
+        num_averaged: The number of processes that gradients are averaged over.
+        weighs_all: Whether the only batch of an update is weighed, too.
         counted_by: What the script gives the number of items as, for messages.
 
     Attributes:
         optimizers: The optimizers that are stepped together, by name.
         schedulers: Their schedulers, by name.
         accumulation: What the batches weigh in the updates.
-        is_sharded: Whether some of the weights are split over the processes, so that all of them call the modules
-            equally often.
-        exchange: As passed.
-        modules: What is trained, by name and without wrappers; empty between runs.
+        modules: What is trained, by name and without wrappers, on the device of the run; empty between runs.
+        is_split: Whether ``fully_shard`` was applied to a module, so that its backward passes need a context.
+        is_sharded: Whether ``fully_shard`` has split some of the weights over the processes, whose gradients it
+            exchanges. Then all processes call the modules equally often.
     """
 
     def __init__(
-        self, accelerator: _accelerate.AcceleratorLike, exchange: Exchange, *, counted_by: str = "num_items_in_batch"
+        self,
+        accelerator: _accelerate.AcceleratorLike,
+        *,
+        num_averaged: int,
+        weighs_all: bool,
+        counted_by: str = "num_items_in_batch",
     ) -> None:
         self.optimizers: dict[str, Optimizer] = {}
         self.schedulers: dict[str, StatefulScheduler] = {}
-        self.accumulation: Accumulation = Accumulation(
-            exchange.num_averaged, counted_by=counted_by, weighs_all=exchange.is_exact
-        )
-        self.exchange: Exchange = exchange
-        self.is_sharded: bool = False
+        self.accumulation: Accumulation = Accumulation(num_averaged, counted_by=counted_by, weighs_all=weighs_all)
         self.modules: dict[str, nn.Module] = {}
+        self.is_split: bool = False
+        self.is_sharded: bool = False
         self._accelerator = accelerator
         self._sharded: ShardedModules | None = None
         self._plain: set[int] | None = None
 
-    def start(
-        self, modules: Mapping[str, nn.Module], called: Mapping[str, nn.Module], *, overlaps: bool = False
-    ) -> None:
+    def start(self, modules: Mapping[str, nn.Module]) -> None:
         """Begin to train; the modules are placed already.
 
         Args:
             modules: What is trained, by name.
-            called: What the steps of the run call, by name.
-            overlaps: Whether each batch has one backward pass.
         """
         self.modules = {name: unwrap_model(one, keep_torch_compile=False) for name, one in modules.items()}
-        if any(map(is_sharded_module, self.modules.values())):
+        self.is_split = any(map(is_sharded_module, self.modules.values()))
+        if self.is_split:
             self._sharded = ShardedModules(nn.ModuleList(self.modules.values()))
             self._plain = {id(parameter) for parameter in self._sharded.plain_parameters()}
-        self.is_sharded = self._sharded is not None and self._accelerator.num_processes > 1
-        self.exchange.add(self, called, overlaps=overlaps)
+        self.is_sharded = self.is_split and self._accelerator.num_processes > 1
 
     def is_plain(self, parameter: nn.Parameter) -> bool:
         """Return whether ``fully_shard`` leaves the gradient of a parameter to the exchange.
@@ -109,40 +106,30 @@ class Trained:
 
     def close(self) -> None:
         """End the training."""
-        self.modules, self._sharded, self._plain = {}, None, None
-
-    def in_batch(self, part: MicroBatch) -> AbstractContextManager[None]:
-        """Return the context of the backward passes of one batch; the last batch of an update exchanges the gradients.
-
-        Args:
-            part: The part of the batch in the update.
-        """
-        if part.ends_group:
-            self.exchange.start_last_pass(self, overlaps=not part.some_are_empty)
-        if self._sharded is None:
-            return _NOTHING
-        self._sharded.follow_unfreezing()
-        return _NOTHING if part.ends_group else self._sharded.keeping_gradients_local()
+        self.modules, self._sharded, self._plain, self.is_split = {}, None, None, False
 
     @contextmanager
-    def adding_nothing(self) -> Generator[None]:
-        """Let backward passes add zeros: the loss is a mean over nothing, and the gradients of 0/0 are NaN.
+    def passing(self, *, ends_update: bool, adds_nothing: bool) -> Generator[None]:
+        """Return the context of a backward pass.
 
-        The passes are made all the same, as other processes may exchange something in them.
+        Args:
+            ends_update: Whether the batch is the last one of its update, so that gradients are exchanged.
+            adds_nothing: Whether the loss is a mean over nothing: the gradients of 0/0 are NaN, and are taken for zero.
+                The pass is made all the same, as other processes may exchange something in it.
         """
-        parameters = [one for module in self.modules.values() for one in parameters_of_module(module)]
-        trainable: Any = self.graph_tensors([one for one in parameters if one.requires_grad])  # torch annotates in part
-        hooks = [one.register_hook(torch.zeros_like) for one in trainable if one.requires_grad]
-        try:
-            yield
-        finally:
+        hooks = list[RemovableHandle]()
+        with ExitStack() as contexts:
+            if self._sharded is not None:
+                self._sharded.follow_unfreezing()
+                if not ends_update:
+                    contexts.enter_context(self._sharded.keeping_gradients_local())
+            if adds_nothing:
+                parameters = [one for module in self.modules.values() for one in parameters_of_module(module)]
+                trainable: Any = self.graph_tensors([one for one in parameters if one.requires_grad])
+                hooks = [one.register_hook(torch.zeros_like) for one in trainable if one.requires_grad]
             for hook in hooks:
-                hook.remove()
-
-    def forget_update(self) -> None:
-        """Forget an update that is not made."""
-        self.accumulation.items = 0.0
-        self.exchange.end_step(self)
+                contexts.callback(hook.remove)
+            yield
 
     def require_stop_elsewhere(self, error: StopTrainingError) -> None:
         """Raise an error for a stop within a step of a sharded model, whose pieces the other processes wait for.
@@ -186,27 +173,25 @@ class Trained:
             yield from parameters_of(optimizer)
 
     def has_gradients(self) -> bool:
-        """Whether any parameter that the optimizers update has a gradient; mostly the first one tells.
+        """Return whether any parameter that the optimizers update has a gradient; mostly the first one tells.
 
-        Parameters do not show some of the gradients before they are exchanged.
+        An exchange may hold gradients of earlier batches that the parameters do not show.
         """
         if any(parameter.grad is not None for parameter in self.parameters()):
-            return True
-        if self.exchange.holds_gradients(self):
             return True
         return self._sharded is not None and self._sharded.has_local_gradients()
 
 
-def zero_loss_of_stand_in(loss: Tensor) -> Tensor:
+def zero_loss_of_padding(loss: Tensor) -> Tensor:
     """Return a loss whose gradients are zero, and whose backward pass goes through the same graph as another loss.
 
     Args:
-        loss: The loss of a batch that stands in for one of another process; perhaps it is not finite.
+        loss: The loss of a padding batch; perhaps it is not finite.
 
     Example:
         >>> import torch
         >>> weight = torch.ones(1, requires_grad=True)
-        >>> zero_loss_of_stand_in((weight * float("inf")).sum()).item()
+        >>> zero_loss_of_padding((weight * float("inf")).sum()).item()
         0.0
     """
     real = torch.view_as_real(loss) if loss.is_complex() else loss
