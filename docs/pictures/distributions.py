@@ -20,7 +20,8 @@ ROWS = [
     ["pa-compat"],
     ["pa-callbacks-extra", "pa-preflight", "pa-schedulers"],
     ["pa-core", "pa-trial"],
-    ["pa-checkpoint", "pa-data", "pa-distributed", "pa-finetuning"],
+    ["pa-checkpoint", "pa-data", "pa-finetuning"],
+    ["pa-distributed"],
 ]
 """From top to bottom; what stands alone for users is at the bottom."""
 HALF_HEIGHT, FARTHEST = 0.2, 0.35

@@ -42,7 +42,7 @@ def test_a_distribution_with_another_version_is_refused(copy: Copy) -> None:
     """A version that was not raised in one of six files is named."""
     copy.replace(copy.pyproject("pa-trial"), r'^version = ".*"', 'version = "0.0.9"')
     assert declared.versions(copy.repository) == [
-        f"pa-trial has version 0.0.9, pa-checkpoint has {VERSION}: all are released together"
+        f"pa-trial has version 0.0.9, pa-data has {VERSION}: all are released together"
     ]
 
 
@@ -161,7 +161,7 @@ def test_a_workflow_that_uploads_in_another_order_is_refused(copy: Copy) -> None
     """At no moment a distribution is on the package index without those that it requires."""
     copy.replace(".github/workflows/release.yml", "upload/pa-core/", "upload/pa-compat/")
     (problem,) = declared.upload_order(copy.repository)
-    names = "['pa-checkpoint', 'pa-data', 'pa-distributed', 'pa-finetuning', 'pa-compat'"
+    names = "['pa-data', 'pa-distributed', 'pa-finetuning', 'pa-checkpoint', 'pa-compat'"
     assert problem.startswith(f".github/workflows/release.yml uploads {names}")
 
 
@@ -169,7 +169,7 @@ def test_a_page_that_names_another_order_is_refused(copy: Copy) -> None:
     """RELEASING.md names the order that the requirements give."""
     copy.replace("RELEASING.md", "^5. `pa-core`\n", "")
     (problem,) = declared.upload_order(copy.repository)
-    before = "['pa-checkpoint', 'pa-data', 'pa-distributed', 'pa-finetuning', 'pa-trial'"
+    before = "['pa-data', 'pa-distributed', 'pa-finetuning', 'pa-checkpoint', 'pa-trial'"
     assert problem.startswith(f"RELEASING.md uploads {before}")
 
 

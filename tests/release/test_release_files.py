@@ -16,10 +16,10 @@ from tools.release.trial import Installer, install_in_order
 
 ROOT = Path(__file__).parents[2]
 ORDER = [
-    "pa-checkpoint",
     "pa-data",
     "pa-distributed",
     "pa-finetuning",
+    "pa-checkpoint",
     "pa-core",
     "pa-callbacks-extra",
     "pa-preflight",

@@ -286,8 +286,8 @@ def test_directories_with_a_summary_are_listed_and_removed_as_checkpoints(tmp_pa
         *((path, "first", update, None) for path, update in zip(paths, (10, 20, 30), strict=True)),
         (other, "second", 5, None),
     ]
-    assert [one.path for one in folder.keep(1, "first", unless=[paths[0]])] == [paths[1]]
-    assert [one.path for one in folder.keep(1, "second", of=lambda one: one.update < 30)] == [paths[0]]
+    assert [one.path for one in folder.keep(1, "first", needed=[paths[0]])] == [paths[1]]
+    assert [one.path for one in folder.keep(1, lambda one: one.update < 30)] == [paths[0]]
     assert [one.path for one in folder.records()] == [paths[2], other]
 
 

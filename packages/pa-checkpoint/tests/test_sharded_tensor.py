@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from pa_checkpoint import CheckpointError, Folder, load
 from pa_checkpoint._encoding import encode
 from pa_checkpoint._sharded_tensor import StoredPiece, StoredTensor
-from pa_checkpoint._torch import is_sharded, local_piece, local_shape_and_offset, store_of_processes, version_of
+from pa_checkpoint._torch import is_sharded, local_piece, local_shape_and_offset, version_of
 from pa_checkpoint._writer import HostPool
 from tests.support.sharded_states import described, files_of, write_sharded_state
 from tests.support.states import flip
@@ -162,13 +163,16 @@ def test_a_damaged_piece_is_found_and_an_older_state_is_read(tmp_path: Path, har
     assert (found.path, [one.path for one in skipped]) == (older, [newer])
 
 
-def test_each_process_verifies_its_share_of_the_pieces(tmp_path: Path) -> None:
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.usefixtures("processes")
+def test_each_process_verifies_its_share_of_the_pieces(shared_tmp_path: Path) -> None:
     """Of the files of pieces each is verified by one of the processes, and read by none of the others."""
-    state = state_of(tmp_path / "state")
-    flip(state / FILES[1])
-    load(state, lazy=True, share=(0, 2))
-    with pytest.raises(CheckpointError, match="digest"):
-        load(state, lazy=True, share=(1, 2))
+    state = shared_tmp_path / "state"
+    if dist.get_rank() == 0:
+        flip(state_of(state) / FILES[1])
+    dist.barrier()
+    with pytest.raises(CheckpointError, match="digest") if dist.get_rank() == 1 else nullcontext():
+        load(state, lazy=True, in_shares=True)
 
 
 @pytest.mark.parametrize(
@@ -214,15 +218,6 @@ def test_local_shape_and_offset() -> None:
 
     found = [local_shape_and_offset((5, 2), (2,), (rank,), (Shard(0),)) for rank in range(2)]
     assert found == [((3, 2), (0, 0)), ((2, 2), (3, 0))]
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_store_of_processes() -> None:
-    """What one process writes, the other one reads."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    store_of_processes().set(f"written by {dist.get_rank()}", "hello")
-    assert store_of_processes().get(f"written by {1 - dist.get_rank()}") == b"hello"
 
 
 def _split(whole: Tensor, *placements: Any) -> Tensor:

@@ -108,13 +108,6 @@ def test_the_example_of_the_readme_ends_the_same_however_often_it_is_killed(tmp_
     assert all(weight.equal(killed["model"][name]) for name, weight in calm["model"].items())
 
 
-@pytest.fixture
-def processes() -> None:
-    """The processes have found each other, by the means of torch alone."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-
-
 @pytest.mark.runs_on("two_ranks")
 @pytest.mark.usefixtures("processes")
 def test_several_processes_save_one_checkpoint(shared_tmp_path: Path) -> None:
@@ -166,6 +159,39 @@ def test_a_value_that_one_process_cannot_store_is_an_error_on_all(shared_tmp_pat
         ckpt.save(shared_tmp_path / "values", {"values": {"one": value}})
     dist.barrier()
     assert list(shared_tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_script_is_told_once_a_checkpoint_is_there(tmp_path: Path, blocking: bool) -> None:
+    """By the thread that writes; an error of the function is an error of the writing."""
+    writer, told = ckpt.Writer(), list[int]()
+    writer.save(
+        tmp_path / "step_1", {"step": 1}, blocking=blocking, on_saved=lambda path: told.append(ckpt.load(path)["step"])
+    )
+    writer.wait()
+    assert told == [1]
+    with pytest.raises(KeyError, match="mine"):  # noqa: PT012 - by either of the two
+        writer.save(tmp_path / "step_2", {"step": 2}, blocking=blocking, on_saved=lambda _: dict[str, int]()["mine"])
+        writer.wait()
+
+
+def test_nothing_is_written_to_a_folder_that_was_lost(tmp_path: Path) -> None:
+    """That it was moved is said before anything is written, and in place of the failure that comes of it."""
+    folder, writer = tmp_path / "run", ckpt.Writer()
+    folder.mkdir()
+    with ckpt.FolderLock(folder) as lock:
+        writer.save(folder / "step_1", {"step": 1}, lock=lock, blocking=True)
+        with pytest.raises(ckpt.CheckpointError, match="moved, replaced or removed"):
+            writer.save(folder / "step_2", {"step": 2}, lock=lock, blocking=True, on_saved=lambda _: lose(folder))
+        with pytest.raises(ckpt.CheckpointError, match="moved, replaced or removed"):
+            writer.save(folder / "step_3", {"step": 3}, lock=lock, blocking=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["lost"]
+
+
+def lose(folder: Path) -> None:
+    """Move a folder away, and fail."""
+    folder.rename(folder.with_name("lost"))
+    raise OSError("nothing is there")
 
 
 def _threads() -> int:

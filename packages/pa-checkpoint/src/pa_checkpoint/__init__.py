@@ -5,7 +5,7 @@ Public are the names in ``__all__`` of ``pa_checkpoint`` and ``pa_checkpoint.tor
 
 from __future__ import annotations
 
-from pa_checkpoint._checkpoint import Checkpoint, Messages, load, verify
+from pa_checkpoint._checkpoint import Checkpoint, load, verify
 from pa_checkpoint._compare import ANY_PROCESSES, CLOCK, Difference, compare
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, FolderInUseError
 from pa_checkpoint._files import atomic_write
@@ -25,7 +25,6 @@ __all__ = [
     "Folder",
     "FolderInUseError",
     "FolderLock",
-    "Messages",
     "RemoteFolder",
     "Skipped",
     "StoredTensor",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import reprlib
@@ -14,11 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
 from typing_extensions import TypeVar
 
 from pa_checkpoint._encoding import Encoded, JsonScalar, JsonValue, decode, encode
@@ -53,7 +51,7 @@ from pa_checkpoint._manifest import (
 )
 from pa_checkpoint._sharded_tensor import PieceFile, StoredTensor, file_of_pieces, is_piece_file
 from pa_checkpoint._tensor_file import DTYPES, TensorEntry, read_header, read_tensors, write_tensors
-from pa_checkpoint._torch import store_of_processes
+from pa_distributed import RankMessages
 
 __all__ = [
     "CONSTANT",
@@ -61,9 +59,6 @@ __all__ = [
     "TENSORS",
     "Checkpoint",
     "EntriesOfPieces",
-    "Messages",
-    "MessagesInStore",
-    "Nobody",
     "ShareOfFirst",
     "ShareOfOther",
     "check_files",
@@ -72,91 +67,10 @@ __all__ = [
     "is_checkpoint",
     "load",
     "seal",
-    "several_processes",
     "verify",
     "write_checkpoint",
     "write_pieces",
 ]
-
-
-class Messages(Protocol):
-    """What the processes tell each other of one checkpoint, without waiting for each other in the main thread.
-
-    ``Writer`` uses the store of ``torch.distributed``. Give it others to notice sooner that a process is gone.
-    """
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process."""
-        ...
-
-    @property
-    def num_processes(self) -> int:
-        """How many processes there are."""
-        ...
-
-    def post(self, key: str, message: str) -> None:
-        """Leave a message for the others."""
-        ...
-
-    def wait_for(self, key: str, rank: int) -> str:
-        """Return a message once the process of that rank has left it."""
-        ...
-
-    def remove(self, key: str) -> None:
-        """Remove a message that everybody has read."""
-        ...
-
-
-class Nobody:
-    """The messages of a process that writes by itself."""
-
-    rank: int = 0
-    num_processes: int = 1
-
-    def post(self, key: str, message: str) -> None:
-        """Tell nobody."""
-
-    def wait_for(self, key: str, rank: int) -> str:
-        """Return what nobody says."""
-        raise LookupError(key, rank)
-
-    def remove(self, key: str) -> None:
-        """Leave everything as it is."""
-
-
-class MessagesInStore:
-    """Messages in the store by which the processes have found each other.
-
-    Every process makes as many as the others, in the same order.
-    """
-
-    def __init__(self) -> None:
-        self.rank: int = dist.get_rank()
-        self.num_processes: int = dist.get_world_size()
-        # A connection of its own: other threads may be waiting in theirs.
-        shared: Any = store_of_processes()
-        self._store = PrefixStore(f"pa_checkpoint/{next(_numbers)}", shared.clone())
-
-    def post(self, key: str, message: str) -> None:
-        """Leave a message for the others."""
-        self._store.set(key, message)
-
-    def wait_for(self, key: str, rank: int) -> str:
-        """Return a message once it is there."""
-        return self._store.get(key).decode()
-
-    def remove(self, key: str) -> None:
-        """Remove a message that everybody has read."""
-        self._store.delete_key(key)
-
-
-_numbers = itertools.count(1)
-
-
-def several_processes() -> bool:
-    """Whether there are other processes."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 _FOLDER, _OUTCOME = "folder", "outcome"
@@ -171,9 +85,9 @@ class ShareOfFirst:
 
     rank: int = 0
 
-    def __init__(self, messages: Messages | None = None) -> None:
-        self._messages = Nobody() if messages is None else messages
-        self._others = list(range(1, self._messages.num_processes))
+    def __init__(self, messages: RankMessages | None = None) -> None:
+        self._messages = messages
+        self._others = [] if messages is None else [(messages, rank) for rank in range(1, messages.num_processes)]
         self._is_announced = False
 
     @contextmanager
@@ -189,7 +103,8 @@ class ShareOfFirst:
         finally:
             with suppress(RuntimeError):  # whoever passes on the messages is gone
                 self._announce("")
-                self._messages.post(_OUTCOME, json.dumps(outcome))
+                if self._messages is not None:
+                    self._messages.post(_OUTCOME, json.dumps(outcome))
 
     @contextmanager
     def in_folder(self, folder: Path) -> Generator[None]:
@@ -219,25 +134,24 @@ class ShareOfFirst:
         """
         files: dict[str, FileEntry] = {}
         while self._others:
-            rank = self._others[0]
-            written = self._next_receipt()
+            rank, written = self._next_receipt()
             for name, entry in written.items():
                 _require_visible(folder / name, entry, rank)
             files |= written
         return files
 
     def _announce(self, folder: str) -> None:
-        if not self._is_announced:
+        if self._messages is not None and not self._is_announced:
             self._is_announced = True
             self._messages.post(_FOLDER, folder)
 
-    def _next_receipt(self) -> dict[str, FileEntry]:
-        rank = self._others.pop(0)
-        receipt: dict[str, Any] = json.loads(self._messages.wait_for(_receipt(rank), rank))
-        self._messages.remove(_receipt(rank))
+    def _next_receipt(self) -> tuple[int, dict[str, FileEntry]]:
+        messages, rank = self._others.pop(0)
+        receipt: dict[str, Any] = json.loads(messages.wait_for(_receipt(rank), rank))
+        messages.remove(_receipt(rank))
         if "problem" in receipt:
             raise CheckpointError(**{**receipt, "given": f"rank {rank}: {receipt['given']}"})
-        return {name: FileEntry(*entry) for name, entry in receipt["files"].items()}
+        return rank, {name: FileEntry(*entry) for name, entry in receipt["files"].items()}
 
 
 class ShareOfOther:
@@ -247,7 +161,7 @@ class ShareOfOther:
         messages: Those about this checkpoint.
     """
 
-    def __init__(self, messages: Messages) -> None:
+    def __init__(self, messages: RankMessages) -> None:
         self._messages = messages
 
     @property
@@ -464,7 +378,7 @@ def write_checkpoint(
             files = _write_tensor_files(folder, encoded, share.rank, constants)
             files |= share.files_of_others(folder)
             _write_index(folder, encoded, files, summary)
-            publish(folder, target, run)
+            publish(folder, target)
     except OSError as error:
         raise _cannot_write(target, error, encoded) from error
 
@@ -490,7 +404,7 @@ def write_pieces(
         raise _cannot_write(folder, error, parts) from error
 
 
-def load(path: str | Path, *, verify: bool = True, lazy: bool = False, share: tuple[int, int] = (0, 1)) -> Checkpoint:
+def load(path: str | Path, *, verify: bool = True, lazy: bool = False, in_shares: bool = False) -> Checkpoint:
     """Read a checkpoint without running any code from it.
 
     Args:
@@ -498,13 +412,15 @@ def load(path: str | Path, *, verify: bool = True, lazy: bool = False, share: tu
         verify: Whether every file is compared with its digest. The manifest and the sizes always are.
         lazy: Whether tensors that several processes have saved in pieces stay on disk, each as a ``StoredTensor``,
             from which each process reads what it has of it. Otherwise they are put together, in memory for all of it.
-        share: A rank and the number of processes, each of which then verifies some of the files with pieces.
+        in_shares: Whether all processes of ``torch.distributed`` load it now, and each verifies only its share of the
+            files with pieces. Have them tell each other what they have found, as damage is an error on one of them.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
         CheckpointError: It is damaged, or was written in a newer format.
     """
     path = Path(path)
+    share = (dist.get_rank(), dist.get_world_size()) if in_shares and dist.is_initialized() else (0, 1)
     found = find(path)
     while True:
         try:

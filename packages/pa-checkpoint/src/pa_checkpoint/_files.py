@@ -225,7 +225,7 @@ def staged(target: Path, run: str) -> Generator[Path]:
         raise
 
 
-def publish(folder: Path, target: Path, run: str) -> None:
+def publish(folder: Path, target: Path) -> None:
     """Put a finished folder in its place, replacing an older one if there is one.
 
     At every instant either the new or the old one is at ``located(target)``, even after a power cut.
@@ -235,7 +235,7 @@ def publish(folder: Path, target: Path, run: str) -> None:
     try:
         if target.exists():
             if aside.exists():  # a crash came between publishing and cleaning up
-                discard(aside, run)
+                discard(aside)
             target.rename(aside)
         folder.rename(target)
     except BaseException:
@@ -245,12 +245,12 @@ def publish(folder: Path, target: Path, run: str) -> None:
     sync_folder(target.parent)
     if aside.exists():
         with contextlib.suppress(OSError):  # the new one is there, and the next write removes this
-            discard(aside, run)
+            discard(aside)
 
 
-def discard(directory: Path, run: str) -> None:
+def discard(directory: Path) -> None:
     """Remove a directory so that half of it is never found under its name."""
-    removed = _hidden(directory, run, "removed")
+    removed = _hidden(directory, "", "removed")
     directory.rename(removed)
     shutil.rmtree(removed)
 

@@ -328,9 +328,8 @@ class Folder:
     def keep(
         self,
         newest: int,
-        run: str = "",
-        unless: Collection[Path] = (),
-        of: Callable[[CheckpointInfo], bool] | None = None,
+        run: str | Callable[[CheckpointInfo], bool] = "",
+        needed: Collection[Path] = (),
     ) -> list[CheckpointInfo]:
         """Remove all but the newest valid checkpoints of a run and return what was removed.
 
@@ -340,24 +339,24 @@ class Folder:
 
         Args:
             newest: How many valid checkpoints stay, at least 1.
-            run: The ``"run"`` in their summaries; checkpoints of other runs stay.
-            unless: Checkpoints that are still needed, which stay for now.
-            of: Whether a checkpoint counts as one of the run's; by default, if the run has written it.
+            run: The ``"run"`` in their summaries, or a function that tells whether a checkpoint is of the run;
+                checkpoints of other runs stay.
+            needed: Checkpoints that are still needed, which stay for now.
 
         Raises:
             ValueError: ``newest`` is less than 1.
             CheckpointError: Some checkpoints cannot be removed; the others are.
         """
-        once_there(self.path, partial(self._keep, newest, run, unless, of))
-        return self._keep(newest, run, unless, of)
+        is_of = run if callable(run) else partial(_is_of, run)
+        once_there(self.path, partial(self._keep, newest, is_of, needed))
+        return self._keep(newest, is_of, needed)
 
     def _keep(
-        self, newest: int, run: str, unless: Collection[Path], of: Callable[[CheckpointInfo], bool] | None
+        self, newest: int, is_of: Callable[[CheckpointInfo], bool], needed: Collection[Path]
     ) -> list[CheckpointInfo]:
         records = [record for record in self.records() if not record.path.is_symlink()]
-        removed = states_to_remove(records, newest, of or (lambda record: record.run == run))
-        removed = [record for record in removed if record.path not in unless]
-        self._remove([located(record.path) for record in removed], run)
+        removed = [one for one in states_to_remove(records, newest, is_of) if one.path not in needed]
+        self._remove(located(record.path) for record in removed)
         return removed
 
     def newest_readable(self, read: Callable[[Path], _ReadT]) -> tuple[_ReadT | None, list[Skipped]]:
@@ -449,7 +448,7 @@ class Folder:
         """
         if self.path.is_dir():
             old = [directory for directory in replaced(self.path) if run is None or _record(directory).run == run]
-            self._remove([*old, *leftovers(self.path, run)], run or "")
+            self._remove([*old, *leftovers(self.path, run)])
 
     @contextmanager
     def writing(self, name: str, run: str = "", summary: Mapping[str, JsonScalar] | None = None) -> Generator[Path]:
@@ -471,7 +470,7 @@ class Folder:
             yield directory
             if summary is not None:
                 seal(directory, {"run": run, "sequence": self.next_sequence(), **summary})
-            publish(directory, target, run)
+            publish(directory, target)
 
     def remove(self, name: str) -> None:
         """Remove a directory, of which half is never found.
@@ -484,16 +483,16 @@ class Folder:
             CheckpointError: The name leads out of the folder, or is hidden.
         """
         check_name(name)
-        discard(located(self.path / name), "")
+        discard(located(self.path / name))
 
     def _is_state_of(self, run: str, path: Path) -> bool:
         return not path.is_symlink() and _record(path).run == run
 
-    def _remove(self, directories: Iterable[Path], run: str) -> None:
+    def _remove(self, directories: Iterable[Path]) -> None:
         problems: list[OSError] = []
         for directory in directories:
             try:
-                discard(directory, run)
+                discard(directory)
             except FileNotFoundError:
                 continue  # another process was faster
             except OSError as error:
@@ -565,6 +564,10 @@ def reason_of(error: Exception) -> str:
     if not isinstance(error, CheckpointError):
         return str(error)
     return f"{error.problem} {error.given} instead of {error.expected}"
+
+
+def _is_of(run: str, record: CheckpointInfo) -> bool:
+    return record.run == run
 
 
 def _age(record: CheckpointInfo) -> tuple[bool, int, int, str]:

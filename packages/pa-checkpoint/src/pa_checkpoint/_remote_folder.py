@@ -669,7 +669,7 @@ class RemoteFolder:
                     sync_file(staging / name)
                 (staging / MANIFEST).write_bytes(text)
                 sync_file(staging / MANIFEST)
-                publish(staging, target, run)
+                publish(staging, target)
         except CheckpointNotFoundError:
             raise
         except OSError as error:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
 
 from pa_checkpoint._errors import CheckpointError
 
@@ -25,7 +24,6 @@ __all__ = [
     "is_sharded",
     "local_piece",
     "local_shape_and_offset",
-    "store_of_processes",
     "version_of",
 ]
 
@@ -94,11 +92,6 @@ def local_shape_and_offset(
     """
     compute = _of_module("torch.distributed.tensor._utils", "_compute_local_shape_and_global_offset")
     return cast("tuple[Any, Any]", compute(shape, mesh_shape, list(coordinate), placements))
-
-
-def store_of_processes() -> Store:
-    """Return the store by which the processes have found each other; public are only those that one makes oneself."""
-    return cast("Store", _of_module("torch.distributed.distributed_c10d", "_get_default_store")())
 
 
 def chunks_of(tensor: DTensor) -> list[ChunkStorageMetadata]:

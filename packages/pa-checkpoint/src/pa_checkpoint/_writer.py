@@ -7,28 +7,22 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Generator, Hashable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from pa_checkpoint._checkpoint import (
-    Messages,
-    MessagesInStore,
-    Nobody,
-    ShareOfFirst,
-    ShareOfOther,
-    several_processes,
-    write_checkpoint,
-    write_pieces,
-)
+from pa_checkpoint._checkpoint import ShareOfFirst, ShareOfOther, write_checkpoint, write_pieces
 from pa_checkpoint._encoding import Encoded, JsonScalar, encode
+from pa_checkpoint._errors import CheckpointError
 from pa_checkpoint._files import BackgroundSave
-from pa_checkpoint._folder import Folder
+from pa_checkpoint._folder import Folder, FolderLock
 from pa_checkpoint._manifest import LinkableFiles, UnchangedTensors
 from pa_checkpoint._tensor_file import memory_of
+from pa_distributed import RankMessages
 
 __all__ = [
     "BackgroundWriter",
@@ -215,10 +209,6 @@ class Writer:
     the files of that one if the file system can, after their digests were compared. Where ``torch.distributed`` is
     initialized, every process has a writer and makes the same calls, as ``save`` says.
 
-    Args:
-        connect: Returns, for each checkpoint, what the processes tell each other about it. By default they do so in
-            the store of ``torch.distributed``.
-
     Example:
         >>> import tempfile, torch
         >>> temporary = tempfile.TemporaryDirectory()
@@ -233,8 +223,7 @@ class Writer:
         >>> temporary.cleanup()
     """
 
-    def __init__(self, connect: Callable[[], Messages] | None = None) -> None:
-        self._connect = MessagesInStore if connect is None else connect
+    def __init__(self) -> None:
         self._thread, self._pool = BackgroundWriter(), HostPool()
         self._unchanged, self._linkable = UnchangedTensors(), LinkableFiles()
 
@@ -269,7 +258,8 @@ class Writer:
         *,
         summary: Mapping[str, JsonScalar] | None = None,
         blocking: bool = False,
-        around: Callable[[Path], AbstractContextManager[Path]] | None = None,
+        lock: FolderLock | None = None,
+        on_saved: Callable[[Path], object] | None = None,
     ) -> None:
         """Save a checkpoint, after the one before has been written.
 
@@ -278,18 +268,21 @@ class Writer:
             parts: As for ``save``.
             summary: As for ``save``.
             blocking: Whether to return when it is written; otherwise, when the tensors may change again.
-            around: Returns the context in which the first process writes the checkpoint, in the thread that writes. It
-                is given the path, and says where the checkpoint is written; when it is left, the checkpoint is there.
+            lock: On the first process, the lock of the folder, which is checked before the checkpoint is written and,
+                as a more likely reason, if that fails.
+            on_saved: Called with the path, by the process and the thread that write, once the checkpoint is there.
+                What it raises is raised as if the checkpoint could not be written.
 
         Raises:
             CheckpointError: As ``save``; in the background, by the next call of ``save`` or ``wait``.
         """
         self.wait()
-        messages = self._connect() if several_processes() else Nobody()
-        job = partial(self._write, Path(path), dict(summary or {}), messages, around or nullcontext)
+        messages = RankMessages() if dist.is_initialized() and dist.get_world_size() > 1 else None
+        is_first = messages is None or messages.rank == 0
+        job = partial(self._write, Path(path), dict(summary or {}), messages, lock, on_saved)
         try:
             encoded = {name: encode(part, name) for name, part in parts.items()}
-            if messages.rank != 0:
+            if not is_first:
                 encoded = {name: part.without_tensors() for name, part in encoded.items()}
             constant = self._unchanged.find(_tensors(encoded), (summary or {}).get("update"))
             copied = encoded if blocking else self._pool.copy(encoded)
@@ -299,7 +292,7 @@ class Writer:
         if blocking:
             job(lambda: copied, constant)
             return
-        saving = BackgroundSave(Path(path)) if messages.rank == 0 else None
+        saving = BackgroundSave(Path(path)) if is_first else None
         try:
             self._thread.submit(partial(job, lambda: copied, constant, saving))
         except BaseException:
@@ -319,23 +312,36 @@ class Writer:
         self,
         path: Path,
         summary: dict[str, JsonScalar],
-        messages: Messages,
-        around: Callable[[Path], AbstractContextManager[Path]],
+        messages: RankMessages | None,
+        lock: FolderLock | None,
+        on_saved: Callable[[Path], object] | None,
         parts: Callable[[], Mapping[str, Encoded]],
         constant: frozenset[str],
         saving: BackgroundSave | None = None,
     ) -> None:
-        if messages.rank != 0:
-            ShareOfOther(messages).write(
-                path, lambda folder: write_pieces(folder, parts(), messages.rank, constant, self._linkable)
-            )
+        if messages is not None and messages.rank != 0:
+            other = ShareOfOther(messages)
+            other.write(path, lambda folder: write_pieces(folder, parts(), other.rank, constant, self._linkable))
             return
         share = ShareOfFirst(messages)
-        with share.telling_outcome(), around(path) as place:
+        with share.telling_outcome(), nullcontext() if lock is None else _in_its_place(lock):
             if "sequence" not in summary:
-                summary["sequence"] = Folder(place.parent).next_sequence()
+                summary["sequence"] = Folder(path.parent).next_sequence()
             with nullcontext() if saving is None else saving.ending():
-                write_checkpoint(place, parts(), summary, constant=constant, linkable=self._linkable, share=share)
+                write_checkpoint(path, parts(), summary, constant=constant, linkable=self._linkable, share=share)
+            if on_saved is not None:
+                on_saved(path)
+
+
+@contextmanager
+def _in_its_place(lock: FolderLock) -> Generator[None]:
+    """Check the lock of a folder before it is written to, and after a failure, which may come of its loss."""
+    lock.check()
+    try:
+        yield
+    except (CheckpointError, OSError):
+        lock.check()
+        raise
 
 
 def _tensors(parts: Mapping[str, Encoded]) -> dict[str, Tensor]:

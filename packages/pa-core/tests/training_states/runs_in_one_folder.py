@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -90,12 +90,18 @@ def keep_diary(diary: Diary) -> None:
         write_checkpoint(directory, *arguments, **options)
         diary.note("wrote", Path(directory))
 
-    def remove(directory: Path, run: str) -> None:
-        if not directory.name.startswith("."):
-            diary.note("removed", directory, run)
-        discard(directory, run)
+    def keep(folder: Folder, newest: int, run: str = "", needed: Sequence[Path] = ()) -> object:
+        runs.append(run)
+        return keep_newest(folder, newest, run, needed)
 
-    setattr(checkpoint_writer, "write_checkpoint", write)  # noqa: B010  # it is not to be replaced, but for this
+    def remove(directory: Path) -> None:
+        if not directory.name.startswith("."):
+            diary.note("removed", directory, runs[-1])
+        discard(directory)
+
+    runs, keep_newest = list[str](), Folder.keep
+    setattr(Folder, "keep", keep)  # noqa: B010  # it is not to be replaced, but for this
+    setattr(checkpoint_writer, "write_checkpoint", write)  # noqa: B010  # as above
     setattr(state_folder, "discard", remove)  # noqa: B010  # as above
 
 

@@ -15,6 +15,7 @@ from pa_distributed._processes import gather_objects
 from pa_distributed._rank_messages import RankMessages, run_while_others_wait
 from pa_distributed._rank_zero import in_rank_local_block, rank_local, rank_zero_first, rank_zero_only
 from pa_distributed._signals import SignalWatch
+from pa_distributed._torch import store_of_processes
 
 __all__ = [
     "HangDetector",
@@ -32,4 +33,5 @@ __all__ = [
     "rank_zero_only",
     "require_same",
     "run_while_others_wait",
+    "store_of_processes",
 ]

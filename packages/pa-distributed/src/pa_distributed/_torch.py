@@ -40,9 +40,19 @@ def _private(owner: object, name: str) -> Any:
 
 
 def store_of_processes() -> Store:
-    """The key-value store through which the processes have found each other; it works while they wait elsewhere.
+    """Return the key-value store through which the processes have found each other.
 
-    A separate store would need an address that all of them know.
+    It works from any thread of any process, no matter what the others are in. A separate store would need an address
+    that all of them know.
+
+    Example:
+        >>> import torch
+        >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        >>> store = store_of_processes()
+        >>> store.set("who has won", "rank 0")
+        >>> store.get("who has won")
+        b'rank 0'
+        >>> torch.distributed.destroy_process_group()
     """
     return cast("Store", _private(importlib.import_module(_C10D), "_get_default_store")())
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.distributed.distributed_c10d import Store
 from torch.optim import Optimizer
 
 from pa_data.errors import UnsupportedConfigurationError
@@ -70,12 +68,3 @@ def file_writer_of(writer: object) -> Any:
         writer: The writer.
     """
     return _private(writer, "_get_file_writer")()
-
-
-def store_of_processes() -> Store:
-    """The key-value store through which the processes have found each other.
-
-    A separate store would need an address that all of them know.
-    """
-    module = importlib.import_module("torch.distributed.distributed_c10d")
-    return cast("Store", _private(module, "_get_default_store")())

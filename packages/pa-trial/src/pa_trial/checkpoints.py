@@ -189,7 +189,7 @@ class Checkpoints:
         if keep is not None:
             own = filter(lineage.wrote, folder.records())
             best = [one.path for one in own if one.update == self._parts.progress.best_batch][-1:]
-            folder.keep(keep, lineage.fit, [*best, self._folder / lineage.begun_from], lineage.wrote)
+            folder.keep(keep, lineage.wrote, [*best, self._folder / lineage.begun_from])
 
     def _tell_of_files(self, uuid: str) -> None:
         folder = str(self._folder / uuid)

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pa_data.errors import ConfigurationError
-from pa_distributed import OtherProcessError
-from pa_trial._torch import store_of_processes
+from pa_distributed import OtherProcessError, store_of_processes
 from pa_trial.errors import InternalException
 
 _torch_distributed: Any = dist  # which annotates its process groups only in part, and does not export its stores

@@ -276,7 +276,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         _remove(partial(folder.remove_leftovers, run))
         if self.max_checkpoints is not None:
             unsent = () if self._uploads is None else self._uploads.unsent
-            _remove(partial(folder.keep, self.max_checkpoints, run, unless=unsent))
+            _remove(partial(folder.keep, self.max_checkpoints, run, unsent))
 
 
 def _save_on(name: str) -> str:

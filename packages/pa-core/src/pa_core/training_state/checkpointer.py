@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -41,7 +40,6 @@ from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SupportsStateDict
 from pa_core.user_warnings import warn_user
 from pa_data.rng import capture_rng_state
-from pa_distributed import RankMessages
 
 
 class CheckpointedEngine(Protocol):
@@ -134,7 +132,7 @@ class Checkpointer:
     def __init__(self, engine: CheckpointedEngine) -> None:
         self.registered: list[SupportsStateDict] = []
         self._engine = engine
-        self._writer = Writer(connect=RankMessages)
+        self._writer = Writer()
         self._last_may_fail = False
         self._folders: dict[Path, FolderLock | None] = {}  # which the run has for itself; the first process locks them
         self._stores: list[RemoteFolder] = []
@@ -246,8 +244,8 @@ class Checkpointer:
             self._writer.wait()
         if self._folders:
             with _raising_on_all():
-                for folder in self._folders:
-                    self._check_folder(folder)
+                for lock in filter(None, self._folders.values()):
+                    lock.check()
 
     def abandon(self, failure: BaseException) -> None:
         """Let the writing in the background finish when the run fails, without telling other processes.
@@ -371,11 +369,6 @@ class Checkpointer:
             self._stores.append(store)
         return lock
 
-    def _check_folder(self, folder: Path) -> None:
-        """Raise an error if a folder of the run was moved, replaced, removed or taken by another run."""
-        if (lock := self._folders.get(folder)) is not None:
-            lock.check()
-
     def request(self, request: StateRequest) -> None:
         """Have a state saved at the next safe point.
 
@@ -466,14 +459,17 @@ class Checkpointer:
         with self._warning_of_last_one():
             self._writer.wait()
         self._last_may_fail = request.may_fail
-        run = self._engine.resumption.name
+        run, directory = self._engine.resumption.name, request.directory
+        if request.keeps_other_runs:
+            directory = Folder(directory.parent).path_for(directory.name, run)
         with self._warning_of_last_one():
             self._writer.save(
-                request.directory,
+                directory,
                 parts,
                 summary=_summary(request, position, run),
                 blocking=not request.asynchronous,
-                around=partial(self._around, request, run),
+                lock=self._folders.get(directory.parent),
+                on_saved=request.on_saved,
             )
 
     @contextmanager
@@ -488,21 +484,6 @@ class Checkpointer:
                 given = f" ({error.given})" if isinstance(error, CheckpointError) else ""
                 problem = error.problem.rstrip(".") if isinstance(error, CheckpointError) else str(error)
                 warn_user(f"{problem}{given}. The run continues without this state, and tries again at the next one.")
-
-    @contextmanager
-    def _around(self, request: StateRequest, run: str, directory: Path) -> Generator[Path]:
-        """The context in which the first process writes a state to a folder that is still this run's."""
-        folder = directory.parent
-        try:
-            self._check_folder(folder)
-            if request.keeps_other_runs:
-                directory = Folder(folder).path_for(directory.name, run)
-            yield directory
-            if request.on_saved is not None:
-                request.on_saved(directory)
-        except (CheckpointError, OSError):
-            self._check_folder(folder)  # if it has gone meanwhile, that is the reason to tell
-            raise
 
     def _capture(self, run: ResumableRun, position: Position) -> dict[str, Any]:
         """All parts of a training state but the extras, by reference; every process must call this."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pa_checkpoint import Checkpoint, StoredTensor
+from pa_checkpoint import StoredTensor, load
 from pa_checkpoint.torch_states import SavedModel, TransactionalLoad, does_not_fit, incompatibility, refusals_explained
 from pa_core import distributed
 from pa_core.data.custom_loader import count_steps
@@ -190,13 +190,15 @@ class SavedRun:
     """A saved run, to be resumed in other processes.
 
     Args:
-        state: The training state, whole and verified.
+        path: The training state.
+        in_shares: Whether all processes read it now, and each verifies its share of what is in pieces.
 
     Raises:
-        CheckpointError: Something in it is not what a run saves.
+        CheckpointError: The state is damaged, or has something that a run does not save.
     """
 
-    def __init__(self, state: Checkpoint) -> None:
+    def __init__(self, path: Path, *, in_shares: bool) -> None:
+        state = load(path, lazy=True, in_shares=in_shares)
         self.path: Path = state.path
         self.digest: str = state.digest
         self.name: str = str(state.summary["run"])

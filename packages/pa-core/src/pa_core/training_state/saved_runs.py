@@ -155,10 +155,9 @@ def _verify(path: Path) -> SavedRun:
 
 def _read_on_all(candidate: _Candidate) -> tuple[SavedRun | None, list[_Finding]]:
     """Read a state, of which each process verifies its share of the pieces; return what all processes have found."""
-    share = (distributed.rank(), distributed.num_processes()) if candidate.is_sharded else (0, 1)
     saved: SavedRun | None = None
     try:
-        saved = SavedRun(load(candidate.path, lazy=True, share=share))
+        saved = SavedRun(candidate.path, in_shares=candidate.is_sharded)
         finding = _Finding(saved.digest, saved.position.updates)
     except (OSError, CheckpointError) as error:
         info = CheckpointInfo.at(candidate.path)
