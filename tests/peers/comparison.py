@@ -45,15 +45,15 @@ class Measured:
         resumes_augmented: The same with augmentation that draws from torch's global generator.
     """
 
-    whole_updates_alike: bool
-    last_update_alike: bool
-    alike_on_two_and_four: bool
-    repeated_in_an_epoch: int
-    evaluates_exactly: bool
-    same_bits: bool
-    resumes_samples: bool | None = None
-    resumes_weights: bool | None = None
-    resumes_augmented: bool | None = None
+    whole_updates_alike: bool = False
+    last_update_alike: bool = False
+    alike_on_two_and_four: bool = False
+    repeated_in_an_epoch: int = 0
+    evaluates_exactly: bool = False
+    same_bits: bool = False
+    resumes_samples: bool = False
+    resumes_weights: bool = False
+    resumes_augmented: bool = False
 
 
 class Library:
