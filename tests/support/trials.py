@@ -17,19 +17,6 @@ from pa_trial import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialCont
 from pa_trial.collectives import num_processes
 from tests.support.models import weights_of
 
-__all__ = [
-    "ErrorT",
-    "EventNotes",
-    "Heard",
-    "TinyTrial",
-    "callback",
-    "fit",
-    "fit_and_fail",
-    "raising",
-    "samples",
-    "variant",
-]
-
 BATCH_SIZE = 4
 
 TrialT = TypeVar("TrialT", bound="TinyTrial")

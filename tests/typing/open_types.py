@@ -1,6 +1,6 @@
 """Every `Any` and `object` in a public signature, found in the sources of installed packages.
 
-`python tests/typing/open_types.py` prints them, with the reasons that `open_types.txt` gives. A name is public if
+`python -m tests.typing.open_types` prints them, with the reasons that `open_types.txt` gives. A name is public if
 neither it nor a part of its path begins with an underscore and its module lists it in `__all__`, or if a module does
 that imports it from one without such a list, or from a private one. What overrides a method of ours is not counted
 again: the method that it overrides has decided.
@@ -16,19 +16,10 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
+from tests.plugin import DISTRIBUTIONS
+
 REASONS = Path(__file__).with_name("open_types.txt")
-PACKAGES = (
-    "pa_checkpoint",
-    "pa_data",
-    "pa_core",
-    "pa_schedulers",
-    "pa_distributed",
-    "pa_finetuning",
-    "pa_callbacks_extra",
-    "pa_preflight",
-    "pa_trial",
-    "pytorch_accelerated",
-)
+PACKAGES = frozenset(DISTRIBUTIONS.values())
 _OPEN = {"Any", "object"}
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef

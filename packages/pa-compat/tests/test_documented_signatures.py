@@ -11,7 +11,6 @@ import pytest
 
 from pytorch_accelerated import TrainerPlaceholderValues, callbacks, tracking
 from pytorch_accelerated.utils import ModelEma
-from tests.support.pa_compat.documented_events import EVENTS
 
 LINES = Path(__file__).with_name("documented_signatures.txt").read_text().splitlines()
 SIGNATURES = dict(line.removesuffix(")").split("(", 1) for line in LINES)
@@ -54,15 +53,6 @@ def test_the_documented_parameters_are_accepted(path: str) -> None:
             assert by_name[parameter.name].default == parameter.default, parameter.name
     further = [one for one in ours[len(by_position) :] if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     assert all(one.default is not one.empty for one in further)
-
-
-@pytest.mark.parametrize("event", EVENTS)
-def test_a_documented_event_is_one(event: str) -> None:
-    """A callback that listens to a documented event overrides a method of the base class, with its parameters."""
-    names = list(inspect.signature(getattr(callbacks.TrainerCallback, event)).parameters)
-
-    of_a_step = ["batch", "batch_output"] if event.endswith("step_end") else []
-    assert names == ["self", "trainer", *of_a_step, "kwargs"]
 
 
 def test_a_run_history_of_ones_own_implements_the_documented_methods_only() -> None:
