@@ -47,9 +47,9 @@ def numbers(count: int) -> TensorDataset:
     return TensorDataset(torch.arange(count, dtype=torch.float64)[:, None])
 
 
-def network() -> nn.Module:
+def network(seed: int = 0) -> nn.Module:
     """The same model each time, whose results depend to the last bit on the batch that they were computed in."""
-    torch.default_generator.manual_seed(0)
+    torch.default_generator.manual_seed(seed)
     return nn.Sequential(nn.Linear(1, 7), nn.Tanh(), nn.Linear(7, 2)).double()
 
 
@@ -90,23 +90,33 @@ def folder() -> Iterator[Path]:
         gather_objects(None)
 
 
-class FailsAfter(TrainerCallback):
-    """Fails on every process after so many batches of it, or once it has no more."""
+class AtBatch(TrainerCallback):
+    """Does something after so many batches of this process, or once it has no more."""
 
-    def __init__(self, batches: int) -> None:
-        self.left = batches
+    def __init__(self, batches: int, action: Callable[[], object]) -> None:
+        self.left, self.action = batches, action
 
     @override
     def on_prediction_run_start(self, trainer: AnyTrainer, *, num_batches: int, **kwargs: Any) -> None:
         self.left = min(self.left, num_batches)
         if num_batches == 0:
-            raise OSError("no more room")
+            self.action()
 
     @override
     def on_prediction_step_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self.left -= 1
-        if self.left <= 0:
-            raise OSError("no more room")
+        if self.left == 0:
+            self.action()
+
+
+def fail() -> None:
+    """Fail as a disk does."""
+    raise OSError("no more room")
+
+
+def kill() -> None:
+    """End the process without a word."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @on_any_number_of_processes
@@ -115,7 +125,7 @@ def test_an_interrupted_file_of_any_size_is_completed_to_the_last_byte(folder: P
     for count in range(1, 37) if trainer_with().num_processes == 1 else (1, 2, 3, 7, 12, 36):
         path = folder / f"{count}.jsonl"
         batches = -(-count // BATCH_SIZE)
-        fails = FailsAfter(1 + batches // 2 // trainer_with().num_processes)
+        fails = AtBatch(1 + batches // 2 // trainer_with().num_processes, fail)
         with pytest.raises(OSError, match="no more room"):
             trainer_with(fails).predict(numbers(count), BATCH_SIZE, write=path, samples_per_piece=6)
         assert not path.exists()
@@ -132,13 +142,9 @@ def test_a_failure_of_one_process_ends_the_others_and_all_of_them_may_try_again(
     """They do not wait for pieces that nobody writes, and the next call completes the file."""
     path, is_first = folder / "predictions.jsonl", trainer_with().is_main_process
 
-    def fail_on_the_second() -> None:
-        if not is_first:
-            raise OSError("no more room")
-
     expected = (OtherProcessError, "rank 1, which has raised an error") if is_first else (OSError, "no more room")
     with pytest.raises(expected[0], match=expected[1]):
-        trainer_with(Meanwhile(fail_on_the_second)).predict(numbers(20), BATCH_SIZE, write=path)
+        trainer_with(AtBatch(1, int if is_first else fail)).predict(numbers(20), BATCH_SIZE, write=path)
     trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
     assert path.read_bytes() == lines_by_hand(20)
 
@@ -146,9 +152,9 @@ def test_a_failure_of_one_process_ends_the_others_and_all_of_them_may_try_again(
 KILLED = """
 import os, sys
 sys.path[:0] = sys.argv[2:]
-from test_written_predictions import BATCH_SIZE, KilledAtBatch, numbers, trainer_with
+from test_written_predictions import AtBatch, BATCH_SIZE, kill, numbers, trainer_with
 
-killed = KilledAtBatch(6 if os.environ["RANK"] == "1" else 1_000)
+killed = AtBatch(6, kill if os.environ["RANK"] == "1" else int)
 trainer_with(killed).predict(numbers(50), BATCH_SIZE, write=sys.argv[1], samples_per_piece=6)
 """
 
@@ -185,26 +191,13 @@ def in_a_process_that_is_killed(action: Callable[[], object]) -> None:
     assert os.WTERMSIG(status) == signal.SIGKILL
 
 
-class KilledAtBatch(TrainerCallback):
-    """Ends the process without a word."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    @override
-    def on_prediction_step_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_each_format_survives_kills(suffix: str, folder: Path) -> None:
     """Killed at its first batch, in the middle or at its last, it ends with the file of one without a kill."""
     whole = trainer_with().predict(numbers(20), BATCH_SIZE, write=folder / f"whole.{suffix}")
     path = folder / f"killed.{suffix}"
     for batch in (1, 4, 7):
-        killed = trainer_with(KilledAtBatch(batch))
+        killed = trainer_with(AtBatch(batch, kill))
         in_a_process_that_is_killed(partial(killed.predict, numbers(20), BATCH_SIZE, write=path))
         assert not path.exists()
         trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
@@ -296,12 +289,9 @@ def test_pieces_of_other_predictions_are_refused_or_removed(folder: Path) -> Non
     """Of other weights, another dataset, other batches: the error names what differs; on demand it begins anew."""
     path = folder / "p.jsonl"
     with pytest.raises(OSError, match="no more room"):
-        trainer_with(FailsAfter(2)).predict(numbers(20), BATCH_SIZE, write=path)
-    other = network()
-    with torch.no_grad():
-        other.get_parameter("0.weight").add_(1)
+        trainer_with(AtBatch(2, fail)).predict(numbers(20), BATCH_SIZE, write=path)
     attempts: dict[str, Callable[[], object]] = {
-        "weights": lambda: trainer_with(model=other).predict(numbers(20), BATCH_SIZE, write=path),
+        "weights": lambda: trainer_with(model=network(1)).predict(numbers(20), BATCH_SIZE, write=path),
         "number of samples": lambda: trainer_with().predict(numbers(21), BATCH_SIZE, write=path),
         "batch_size": lambda: trainer_with().predict(numbers(20), 4, write=path),
         "samples in a piece": lambda: trainer_with().predict(numbers(20), BATCH_SIZE, write=path, samples_per_piece=7),
@@ -322,9 +312,7 @@ def test_a_damaged_piece_is_named_and_predicted_again_once_it_is_removed(suffix:
     """As a full disk or a copy leaves one behind; the file is that of an undisturbed run."""
     whole = trainer_with().predict(numbers(20), BATCH_SIZE, write=folder / f"whole.{suffix}")
     path = folder / f"p.{suffix}"
-    with pytest.raises(OSError, match="no more room"):
-        trainer_with(FailsAfter(3)).predict(numbers(20), BATCH_SIZE, write=path)
-    piece = pieces_of(path)[0]
+    piece = interrupted(path)[0]
     piece.write_bytes(piece.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match=f"{piece.name}(.|\n)*Remove it"):
         trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
@@ -336,7 +324,7 @@ def test_a_damaged_piece_is_named_and_predicted_again_once_it_is_removed(suffix:
 def interrupted(path: Path, model: nn.Module | None = None) -> list[Path]:
     """The pieces of predictions that were interrupted after two of them."""
     with pytest.raises(OSError, match="no more room"):
-        trainer_with(FailsAfter(3), model=model).predict(numbers(20), BATCH_SIZE, write=path)
+        trainer_with(AtBatch(3, fail), model=model).predict(numbers(20), BATCH_SIZE, write=path)
     return pieces_of(path)
 
 
@@ -347,11 +335,8 @@ def exchange_for_another_of_these(pieces: list[Path], folder: Path) -> None:
 
 def exchange_for_one_of_other_weights(pieces: list[Path], folder: Path) -> None:
     """Put the piece of another model there, with the name that it had."""
-    other = network()
-    with torch.no_grad():
-        other.get_parameter("0.weight").add_(1)
     (folder / "other").mkdir()
-    foreign = interrupted(folder / "other" / "p.jsonl", other)[0]
+    foreign = interrupted(folder / "other" / "p.jsonl", network(1))[0]
     pieces[0].unlink()
     foreign.rename(pieces[0].with_name(foreign.name))
 
@@ -419,30 +404,16 @@ def test_what_is_no_identity_of_pieces_is_an_error_of_ours(content: str | None, 
     assert pieces_of(path) == pieces
 
 
-class Meanwhile(TrainerCallback):
-    """Does something after the first batch."""
-
-    def __init__(self, action: Callable[[], object]) -> None:
-        self.actions = [action]
-
-    @override
-    def on_prediction_step_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        while self.actions:
-            self.actions.pop()()
-
-
 def test_one_run_at_a_time_writes_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one is refused, even to begin anew with other weights, and the first one completes its own file."""
     monkeypatch.setattr(folder_lock, "SECONDS_TO_DIE", 0.2)
-    path, other = folder / "p.jsonl", network()
-    with torch.no_grad():
-        other.get_parameter("0.weight").add_(1)
+    path = folder / "p.jsonl"
 
     def write_the_same_file() -> None:
         with pytest.raises(FolderInUseError, match="Another run is using this folder"):
-            trainer_with(model=other).predict(numbers(20), BATCH_SIZE, write=path, other_pieces="remove")
+            trainer_with(model=network(1)).predict(numbers(20), BATCH_SIZE, write=path, other_pieces="remove")
 
-    trainer_with(Meanwhile(write_the_same_file)).predict(numbers(20), BATCH_SIZE, write=path)
+    trainer_with(AtBatch(1, write_the_same_file)).predict(numbers(20), BATCH_SIZE, write=path)
     assert path.read_bytes() == lines_by_hand(20)
     assert [entry.name for entry in folder.iterdir()] == [path.name]
 
@@ -494,7 +465,7 @@ def test_a_function_is_given_each_batch_once_and_goes_on_after_a_failure_where_p
     written.clear()
     noted = folder / "noted"
     with pytest.raises(OSError, match="no more room"):
-        trainer_with(FailsAfter(2)).predict(numbers(20), BATCH_SIZE, write=write, pieces=noted)
+        trainer_with(AtBatch(2, fail)).predict(numbers(20), BATCH_SIZE, write=write, pieces=noted)
     trainer = trainer_with()
     trainer.predict(numbers(20), BATCH_SIZE, write=write, pieces=noted)
     assert sum(gather_objects(trainer.batches)) == 7 - trainer.num_processes
@@ -526,7 +497,7 @@ def test_a_file_that_is_there_stays_until_the_new_one_is_whole(folder: Path) -> 
     path = folder / "p.csv"
     path.write_text("before")
     with pytest.raises(OSError, match="no more room"):
-        trainer_with(FailsAfter(2)).predict(numbers(9), BATCH_SIZE, write=path)
+        trainer_with(AtBatch(2, fail)).predict(numbers(9), BATCH_SIZE, write=path)
     assert path.read_text() == "before"
     trainer_with().predict(numbers(9), BATCH_SIZE, write=path)
     assert path.read_text().startswith("name,scores_0,scores_1,is_even\nnumber 0,")
@@ -538,7 +509,7 @@ def test_a_sharded_model_predicts_the_same_and_is_known_by_its_weights(folder: P
     """Processes with fewer batches join the others' forward passes; pieces of the whole model are taken over."""
     path = folder / "p.jsonl"
     with pytest.raises(OSError, match="no more room"):
-        trainer_with(FailsAfter(4)).predict(numbers(25), BATCH_SIZE, write=path, samples_per_piece=6)
+        trainer_with(AtBatch(4, fail)).predict(numbers(25), BATCH_SIZE, write=path, samples_per_piece=6)
     sharded = network()
     fully_shard(sharded)
     trainer = trainer_with(model=sharded)

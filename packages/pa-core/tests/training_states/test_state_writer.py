@@ -21,7 +21,6 @@ from typing_extensions import override
 from pa_checkpoint import Folder, load
 from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import make_regression
-from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted
 
 
@@ -126,24 +125,9 @@ def train(trainer: Trainer, **options: Any) -> list[float]:
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
-def test_an_optimizer_with_a_form_of_its_own_is_resumed_bit_for_bit(shared_tmp_path: Path) -> None:
-    """Its ``load_state_dict`` gets what its ``state_dict`` returned, and the run ends as if nothing had happened."""
-    whole = train(make_trainer(Momentum))
-    states = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=2)
-
-    with pytest.raises(Interrupted):
-        train(make_trainer(Momentum, states, InterruptAt("on_train_step_end", 3)))
-    resumed = make_trainer(Momentum, SaveTrainingStateCallback(shared_tmp_path))
-
-    assert train(resumed, resume_from=shared_tmp_path) == whole
-    assert isinstance(resumed.optimizer, Momentum)
-    assert resumed.optimizer.age == resumed.num_updates_completed
-
-
-@pytest.mark.runs_on("one_process", "two_ranks")
-@pytest.mark.parametrize("kind", [InGroups, Nested])
+@pytest.mark.parametrize("kind", [Momentum, InGroups, Nested])
 def test_whatever_an_optimizer_keeps_is_resumed_bit_for_bit(kind: type[Optimizer], shared_tmp_path: Path) -> None:
-    """Counters and adapted values in its groups are those of the state, although settings there are the script's."""
+    """In a form of its own, in its groups, or nested: settings in the groups are the script's, all else the state's."""
     whole = train(make_trainer(kind))
     states = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=2)
 
@@ -151,46 +135,6 @@ def test_whatever_an_optimizer_keeps_is_resumed_bit_for_bit(kind: type[Optimizer
         train(make_trainer(kind, states, InterruptAt("on_train_step_end", 3)))
 
     assert train(make_trainer(kind, SaveTrainingStateCallback(shared_tmp_path)), resume_from=shared_tmp_path) == whole
-
-
-class WarmUp:
-    """Raises the rates over ten updates, without a `step` that a run could call: as the package pytorch-warmup does."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        self.count = 0
-
-    def dampen(self) -> None:
-        """Set the rates of the next update."""
-        self.count += 1
-        for group in self.optimizer.param_groups:
-            group["lr"] = 0.1 * min(1.0, self.count / 10)
-
-    def state_dict(self) -> dict[str, Any]:
-        """How many updates there were."""
-        return {"count": self.count}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after so many updates."""
-        self.count = state_dict["count"]
-
-
-def test_a_warm_up_without_a_step_is_resumed_bit_for_bit(tmp_path: Path) -> None:
-    """Called by a callback, and registered with the trainer."""
-
-    def warmed_up(*callbacks: TrainerCallback) -> Trainer:
-        trainer = make_trainer(Adam, *callbacks)
-        warm_up = WarmUp(trainer.optimizer)
-        warm_up.dampen()
-        trainer.callback_handler.add_callback(CallAt("on_optimizer_step_end", lambda _: warm_up.dampen()))
-        trainer.register_for_checkpointing(warm_up)
-        return trainer
-
-    whole = train(warmed_up())
-    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
-    with pytest.raises(Interrupted):
-        train(warmed_up(states, InterruptAt("on_train_step_end", 3)))
-    assert train(warmed_up(SaveTrainingStateCallback(tmp_path)), resume_from=tmp_path) == whole
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -435,22 +379,24 @@ def test_a_second_state_of_an_update_links_what_the_first_one_does(tmp_path: Pat
     assert _num_files([tmp_path / "step_2", tmp_path / "step_4", tmp_path / "final"]) == 1
 
 
-def test_what_is_unfrozen_is_written(tmp_path: Path) -> None:
-    """A layer that is trained from an update on is in each state as it was then; the others are still linked."""
-    model = _model(frozen_layers=2)
-    states = _train(tmp_path, model, _After(2, lambda model: _first_layer(model).requires_grad_(True)), steps=4)
-    _require_weights(model, states[3])
-    assert _num_files(states) == 2
+def unfreeze(model: nn.Module) -> None:
+    """Have a layer trained."""
+    _first_layer(model).requires_grad_(True)
+
+
+def halve(model: nn.Module) -> None:
+    """Change weights through ``.data``, as teachers do, which torch does not note."""
+    _first_layer(model).weight.data.mul_(0.5)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_change_that_torch_does_not_note_is_written(tmp_path: Path, asynchronous: bool) -> None:
-    """Weights that change through ``.data``, as those of teachers do, are in each state; others are still linked."""
+@pytest.mark.parametrize("change", [unfreeze, halve])
+def test_what_changes_from_an_update_on_is_written(tmp_path: Path, change: Any, asynchronous: bool) -> None:
+    """It is in each state as it was then; the others are still linked."""
     model = _model(frozen_layers=2)
-    change = _After(2, lambda model: _first_layer(model).weight.data.mul_(0.5))
-    states = _train(tmp_path, model, change, steps=4, asynchronous=asynchronous)
+    states = _train(tmp_path, model, _After(2, change), steps=4, asynchronous=asynchronous)
     _require_weights(model, states[3])
-    for update, state in enumerate(states, start=1):
+    for update, state in enumerate(states if change is halve else [], start=1):
         saved = load(state).parts["models"]["model"]["weights"]["0.0.weight"]
         assert saved.equal(_first_layer(_model(2)).weight * 0.5 ** (update - 1))
     assert _num_files(states) == 2
