@@ -24,7 +24,7 @@ from typing_extensions import override
 from benchmarks.processes import publish
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, InMemoryRunHistory, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader
-from pa_core.orders import ClassBalanced, Mixture, Order, Shuffled, Weighted
+from pa_data.orders import ClassBalanced, Mixture, Order, Shuffled, Weighted
 
 __all__ = ["SCALES"]
 

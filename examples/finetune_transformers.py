@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from pa_core import Trainer
-from pa_core.orders import TokenBudget
+from pa_data.orders import TokenBudget
 
 Batch = dict[str, Tensor]
 NOT_PREDICTED = -100  # what losses of transformers leave out

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from pa_core import Trainer
-from pa_core.orders import ClassBalanced, Order, Shuffled
+from pa_data.orders import ClassBalanced, Order, Shuffled
 
 RARE = torch.tensor([3, 5, 8])
 NUM_RARE = 10

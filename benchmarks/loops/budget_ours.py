@@ -6,7 +6,7 @@ from typing import cast
 
 from benchmarks.tasks import MAX_TOKENS, Sentences, Task, pad
 from pa_core import DEFAULT_CALLBACKS, Trainer
-from pa_core.orders import TokenBudget
+from pa_data.orders import TokenBudget
 
 __all__ = ["train"]
 

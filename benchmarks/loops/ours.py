@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.tasks import Task
 from pa_core import DEFAULT_CALLBACKS, Trainer
 from pa_core.callbacks import CallbackLike
-from pa_core.orders import Order
+from pa_data.orders import Order
 
 __all__ = ["evaluate", "train"]
 

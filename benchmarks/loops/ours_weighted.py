@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.loops import ours
 from benchmarks.tasks import Task
-from pa_core.orders import Weighted
+from pa_data.orders import Weighted
 
 __all__ = ["evaluate", "train"]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pa_core.files import JsonLines, ShardedFiles
-from pa_core.orders import Mixture, Order, TokenBudget, Weighted
+from pa_data.files import JsonLines, ShardedFiles
+from pa_data.orders import Mixture, Order, TokenBudget, Weighted
 
 __all__ = ["KINDS", "augment", "order_of", "ordered_data"]
 

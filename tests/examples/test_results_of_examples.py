@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pa_core.orders import ClassBalanced, Shuffled
+from pa_data.orders import ClassBalanced, Shuffled
 from tests.examples.shared_launches import SharedLaunches
 from tests.examples.ways import EXAMPLES, WAYS, load_example, numbers_in
 from tests.launching import Launch

@@ -25,8 +25,6 @@ MODULES = (
     "pa_core.distributed",
     "pa_core.errors",
     "pa_core.exchange",
-    "pa_core.files",
-    "pa_core.orders",
     "pa_core.plot_style",
     "pa_core.predictions",
     "pa_core.sharding",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import TensorDataset
 
-from pa_core.data import epoch_order
+from pa_data.orders import epoch_order
 
 
 def network(num_features: int = 4) -> nn.Module:

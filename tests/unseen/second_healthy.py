@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Trainer, TrainerCallback
-from pa_core.orders import Sequential
+from pa_data.orders import Sequential
 from tests.unseen.corpus import Corpus, Program, digits, parts
 
 healthy = Corpus()

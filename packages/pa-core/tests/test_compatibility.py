@@ -54,8 +54,8 @@ from pa_core import (
     UnsupportedConfigurationError,
     gather_objects,
 )
-from pa_core.data import epoch_order
 from pa_core.sharding.sharding_plan import ShardingSettings
+from pa_data.orders import epoch_order
 from tests.support.explained import assert_explained
 from tests.support.loops import optimizer_of, train_by_hand, updates_of
 from tests.support.models import weights_of

@@ -28,7 +28,7 @@ from pa_core.data.loaders import default_num_workers
 from pa_core.distributed import num_processes, rank
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import EmptyDatasetError
-from pa_core.orders import Order, Sequential
+from pa_data.orders import Order, Sequential
 from tests.small_runs import NoteBatches, linear, make_trainer, samples
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.histories import updates_of

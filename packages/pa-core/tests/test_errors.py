@@ -16,7 +16,6 @@ from pa_core.errors import (
     BatchOutputError,
     CheckpointError,
     ConfigurationError,
-    EmptyDatasetError,
     ExplainedError,
     MetricNotFoundError,
     NonFiniteLossError,
@@ -26,11 +25,10 @@ from pa_core.errors import (
 )
 from pa_core.user_warnings import warn_user
 
-BUILT_IN_BASES: list[tuple[type[ExplainedError | CheckpointError], type[Exception]]] = [
+BUILT_IN_BASES: list[tuple[type[ExplainedError], type[Exception]]] = [
     (BatchOutputError, TypeError),
     (CheckpointError, RuntimeError),
     (ConfigurationError, ValueError),
-    (EmptyDatasetError, ValueError),
     (MetricNotFoundError, KeyError),
     (NonFiniteLossError, ArithmeticError),
     (StateNotFoundError, FileNotFoundError),
@@ -40,7 +38,7 @@ BUILT_IN_BASES: list[tuple[type[ExplainedError | CheckpointError], type[Exceptio
 
 @pytest.mark.parametrize(("error", "built_in"), BUILT_IN_BASES)
 def test_an_error_is_a_built_in_one_with_a_text_and_parts_that_it_keeps(
-    error: type[ExplainedError | CheckpointError], built_in: type[Exception]
+    error: type[ExplainedError], built_in: type[Exception]
 ) -> None:
     """It says on lines of its own what was given, expected and is to be done, also when it was pickled or copied."""
     original = error("It's wrong.", given="a 'quoted' value", expected="b", do="Do c.")

@@ -19,8 +19,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from pa_core import Trainer
-from pa_core.data import epoch_order
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from pa_data.orders import epoch_order
 from tests.support.loops import in_double
 
 UPDATES = 20

@@ -21,6 +21,7 @@ from typing_extensions import override
 from pa_core import AnyTrainer, ArgumentTypeError, BatchOutputError, ConfigurationError, Trainer
 from pa_core.errors import EmptyDatasetError
 from pa_core.testing import RecordingCallback, make_classification
+from pa_data.errors import DataError
 from tests.support.callbacks import CallAt
 from tests.support.explained import assert_explained
 from tests.support.pa_core.good_run import EVAL_DATA, TRAIN_DATA, Permissive, assert_still_works, make_trainer, train
@@ -100,7 +101,7 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
     "empty training data": mistake(EmptyDatasetError, "TensorDataset", "0 samples", data=EMPTY),
     "empty evaluation data": mistake(EmptyDatasetError, "0 samples", eval_dataset=EMPTY),
     "empty data to evaluate": Mistake(lambda trainer: trainer.evaluate(EMPTY), EmptyDatasetError, ("0 samples",)),
-    "no training data": mistake(ConfigurationError, "NoneType", data=None),
+    "no training data": mistake(DataError, "NoneType", data=None),
     "an empty list": mistake(EmptyDatasetError, "list", data=[]),
     "less than a batch with drop_last": mistake(
         EmptyDatasetError,
@@ -121,7 +122,7 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
         EmptyDatasetError, "create_train_dataloader", train_dataloader_kwargs={"batch_sampler": no_samples()}
     ),
     "an iterable dataset without samples": mistake(EmptyDatasetError, "create_train_dataloader", data=EmptyStream()),
-    "a dataset without a length": mistake(ConfigurationError, "Unsized", "__len__", data=Unsized()),
+    "a dataset without a length": mistake(DataError, "Unsized", "__len__", data=Unsized()),
     "a loader without a length": wrong(
         "train_loader", lambda: iter([]), ConfigurationError, "list_iterator", "Pass max_num_train_steps"
     ),
@@ -152,7 +153,7 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
         for name in ("gradient_clip_value", "gradient_clip_norm")
         for value in (0, -1.0, math.nan, "1", True)
     },
-    "batch_size=0 for a loader": mistake(ConfigurationError, "got 0", train_dataloader_kwargs={"batch_size": 0}),
+    "batch_size=0 for a loader": mistake(DataError, "got 0", train_dataloader_kwargs={"batch_size": 0}),
     "a batch size of 0 to evaluate": Mistake(
         lambda trainer: trainer.evaluate(EVAL_DATA, per_device_batch_size=0),
         ConfigurationError,

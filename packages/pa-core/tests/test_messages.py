@@ -33,11 +33,11 @@ DATA = make_regression(16)
 def test_an_empty_evaluation_set_is_named() -> None:
     """Of several, in training and in an evaluation alone."""
     sets = {"val": DATA, "test": TensorDataset(torch.zeros(0, 4), torch.zeros(0, 1))}
-    with pytest.raises(EmptyDatasetError, match=r'0 samples, passed as eval_dataset\["test"\]'):
+    with pytest.raises(EmptyDatasetError, match=r'0 samples, .* It was passed as eval_dataset\["test"\]'):
         linear_trainer().train(DATA, 1, sets)
-    with pytest.raises(EmptyDatasetError, match=r'0 samples, passed as dataset\["test"\]'):
+    with pytest.raises(EmptyDatasetError, match=r'0 samples, .* It was passed as dataset\["test"\]'):
         linear_trainer().evaluate(sets)
-    with pytest.raises(EmptyDatasetError, match="0 samples, passed as train_dataset"):
+    with pytest.raises(EmptyDatasetError, match=r"0 samples, .* It was passed as train_dataset"):
         linear_trainer().train(sets["test"], 1)
 
 

@@ -14,8 +14,9 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallback, UnsupportedConfigurationError
 from pa_core.callbacks import LimitBatchesCallback
-from pa_core.orders import LengthGrouped, TokenBudget
 from pa_core.testing import make_regression
+from pa_data.errors import DataError
+from pa_data.orders import LengthGrouped, TokenBudget
 from tests.support.pa_core.entries import train
 from tests.support.sharded_models import sentences, sharded, tiny_transformer
 
@@ -236,7 +237,7 @@ def test_loops_in_whose_steps_processes_communicate_are_refused(
 def test_what_a_stream_cannot_follow_is_refused(arguments: dict[str, Any], match: str) -> None:
     """It is read forwards, anew in each epoch."""
     refused: Any = trainer_of().train
-    with pytest.raises(ConfigurationError, match=match):
+    with pytest.raises(ValueError, match=match):
         refused(_SizedStream(), 1, samples_per_update=12, **arguments)
 
 
@@ -292,5 +293,5 @@ def test_a_stream_of_another_length_is_an_error_of_all_processes(
     if given is None:
         use(_SizedStream(length))
         return
-    with pytest.raises(ConfigurationError, match=given):
+    with pytest.raises(DataError, match=given):
         use(_SizedStream(length))

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from pa_core import ConfigurationError, Run, SaveTrainingStateCallback, Trainer
 from pa_core.data import KeyedDataLoader
-from pa_core.orders import TokenBudget
 from pa_core.testing import make_regression
+from pa_data.orders import TokenBudget
 from tests.support.loops import in_double, network, optimizer_of, train_by_hand, updates_of
 from tests.support.pa_core.entries import Entry, on_both_entries, train
 

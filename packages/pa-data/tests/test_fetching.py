@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from pa_data import KeyedDataLoader, is_in_memory, move_to_device
 from pa_data._fetching import can_fetch_batch, fetch_batch, pin_memory
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 
 
 def tensors(num_samples: int = 12) -> TensorDataset:
@@ -188,7 +188,7 @@ def test_whole_batches_that_are_impossible_are_refused(
     dataset: Dataset[Any], options: dict[str, Any], reason: str
 ) -> None:
     """Insisting on whole batches where they cannot be had is an error that says why."""
-    with pytest.raises(ConfigurationError, match=reason):
+    with pytest.raises(DataError, match=reason):
         KeyedDataLoader(dataset, batch_size=2, whole_batches=True, **options)
 
 

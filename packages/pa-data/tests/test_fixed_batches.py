@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pa_data import BatchSplit, KeyedDataLoader
-from pa_data.errors import ConfigurationError, EmptyDatasetError
+from pa_data.errors import DataError, EmptyDatasetError
 from pa_data.orders import TokenBudget, Weighted
 from tests.support.drawing import Drawing, Indices, by_update_and_number, indices_of, ranks_of
 
@@ -91,7 +91,7 @@ def test_an_evaluation_with_fixed_batches_is_repeated() -> None:
     loader = KeyedDataLoader(Indices(10), 4, split="eval", fixed_batches=True)
     next(iter(loader))
     assert (loader.state_dict()["samples"], loader.position) == (0, 0)
-    with pytest.raises(ConfigurationError, match="always begins at its first sample: leave out position=4"):
+    with pytest.raises(DataError, match="always begins at its first sample: leave out position=4"):
         loader.start_epoch(0, 4)
     assert indices_of(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
@@ -111,7 +111,7 @@ def test_an_evaluation_with_fixed_batches_is_repeated() -> None:
 def test_options_with_which_batches_cannot_be_the_same_are_refused(options: dict[str, Any], message: str) -> None:
     """The error says what to leave out, or to pass."""
     arguments: dict[str, Any] = {"batch_size": 2, "fixed_batches": True, **options}
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(DataError, match=message):
         KeyedDataLoader(Indices(10), **arguments)
 
 

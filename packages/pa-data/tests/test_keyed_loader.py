@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from typing_extensions import override
 
 from pa_data import KeyedDataLoader
-from pa_data.errors import ConfigurationError, EmptyDatasetError
+from pa_data.errors import DataError, EmptyDatasetError
 from pa_data.orders import epoch_order
 from tests.support.drawing import Indices, indices_of, numbers, ranks_of
 
@@ -242,21 +242,21 @@ def test_a_dataset_smaller_than_a_global_batch_is_refused_with_drop_last(split: 
 def test_a_dataset_without_positions_is_refused(dataset: Dataset[Any]) -> None:
     """An order needs a length and indices; a plain DataLoader serves what has none."""
     words = rf"needs a dataset with a length(.|\n)*{type(dataset).__name__}(.|\n)*__len__(.|\n)*utils.data.DataLoader"
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(DataError, match=words):
         KeyedDataLoader(dataset, batch_size=2)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, None])
 def test_a_batch_size_below_one_is_refused(batch_size: int | None) -> None:
     """The error names the batch size that was given."""
-    with pytest.raises(ConfigurationError, match=f"batch_size must be a whole number >= 1, got {batch_size}"):
+    with pytest.raises(DataError, match=f"batch_size must be a whole number >= 1, got {batch_size}"):
         KeyedDataLoader(Indices(5), batch_size=batch_size)
 
 
 @pytest.mark.parametrize(("rank", "num_processes"), [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_that_does_not_exist_is_refused(rank: int, num_processes: int) -> None:
     """A wrong rank would silently train on the wrong part of the data."""
-    with pytest.raises(ConfigurationError, match=f"rank={rank}, num_processes={num_processes}"):
+    with pytest.raises(DataError, match=f"rank={rank}, num_processes={num_processes}"):
         KeyedDataLoader(Indices(5), batch_size=2, rank=rank, num_processes=num_processes)
 
 
@@ -264,19 +264,19 @@ def test_a_position_outside_the_epoch_is_refused_and_changes_nothing() -> None:
     """A state of a larger dataset is refused, and the loader stays where it was."""
     loader = KeyedDataLoader(Indices(10), batch_size=2)
     loader.start_epoch(1, position=4)
-    with pytest.raises(ConfigurationError, match="start=12 in an epoch of 10 samples"):
+    with pytest.raises(DataError, match="start=12 in an epoch of 10 samples"):
         loader.start_epoch(2, position=12)
     assert (loader.epoch, loader.position) == (1, 4)
-    with pytest.raises(ConfigurationError, match="always begins at its first sample: leave out position=4"):
+    with pytest.raises(DataError, match="always begins at its first sample: leave out position=4"):
         KeyedDataLoader(Indices(10), batch_size=2, split="eval").start_epoch(0, position=4)
 
 
 def test_an_unknown_order_is_refused_at_once() -> None:
     """A stored order that this version does not have is refused before the first batch."""
-    with pytest.raises(ConfigurationError, match="quantum-v9"):
+    with pytest.raises(DataError, match="quantum-v9"):
         KeyedDataLoader(Indices(10), batch_size=2, algorithm="quantum-v9")
     loader = KeyedDataLoader(Indices(10), batch_size=2)
-    with pytest.raises(ConfigurationError, match="quantum-v9"):
+    with pytest.raises(DataError, match="quantum-v9"):
         loader.algorithm = "quantum-v9"
     assert loader.algorithm is None
 
@@ -287,7 +287,7 @@ def test_an_unknown_order_is_refused_at_once() -> None:
 )
 def test_options_that_contradict_the_loader_are_refused(options: dict[str, Any], message: str) -> None:
     """Options that cannot be honoured are not ignored."""
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(DataError, match=message):
         KeyedDataLoader(Indices(10), batch_size=2, **options)
 
 
@@ -360,7 +360,7 @@ def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch(place: str, 
     data = Ends(place)
     collate = None if place == "batch" else data.collate
     loader = KeyedDataLoader(data, 4, collate_fn=collate, num_workers=num_workers)
-    with pytest.raises(ConfigurationError, match=r"StopIteration.*\n(.|\n)*next\(iter"):
+    with pytest.raises(DataError, match=r"StopIteration.*\n(.|\n)*next\(iter"):
         for _ in loader:
             pass
     assert loader.state_dict()["samples"] == 12
@@ -377,12 +377,12 @@ class Moving:
 def test_an_epoch_that_ends_before_its_last_batch_is_an_error() -> None:
     """No matter what ended it: the loader knows how many batches there are."""
     loader = KeyedDataLoader(Indices(12), 4, collate_fn=lambda _: Moving(), device="cpu")
-    with pytest.raises(ConfigurationError, match=r"ended before its last batch(.|\n)*0 of 3 batches"):
+    with pytest.raises(DataError, match=r"ended before its last batch(.|\n)*0 of 3 batches"):
         list(loader)
 
 
 @pytest.mark.parametrize("options", [{}, {"samples_per_update": 10, "fixed_batches": True}])
 def test_batches_that_are_part_of_the_meaning_keep_their_size(options: dict[str, Any]) -> None:
     """Without updates of so many samples, and where a batch is the same on any number of processes."""
-    with pytest.raises(ConfigurationError, match="have the sizes that it was made with"):
+    with pytest.raises(DataError, match="have the sizes that it was made with"):
         KeyedDataLoader(DATA, 4, **options).set_batch_sizes([2])

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from pa_data import KeyedDataLoader
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from pa_data.orders import TokenBudget, Weighted
 from tests.support.drawing import Drawing, Indices, indices_of
 
@@ -103,7 +103,7 @@ def test_a_state_in_which_the_position_means_other_samples_is_an_error(options: 
     arguments: dict[str, Any] = {"dataset": Indices(10), "batch_size": 4, "shuffle": True, "seed": 7, **options}
     loader: KeyedDataLoader[Any] = KeyedDataLoader(**arguments)
     loader.start_epoch(3, 4)
-    with pytest.raises(ConfigurationError, match=re.escape(named)):
+    with pytest.raises(DataError, match=re.escape(named)):
         loader.load_state_dict(saved)
     assert (loader.epoch, loader.position) == (3, 4)
 
@@ -112,7 +112,7 @@ def test_a_state_in_which_the_position_means_other_samples_is_an_error(options: 
 def test_something_else_than_a_state_is_an_error(wrong: dict[str, Any]) -> None:
     """A state of another loader, or of a later version, is not taken for a position."""
     loader = KeyedDataLoader(Indices(10), 4)
-    with pytest.raises(ConfigurationError, match="not one of this loader"):
+    with pytest.raises(DataError, match="not one of this loader"):
         loader.load_state_dict({**loader.state_dict(), **wrong} if wrong else {})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pa_data.errors import ShardError, UnsupportedConfigurationError
+from pa_data.errors import ShardError
 from pa_data.files import Parquet, ShardedFiles
 from tests.support.shards import samples_in_order, write_parquet
 
@@ -73,5 +73,5 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Without pyarrow the error says what to install."""
     pattern = write_parquet(tmp_path, (5,), 5)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(UnsupportedConfigurationError, match=r"pa-data\[parquet\]"):
+    with pytest.raises(RuntimeError, match=r"pa-data\[parquet\]"):
         ShardedFiles(pattern, Parquet())

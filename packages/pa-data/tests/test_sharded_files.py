@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pa_data.errors import ConfigurationError, EmptyDatasetError, ShardError
+from pa_data.errors import DataError, EmptyDatasetError, ShardError
 from pa_data.files import JsonLines, ShardedFiles, ShardFile, ShardOrder, TextLines
 from tests.support.shards import numbered, samples_in_order, write_json_lines
 
@@ -250,11 +250,11 @@ def test_the_identity_says_which_samples_come_when() -> None:
 )
 def test_numbers_that_describe_no_order_are_refused(numbers: dict[str, int], given: str) -> None:
     """A window, lanes or a block of nothing are errors that say which."""
-    with pytest.raises(ConfigurationError, match=given):
+    with pytest.raises(DataError, match=given):
         ShardOrder(("a",), (3,), **numbers)
 
 
 def test_it_is_the_order_of_its_files_only() -> None:
     """The order of files with another dataset, such as a part of them, is refused."""
-    with pytest.raises(ConfigurationError, match=r"6 samples.*7 samples"):
+    with pytest.raises(DataError, match=r"6 samples.*7 samples"):
         ShardOrder(("a", "b"), (3, 4)).epoch_order(6, seed=0, epoch=0)

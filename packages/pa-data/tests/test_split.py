@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pa_data import BatchSplit, EvalSplit, Split, UpdateSplit
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from tests.support.drawing import number_in_update
 
 # Every combination: 70 lengths x 6 batch sizes x 7 numbers of processes.
@@ -105,7 +105,7 @@ def test_no_process_has_one_sample_for_batch_norm() -> None:
 
 def test_each_process_needs_a_size() -> None:
     """Other numbers of sizes are refused."""
-    with pytest.raises(ConfigurationError, match=r"2 processes, and max_batch_sizes=\(3,\)"):
+    with pytest.raises(DataError, match=r"2 processes, and max_batch_sizes=\(3,\)"):
         UpdateSplit(7, 7, 4, 2, max_batch_sizes=(3,))
 
 
@@ -215,10 +215,10 @@ def test_another_number_of_processes_continues_with_the_next_update(
 
 def test_micro_batches_do_not_begin_within_an_update() -> None:
     """The micro-batches of the rest of an update would be other ones; the error says what has changed."""
-    with pytest.raises(ConfigurationError, match=r"start=12, with updates of 8 samples(.|\n)*samples_per_update as it"):
+    with pytest.raises(DataError, match=r"start=12, with updates of 8 samples(.|\n)*samples_per_update as it"):
         fixed_batches(20, 8, 4, 2, start=12)
     assert len(fixed_batches(20, 8, 4, 2, start=20)) == 0
-    with pytest.raises(ConfigurationError, match="start=24 in an epoch of 20 samples"):
+    with pytest.raises(DataError, match="start=24 in an epoch of 20 samples"):
         fixed_batches(20, 8, 4, 2, start=24)
 
 
@@ -226,7 +226,7 @@ def test_micro_batches_do_not_begin_within_an_update() -> None:
 def test_micro_batches_without_samples_or_processes_are_refused(name: str) -> None:
     """The error names the number that is too small."""
     numbers: dict[str, Any] = {"samples_per_update": 8, "max_batch_size": 4, "num_processes": 2, name: 0}
-    with pytest.raises(ConfigurationError, match=f"{name.removeprefix('max_')} must be a whole number >= 1, got 0"):
+    with pytest.raises(DataError, match=f"{name.removeprefix('max_')} must be a whole number >= 1, got 0"):
         fixed_batches(20, **numbers)
 
 
@@ -341,20 +341,20 @@ def test_sizes_below_one_are_refused(
     kind: Callable[..., Split], name: str, batch_size: int, num_processes: int
 ) -> None:
     """The error names the number that is too small."""
-    with pytest.raises(ConfigurationError, match=f"{name} must be a whole number >= 1, got 0"):
+    with pytest.raises(DataError, match=f"{name} must be a whole number >= 1, got 0"):
         kind(10, batch_size, num_processes)
 
 
 @pytest.mark.parametrize("start", [-1, 11])
 def test_a_start_outside_the_epoch_is_refused(start: int) -> None:
     """A position that the dataset does not have, such as one of a larger dataset, is refused."""
-    with pytest.raises(ConfigurationError, match=f"start={start} in an epoch of 10 samples"):
+    with pytest.raises(DataError, match=f"start={start} in an epoch of 10 samples"):
         whole_batches(10, 2, 1, start=start)
 
 
 def test_a_negative_number_of_samples_is_refused() -> None:
     """A split needs a number of samples."""
-    with pytest.raises(ConfigurationError, match="num_samples must be a whole number >= 0, got -3"):
+    with pytest.raises(DataError, match="num_samples must be a whole number >= 0, got -3"):
         whole_batches(-3, 2, 1)
 
 
@@ -396,5 +396,5 @@ def test_another_number_of_processes_goes_on_at_the_same_batch() -> None:
         assert len(split) == (5 - done + 1) // 2
         assert sum(split.size(step) for step in range(len(split))) == 12 - start
     for start in (-1, 1, 10, 13):
-        with pytest.raises(ConfigurationError, match=f"start={start}"):
+        with pytest.raises(DataError, match=f"start={start}"):
             BatchSplit(ends, 2, start=start)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 from typing_extensions import override
 
-from pa_data.state_search import find_state, snapshot
+from pa_data.state_search import Snapshot, find_state
 
 COUNTS = {"calls": 0}
 
@@ -133,26 +133,26 @@ CHANGES: dict[str, Callable[[Script], object]] = {
 def test_a_change_is_found_under_the_name_that_a_script_would_write(place: str) -> None:
     """Wherever state is kept, its change is seen, and nothing else is."""
     script = Script()
-    before = snapshot({"script": script})
-    assert before.changed(snapshot({"script": script})) == []
+    before = Snapshot({"script": script})
+    assert before.changed(Snapshot({"script": script})) == []
     CHANGES[place](script)
-    assert before.changed(snapshot({"script": script})) == [place]
+    assert before.changed(Snapshot({"script": script})) == [place]
 
 
 def test_what_goes_is_found_too() -> None:
     """An attribute that is deleted has changed."""
     script = Script()
-    before = snapshot({"script": script})
+    before = Snapshot({"script": script})
     del script.step
-    assert before.changed(snapshot({"script": script})) == ["script.step"]
+    assert before.changed(Snapshot({"script": script})) == ["script.step"]
 
 
 def test_another_way_to_the_same_is_no_change() -> None:
     """What something nearer to the root refers to now has another name, and is as it was."""
     script = Script()
-    before = snapshot({"script": script})
+    before = Snapshot({"script": script})
     setattr(script, "current", script.by_name["deep"])  # noqa: B010  # it is declared nowhere
-    assert before.changed(snapshot({"script": script})) == []
+    assert before.changed(Snapshot({"script": script})) == []
 
 
 def test_owner_and_name_lead_to_the_value() -> None:
@@ -171,20 +171,20 @@ def test_large_data_is_not_walked() -> None:
         tensor=torch.zeros(1_000, 1_000).t(),
         array=np.zeros((1_000, 1_000)),
     )
-    before = snapshot({"data": data})
-    assert before.changed(snapshot({"data": data})) == []
+    before = Snapshot({"data": data})
+    assert before.changed(Snapshot({"data": data})) == []
     data.samples.append((0, "0"))
     data.tensor.mul_(2.0)
     data.array += 1.0
-    assert before.changed(snapshot({"data": data})) == ["data.samples", "data.tensor", "data.array"]
+    assert before.changed(Snapshot({"data": data})) == ["data.samples", "data.tensor", "data.array"]
 
 
 def test_what_processes_share_is_left_out() -> None:
     """The global generators have their place elsewhere."""
     script = SimpleNamespace(generator=torch.default_generator, of_python=random.random, of_numpy=np.random.rand)
-    before = snapshot({"script": script})
+    before = Snapshot({"script": script})
     _ = torch.rand(1), random.random(), np.random.rand()
-    assert before.changed(snapshot({"script": script})) == []
+    assert before.changed(Snapshot({"script": script})) == []
 
 
 class HalfWay(nn.Module):
@@ -209,15 +209,15 @@ class HalfWay(nn.Module):
 def test_a_module_is_described_as_its_users_know_it() -> None:
     """Parameters, buffers and inner modules have the names of a state dict; whether it trains is no state."""
     model = HalfWay()
-    before = snapshot({"model": model})
+    before = Snapshot({"model": model})
     model.eval()
-    assert before.changed(snapshot({"model": model})) == []
+    assert before.changed(Snapshot({"model": model})) == []
     model.running += 1
     model.calls += 1
     with torch.no_grad():
         model.inner.get_parameter("0.bias").zero_()
         model(torch.zeros(1))
-    assert before.changed(snapshot({"model": model})) == [
+    assert before.changed(Snapshot({"model": model})) == [
         "model.running",
         "model.calls",
         "model._forward_hooks[0].seen",

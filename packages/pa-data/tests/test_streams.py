@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import override
 
 from pa_data import KeyedDataLoader
-from pa_data.errors import ConfigurationError, EmptyDatasetError
+from pa_data.errors import DataError, EmptyDatasetError
 from pa_data.orders import LengthGrouped
 from tests.support.drawing import DrawnStream, by_update_and_number, draw_after, ranks_of
 
@@ -169,7 +169,7 @@ def errors_of(num_processes: int, num_samples: int, **options: Any) -> list[tupl
         for step in (step for step in range(len(split)) if split.piece(step, rank)):
             try:
                 next(batches)
-            except ConfigurationError as error:
+            except DataError as error:
                 found.append((split.update(step).start, str(error)))
                 break
     return found
@@ -204,7 +204,7 @@ class Divided(DrawnStream):
 
 def test_a_stream_that_divides_itself_is_found_out() -> None:
     """By its length: of two workers, each has too few samples."""
-    with pytest.raises(ConfigurationError, match=r"number of samples than its length(.|\n)*must not divide"):
+    with pytest.raises(DataError, match=r"number of samples than its length(.|\n)*must not divide"):
         list(KeyedDataLoader(Divided(40), num_workers=2, **OPTIONS))
 
 
@@ -219,7 +219,7 @@ def test_a_stream_that_divides_itself_is_found_out() -> None:
 )
 def test_what_a_stream_cannot_follow_is_refused(options: dict[str, Any], match: str) -> None:
     """Before it is read."""
-    with pytest.raises(ConfigurationError, match=match):
+    with pytest.raises(DataError, match=match):
         KeyedDataLoader(DrawnStream(40), **{**OPTIONS, **options})
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_data import KeyedDataLoader
-from pa_data.errors import ArgumentTypeError, ConfigurationError, ExplainedError
+from pa_data.errors import DataError
 from pa_data.orders import Order, TableOrder, TokenBudget
 from tests.support.drawing import Drawing, Indices
 from tests.support.explained import assert_explained
@@ -101,7 +101,7 @@ def test_a_sample_that_repeats_draws_other_numbers(num_workers: int) -> None:
 )
 def test_what_are_no_indices_of_samples_is_refused(given: Any, found: str) -> None:
     """The message names the method, and what it returned."""
-    with pytest.raises(ExplainedError) as refused:
+    with pytest.raises((DataError, TypeError)) as refused:
         ids(Drawn(lambda _: given))
     assert_explained(refused.value)
     assert found in str(refused.value)
@@ -111,7 +111,7 @@ def test_what_are_no_indices_of_samples_is_refused(given: Any, found: str) -> No
 @pytest.mark.parametrize("length", [0, -1, 2.5])
 def test_an_epoch_has_a_number_of_samples(length: Any) -> None:
     """An epoch of no samples, or of a part of one, is refused."""
-    with pytest.raises(ConfigurationError, match="length_of_epoch") as refused:
+    with pytest.raises(DataError, match="length_of_epoch") as refused:
         ids(Drawn(torch.arange, length))
     assert_explained(refused.value)
 
@@ -167,7 +167,7 @@ def test_parameters_of_an_order_are_its_identity() -> None:
 @pytest.mark.parametrize("value", [object(), np.array([object()]), [DATA]])
 def test_a_parameter_that_says_nothing_of_what_it_holds_is_refused(value: Any) -> None:
     """An object would be another one in each process."""
-    with pytest.raises(ArgumentTypeError, match="weighs-v1: thing") as refused:
+    with pytest.raises(TypeError, match="weighs-v1: thing") as refused:
         _ = Weighs(thing=value).fingerprint
     assert_explained(refused.value)
 
@@ -182,7 +182,7 @@ class Nameless(TableOrder):
 
 def test_an_order_needs_a_name() -> None:
     """The message has the line to write."""
-    with pytest.raises(ArgumentTypeError, match='name = "nameless-v1" in Nameless') as refused:
+    with pytest.raises(TypeError, match='name = "nameless-v1" in Nameless') as refused:
         ids(Nameless())
     assert_explained(refused.value)
 
@@ -289,19 +289,19 @@ def test_the_identity_is_that_of_the_lengths_and_the_budget() -> None:
 )
 def test_what_cannot_work_is_explained(arguments: dict[str, Any], message: str) -> None:
     """Bad lengths and limits are refused when the order is made, a sample that is too long with its number."""
-    with pytest.raises(ExplainedError, match=f"(?s){message}"):
+    with pytest.raises((DataError, TypeError), match=message):
         TokenBudget(**arguments)
 
 
 def test_lengths_of_another_dataset_are_refused() -> None:
     """There is a length for each sample of the dataset."""
-    with pytest.raises(ConfigurationError, match="3 lengths and a dataset of 4 samples"):
+    with pytest.raises(DataError, match="3 lengths and a dataset of 4 samples"):
         KeyedDataLoader(TensorDataset(torch.arange(4)), order=TokenBudget([1, 2, 3], 8))
 
 
 def test_a_position_within_a_batch_is_refused() -> None:
     """Nothing is trained on twice or never because a position was counted in another order."""
-    with pytest.raises(ConfigurationError, match="start=1, within batch 0 of"):
+    with pytest.raises(DataError, match="start=1, within batch 0 of"):
         KeyedDataLoader(Indices(1000), order=TokenBudget(LENGTHS, max_tokens=1024)).start_epoch(0, 1)
 
 
@@ -316,7 +316,7 @@ def test_a_position_within_a_batch_is_refused() -> None:
 def test_options_without_effect_are_refused(options: dict[str, Any], message: str) -> None:
     """What the order decides cannot be asked of the loader too."""
     order = TokenBudget([1, 2, 3, 4], 8)
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(DataError, match=message):
         KeyedDataLoader(TensorDataset(torch.arange(4)), order=order, **options)
     assert KeyedDataLoader(TensorDataset(torch.arange(4)), order=order, batch_size=None).batch_size is None
 
@@ -328,5 +328,5 @@ def test_ends_of_batches_that_nobody_would_ask_for_are_refused() -> None:
         name = "forgetful-v1"
         makes_batches = False
 
-    with pytest.raises(ConfigurationError, match="makes_batches = True"):
+    with pytest.raises(DataError, match="makes_batches = True"):
         KeyedDataLoader(TensorDataset(torch.arange(3)), 2, order=Forgetful([1, 2, 3], max_tokens=6))

@@ -14,10 +14,10 @@ from torch.utils.data import BatchSampler
 from typing_extensions import override
 
 import pa_trial
-from pa_data.errors import ArgumentTypeError, ConfigurationError
 from pa_distributed import RanksDifferError, gather_objects
 from pa_trial import Batch, DataLoader, Epoch, InvalidExperimentException, PyTorchCallback, PyTorchTrialContext
 from pa_trial.collectives import rank
+from pa_trial.errors import ArgumentTypeError, ConfigurationError
 from pa_trial.trainer import Trainer
 from pa_trial.units import TrainUnit
 from tests.support.models import weights_of

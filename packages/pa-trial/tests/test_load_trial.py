@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from pa_data.errors import ConfigurationError
 from pa_trial import (
     Batch,
     InternalException,
@@ -21,6 +20,7 @@ from pa_trial import (
     Trainer,
     load_trial_from_checkpoint_path,
 )
+from pa_trial.errors import ConfigurationError
 from tests.support.models import weights_of
 from tests.support.trials import TinyTrial, fit
 

@@ -15,11 +15,10 @@ from torch.amp import GradScaler
 from torch.optim import SGD
 from typing_extensions import override
 
-from pa_data.errors import UnsupportedConfigurationError
 from pa_distributed import gather_objects
 from pa_trial._torch import foreach
 from pa_trial.collectives import num_processes, rank
-from pa_trial.errors import InvalidExperimentException
+from pa_trial.errors import InvalidExperimentException, UnsupportedConfigurationError
 from pa_trial.mixed_precision import AutocastHooks, to_full_precision
 from tests.support.pa_trial.batches import Batches, OneWeight, gradient_of, mean_over_ranks
 

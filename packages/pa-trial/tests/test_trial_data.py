@@ -19,11 +19,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler, IterableDataset
 from typing_extensions import override
 
-from pa_data.errors import ArgumentTypeError, ConfigurationError
 from pa_trial import DataLoader
 from pa_trial.collectives import num_processes, rank
 from pa_trial.data_length import data_length
-from pa_trial.errors import EmptyLoaderError
+from pa_trial.errors import ArgumentTypeError, ConfigurationError, EmptyLoaderError
 from pa_trial.trial_data import TrialData
 from tests.launching import Launch
 from tests.support.pa_trial.loaded import Drawing, MiddleOut, Quiet, as_lists, numbers, rng_states

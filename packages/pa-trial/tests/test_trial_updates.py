@@ -15,7 +15,6 @@ from torch.utils.data import RandomSampler
 from typing_extensions import override
 
 import pa_trial
-from pa_data.errors import ConfigurationError
 from pa_distributed import RanksDifferError
 from pa_trial import (
     Batch,
@@ -27,6 +26,7 @@ from pa_trial import (
     InvalidHP,
 )
 from pa_trial.collectives import rank
+from pa_trial.errors import ConfigurationError
 from tests.launching import Launch
 from tests.support.models import weights_of
 from tests.support.pa_trial.saved_checkpoints import changed_trial_state

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pa_core.orders import EpochOrder, Order, epoch_order
+from pa_data.orders import EpochOrder, Order, epoch_order
 
 
 class Stages(Order):

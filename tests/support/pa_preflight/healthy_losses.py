@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import Trainer
-from pa_core.orders import TokenBudget
+from pa_data.orders import TokenBudget
 from tests.support.pa_preflight.data import Named, labels_of_several, lines, masks, pictures, points, texts, walks
 from tests.support.pa_preflight.healthy_models import Autoencoder, LanguageModel, TwoTowers, Unet
 from tests.support.pa_preflight.scripts import Apply, Healthy, Script, conv_net, perceptron, script

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
-from pa_core.orders import ClassBalanced
+from pa_data.orders import ClassBalanced
 from tests.support.pa_preflight.data import bytes_of, lines, masks, pictures, points, texts
 from tests.support.pa_preflight.healthy_models import Autoencoder, TextClassifier, Unet
 from tests.support.pa_preflight.scripts import Apply, Healthy, Script, conv_net, perceptron, script

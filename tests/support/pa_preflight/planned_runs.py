@@ -34,7 +34,7 @@ from pa_core import (
     TrainerCallback,
     TrainerPlaceholderValues,
 )
-from pa_core.orders import Curriculum, Sequential, Weighted
+from pa_data.orders import Curriculum, Sequential, Weighted
 from tests.support.pa_preflight.scripts import Script
 
 _UPDATES = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pa_core import gather_objects, local_process_zero_only, notebook_launcher
-from pa_core.data import DataLoaderSlice, KeyedDataLoader, SupportsFetchBatch, move_to_device
+from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.types import SizedIterable
-from pa_data import BatchRequests, RequestedDataLoader
+from pa_data import BatchRequests, RequestedDataLoader, SupportsFetchBatch, move_to_device
 from tests.typing.vocabulary import Batch, make_data
 
 
@@ -48,7 +48,7 @@ slice_of_batches: DataLoaderSlice[Batch] = DataLoaderSlice([1, 2, 3], 2)  # type
 DataLoaderSlice(iter([1, 2, 3]), 2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.data.DataLoaderSlice: an iterator has no length
 loader: SizedIterable[Batch] = [1, 2, 3]  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]  # pa_core.types.SizedIterable[_Item_co]: numbers are no batches
 endless: SizedIterable[int] = iter([1, 2, 3])  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.types.SizedIterable: an iterator has no length
-fetch: SupportsFetchBatch[Batch] = Squares()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.data.SupportsFetchBatch[_BatchT_co]: another batch
+fetch: SupportsFetchBatch[Batch] = Squares()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_data.SupportsFetchBatch[_BatchT_co]: another batch
 on_device: Batch = move_to_device(torch.ones(1), "cpu")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.data.move_to_device: a tensor stays one
 
 # Processes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pa_core.files import OpenShard, ShardedFiles, ShardFile, ShardReader
-from pa_core.orders import Mixture
 from pa_core.types import PredictionWriter, PredictsBatches
+from pa_data.files import OpenShard, ShardedFiles, ShardFile, ShardReader
+from pa_data.orders import Mixture
 from tests.typing.vocabulary import make_data
 
 
@@ -32,9 +32,9 @@ def write_numbers(predictions: list[int], positions: range) -> None:
     """Write nothing."""
 
 
-numbers: ShardReader[int] = Lines()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.files.ShardReader[_SampleT_co]: it reads texts
-rows: OpenShard[int] = ["one"]  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]  # pa_core.files.OpenShard[_SampleT_co]: texts
-files: ShardedFiles[int] = ShardedFiles("*.txt", Lines())  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_core.files.ShardedFiles[_SampleT_co]: texts
-mixed: Mixture[int] = Mixture({"digits": make_data()})  # type: ignore[dict-item]  # pyright: ignore[reportAssignmentType]  # pa_core.orders.Mixture[_SampleT_co]: tensors
+numbers: ShardReader[int] = Lines()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_data.files.ShardReader[_SampleT_co]: it reads texts
+rows: OpenShard[int] = ["one"]  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]  # pa_data.files.OpenShard[_SampleT_co]: texts
+files: ShardedFiles[int] = ShardedFiles("*.txt", Lines())  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_data.files.ShardedFiles[_SampleT_co]: texts
+mixed: Mixture[int] = Mixture({"digits": make_data()})  # type: ignore[dict-item]  # pyright: ignore[reportAssignmentType]  # pa_data.orders.Mixture[_SampleT_co]: tensors
 writer: PredictionWriter[list[str]] = write_numbers  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.types.PredictionWriter[PredictionT_contra]: it writes numbers
 predictor: PredictsBatches[list[str]] = Doubles()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.types.PredictsBatches[PredictionT_co]: it predicts numbers

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pa_core import LimitBatches, gather_objects, local_process_zero_only, notebook_launcher
-from pa_core.data import DataLoaderSlice, EvalSplit, KeyedDataLoader, SupportsFetchBatch, epoch_order, move_to_device
+from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.types import SizedIterable
+from pa_data import EvalSplit, SupportsFetchBatch, move_to_device
+from pa_data.orders import epoch_order
 from tests.typing.vocabulary import Batch, collate, make_data
 
 

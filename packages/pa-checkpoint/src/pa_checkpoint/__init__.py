@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pa_checkpoint._checkpoint import Checkpoint, load, verify
 from pa_checkpoint._compare import ANY_PROCESSES, CLOCK, Difference, compare
-from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, FolderInUseError
+from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, ExplainedError, FolderInUseError
 from pa_checkpoint._files import atomic_write
 from pa_checkpoint._folder import CheckpointInfo, Folder, FolderLock, Skipped
 from pa_checkpoint._remote_folder import RemoteFolder
@@ -22,6 +22,7 @@ __all__ = [
     "CheckpointInfo",
     "CheckpointNotFoundError",
     "Difference",
+    "ExplainedError",
     "Folder",
     "FolderInUseError",
     "FolderLock",

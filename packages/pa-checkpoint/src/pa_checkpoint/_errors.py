@@ -15,6 +15,7 @@ __all__ = [
     "NOT_OF_THE_FILE",
     "CheckpointError",
     "CheckpointNotFoundError",
+    "ExplainedError",
     "FolderInUseError",
     "InvalidArgumentError",
     "damage",
@@ -73,7 +74,28 @@ def _secrets_in(url: str) -> set[str]:
     return {part for secret in users | queries for part in (secret, unquote(secret)) if len(part) >= _SHORTEST_SECRET}
 
 
-class _Explained(Exception):
+class ExplainedError(Exception):
+    """Base of errors that tell what was given, what was expected and what to do.
+
+    Where the sentence says it all, as for a number that is out of its range, the other parts are left out. The parts
+    are kept as attributes and in ``args``, so that the error survives the way back from another process.
+
+    Args:
+        problem: One sentence that says what is wrong.
+        given: What was found, as text; name the argument as well as its value.
+        expected: What would have been right, where the sentence does not say so.
+        do: What the reader can do about it.
+
+    Example:
+        >>> print(ExplainedError("The bag is empty.", given="0 apples", expected="some", do="Buy an apple."))
+        The bag is empty.
+          given:    0 apples
+          expected: some
+          do:       Buy an apple.
+    """
+
+    __module__ = "pa_checkpoint"  # tracebacks name what one imports
+
     def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
         problem, given, expected, do = map(without_secrets, (problem, given, expected, do))
         super().__init__(problem, given, expected, do)
@@ -88,7 +110,7 @@ class _Explained(Exception):
         return "\n".join([self.problem, *(f"  {name} {text}" for name, text in parts if text)])
 
 
-class CheckpointError(_Explained, RuntimeError):
+class CheckpointError(ExplainedError, RuntimeError):
     """A checkpoint cannot be written so that it loads again, or the one on disk is not whole.
 
     Args:
@@ -108,7 +130,7 @@ class CheckpointError(_Explained, RuntimeError):
     __module__ = "pa_checkpoint"  # tracebacks name what one imports
 
 
-class InvalidArgumentError(_Explained, ValueError):
+class InvalidArgumentError(ExplainedError, ValueError):
     """An argument has a value that cannot work."""
 
 

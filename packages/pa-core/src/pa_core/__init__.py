@@ -1,7 +1,7 @@
 """A training loop for PyTorch that you can read: the trainer, its callbacks, and what they record.
 
 Public are the names in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``, ``pa_core.default_step``,
-``pa_core.distributed``, ``pa_core.errors``, ``pa_core.exchange``, ``pa_core.files``, ``pa_core.orders``,
+``pa_core.distributed``, ``pa_core.errors``, ``pa_core.exchange``,
 ``pa_core.plot_style``, ``pa_core.predictions``, ``pa_core.sharding``, ``pa_core.testing``, ``pa_core.torch_names``,
 ``pa_core.tracking``, ``pa_core.types`` and ``pa_core.user_warnings``.
 """
@@ -130,7 +130,6 @@ _HOMES = {
     "OverrideError": "pa_core.errors",
     "RunClock": "pa_core.tracking",
     "SchedulerLike": "pa_core.types",
-    "ShardError": "pa_core.errors",
     "SizedIterable": "pa_core.types",
     "StatefulScheduler": "pa_core.types",
     "StepMeans": "pa_core.tracking",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
-from pa_data.batches import describe_batch, is_mapping, keys_of
+from pa_data.batches import describe_batch, is_mapping
 
 _HAVE_SAMPLES_FIRST = "input_ids", "labels"
 """Keys under which models of transformers surely have a row for each sample, as under others they may not."""
@@ -54,7 +54,7 @@ def _first_dimensions(value: object) -> Iterator[int]:
         if value.dim() > 0:
             yield len(value)
     elif is_mapping(value):
-        parts = (value[key] for key in sorted(keys_of(value), key=lambda key: key not in _HAVE_SAMPLES_FIRST))
+        parts = (value[key] for key in sorted([*value.keys()], key=lambda key: key not in _HAVE_SAMPLES_FIRST))
     elif isinstance(value, list | tuple):
         parts = cast("Iterable[object]", value)
     elif dataclasses.is_dataclass(value):
@@ -75,7 +75,7 @@ def lists_of_numbers(batch: object) -> list[Any]:
     """
     if not is_mapping(batch):
         return []
-    return [key for key in keys_of(batch) if _are_vectors(batch[key])]
+    return [key for key in [*batch.keys()] if _are_vectors(batch[key])]
 
 
 def _are_vectors(value: object) -> bool:

@@ -20,7 +20,7 @@ from pa_core.batch_structure import count_samples, lists_of_numbers
 from pa_core.errors import BatchMismatchError, BatchOutputError, ConfigurationError, is_explained
 from pa_core.model_tensors import unwrap_model
 from pa_core.types import LossFunction
-from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
+from pa_data.batches import describe_batch, is_array, is_mapping
 
 __all__ = ["advise_on_targets"]
 
@@ -187,7 +187,7 @@ def _tensors_of_batch(batch: Any) -> list[tuple[str, Tensor]]:
     """The tensors of a batch with the expressions that a script writes for them."""
     items: list[tuple[str, Any]] = [("batch", batch)]
     if is_mapping(batch):
-        items = [(f"batch[{key!r}]", batch[key]) for key in keys_of(batch)]
+        items = [(f"batch[{key!r}]", batch[key]) for key in [*batch.keys()]]
     elif issubclass(type(batch), (list, tuple)):
         items = [(f"batch[{index}]", one) for index, one in enumerate(batch)]
     return [(place, one) for place, one in items if isinstance(one, Tensor)]
@@ -469,8 +469,8 @@ def predict_batch(model: nn.Module, batch: Any) -> Any:
             given=f"{describe_batch(batch)} as a batch",
             do="Override predict_batch(self, batch) in a subclass of Trainer, and call self.model in it.",
         ) from error
-    if is_mapping(outputs) and "loss" in keys_of(outputs):
-        return {key: outputs[key] for key in keys_of(outputs) if key != "loss"}
+    if is_mapping(outputs) and "loss" in [*outputs.keys()]:
+        return {key: outputs[key] for key in [*outputs.keys()] if key != "loss"}
     return outputs
 
 
@@ -503,7 +503,7 @@ def _note_other_items(error: Exception, model: nn.Module, batch: Any, method: st
 def _inputs_and_targets(model: nn.Module, batch: Any, method: str) -> tuple[Any, Any]:
     """Anything with the indices 0 and 1 is taken apart, unless they are two samples of a single tensor."""
     if is_mapping(batch):
-        is_one_thing = not {0, 1} <= set(keys_of(batch))
+        is_one_thing = not {0, 1} <= set(batch.keys())
     else:
         is_one_thing = is_array(batch) or isinstance(batch, str | bytes)
     try:
@@ -526,7 +526,7 @@ def _number_of_samples(inputs: Any, targets: Any) -> int:
 def _loss_of_model(model: nn.Module, batch: Mapping[Any, Any]) -> dict[str, Any]:
     outputs = model(**batch)
     if is_mapping(outputs):
-        loss = outputs["loss"] if "loss" in keys_of(outputs) else None
+        loss = outputs["loss"] if "loss" in [*outputs.keys()] else None
     else:
         loss = getattr(outputs, "loss", None)
     if not isinstance(loss, Tensor):
@@ -542,7 +542,7 @@ def _loss_of_model(model: nn.Module, batch: Mapping[Any, Any]) -> dict[str, Any]
 
 def _not_inputs_and_targets(model: nn.Module, batch: object, method: str) -> ConfigurationError:
     do = _override(*_expressions(batch), method)
-    names = {str(key): None for key in keys_of(batch)} if is_mapping(batch) else {}
+    names = {str(key): None for key in [*batch.keys()]} if is_mapping(batch) else {}
     if "labels" in names and forward_takes(model, **names):
         do = "Pass loss_func=None to the trainer: the model takes the labels, and returns the loss itself."
     elif lists_of_numbers(batch):
@@ -572,7 +572,7 @@ def _expressions(batch: object) -> tuple[str, str]:
     """What are probably the inputs and the targets of a batch; for an autoencoder they are the same."""
     parts = ["batch[0]" if issubclass(type(batch), (list, tuple)) and batch else "batch"]
     if is_mapping(batch):
-        parts = [f"batch[{key!r}]" for key in keys_of(batch)] or parts
+        parts = [f"batch[{key!r}]" for key in [*batch.keys()]] or parts
     elif dataclasses.is_dataclass(batch):
         parts = [f"batch.{field.name}" for field in dataclasses.fields(batch)] or parts
     targets = next(filter(_TARGETS.search, parts), parts[-1])

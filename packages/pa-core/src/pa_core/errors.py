@@ -14,15 +14,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
-from pa_checkpoint import CheckpointError, FolderInUseError
-from pa_data.errors import (
-    ArgumentTypeError,
-    ConfigurationError,
-    EmptyDatasetError,
-    ExplainedError,
-    ShardError,
-    UnsupportedConfigurationError,
-)
+from pa_checkpoint import CheckpointError, ExplainedError, FolderInUseError
+from pa_data.errors import EmptyDatasetError
 from pa_distributed import OtherProcessError, RanksDifferError
 
 __all__ = [
@@ -39,13 +32,45 @@ __all__ = [
     "OtherProcessError",
     "OverrideError",
     "RanksDifferError",
-    "ShardError",
     "SmallerBatchNeeded",
     "StateNotFoundError",
     "StopTrainingError",
     "TrainingPreempted",
     "UnsupportedConfigurationError",
 ]
+
+
+class ConfigurationError(ExplainedError, ValueError):
+    """An argument has a value that cannot work, such as a negative number of epochs.
+
+    Example:
+        >>> raise ConfigurationError("num_epochs must be a whole number >= 1, got -1.")
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.ConfigurationError: num_epochs must be a whole number >= 1, got -1.
+    """
+
+
+class ArgumentTypeError(ExplainedError, TypeError):
+    """An argument is another kind of thing than the one that is expected, such as a class instead of an instance.
+
+    Example:
+        >>> from pa_core import Trainer
+        >>> Trainer(None, None, None, callbacks=3)
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.ArgumentTypeError: This is not a model.
+          ...
+    """
+
+
+class UnsupportedConfigurationError(ExplainedError, RuntimeError):
+    """Every argument is valid, but this environment or combination cannot do what was requested.
+
+    Example:
+        >>> issubclass(UnsupportedConfigurationError, RuntimeError)
+        True
+    """
 
 
 class StopTrainingError(Exception):
@@ -197,13 +222,13 @@ class MetricNotFoundError(ExplainedError, KeyError, ValueError):
     """
 
 
-def is_explained(error: BaseException) -> TypeGuard[ExplainedError | CheckpointError]:
+def is_explained(error: BaseException) -> TypeGuard[ExplainedError]:
     """Whether an error is one of ours, which has the four parts of an ``ExplainedError``.
 
     Args:
         error: Any error.
     """
-    return isinstance(error, ExplainedError | CheckpointError)
+    return isinstance(error, ExplainedError)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from pa_core.data.split_sampler import split_sampler
 from pa_core.model_tensors import parameters_of_module
 from pa_core.sharding.sharded_states import gathering
 from pa_data import count_samples
-from pa_data.orders import has_plain_order
 
 _DECIDE_BATCHES = frozenset({"batch_sampler", "batch_size", "collate_fn", "drop_last", "sampler", "shuffle"})
 """Arguments of a loader that decide what batches hold; the others only how a process gets them."""
@@ -140,7 +139,7 @@ def describe_loader(purpose: str, loader: object) -> dict[str, object]:
     if is_keyed(own):
         values |= {f"{purpose} dataset": type(own.dataset), f"{purpose} dataset, length": count_samples(own.dataset)}
         values |= {f"{name}, {one}": getattr(own, one) for one in ("batch_size", "drop_last", "shuffle")}
-        if not has_plain_order(own.given_order):
+        if not own.given_order.is_plain:
             order = own.order
             first = min(_FIRST, order.num_samples)
             values |= {

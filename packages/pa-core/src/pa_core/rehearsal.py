@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.model_tensors import buffers_of_module, parameters_of_module
-from pa_data.batches import is_mapping, rebuilt_mapping, rebuilt_sequence
-from pa_data.state_search import Snapshot, snapshot
+from pa_data import map_tensors
+from pa_data.state_search import Snapshot
 
 _MOST_SHOWN: Final = 6
 
@@ -84,7 +84,7 @@ class Rehearsal:
         with self._in_turn():
             loss = self._compute(batch)
             without = [one for module in self._handled for one in buffers_of_module(module)]
-            left = snapshot(self._roots, without=[*without, *self._trainable()])
+            left = Snapshot(self._roots, without=[*without, *self._trainable()])
         tensors = [loss, *(one for parameter in self._trainable() for one in (parameter.grad, parameter.data))]
         return [_digest(one) for one in tensors], left
 
@@ -108,12 +108,9 @@ def _digest(tensor: Tensor | None) -> Tensor:
 
 def _in_other_order(batch: Any) -> Any:
     """The samples from the last to the first."""
-    if isinstance(batch, Tensor):
-        return batch.flip(0) if batch.dim() and batch.layout is torch.strided else batch
-    if is_mapping(batch):
-        return rebuilt_mapping(batch, _in_other_order)
-    is_sequence = isinstance(batch, list | tuple) and not isinstance(batch, PackedSequence)
-    return rebuilt_sequence(cast("Any", batch), _in_other_order) if is_sequence else cast("Any", batch)
+    if isinstance(batch, PackedSequence):
+        return batch
+    return map_tensors(batch, lambda one: one.flip(0) if one.dim() and one.layout is torch.strided else one)
 
 
 def _clocks() -> tuple[float, ...]:

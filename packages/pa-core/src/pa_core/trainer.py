@@ -248,7 +248,7 @@ class Trainer(
                 ``"epoch"`` and its evaluation.
             watch_metric: The name of the metric that schedulers such as ``ReduceLROnPlateau`` are stepped with, after
                 each epoch.
-            order: Which samples an epoch visits, and when: an object from ``pa_core.orders``. None, the default, uses
+            order: Which samples an epoch visits, and when: an object from ``pa_data.orders``. None, the default, uses
                 the order of the dataset, if it has one, and otherwise visits each sample once in a random order.
             sanity_eval_steps: The number of batches of each evaluation set that a new run evaluates before its first
                 epoch, such as 2; the default is 0. It finds errors in the evaluation and misspelt names of metrics

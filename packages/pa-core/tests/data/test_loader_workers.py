@@ -28,12 +28,12 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 from typing_extensions import override
 
-from pa_core import ConfigurationError, Trainer
+from pa_core import Trainer
 from pa_core.data import KeyedDataLoader
 from pa_core.data.loaders import default_num_workers
-from pa_core.errors import UnsupportedConfigurationError
 from pa_core.testing import make_classification
 from pa_data import start_method
+from pa_data.errors import DataError
 from tests.launching import Launch
 from tests.small_runs import make_trainer
 from tests.support.callbacks import FailAt
@@ -144,7 +144,7 @@ def test_an_old_iterator_of_persistent_workers_is_refused() -> None:
     old = iter(loader)
     next(old)
     new = iter(loader)
-    with pytest.raises(UnsupportedConfigurationError, match="out of date"):
+    with pytest.raises(RuntimeError, match="out of date"):
         next(old)
     assert len(list(new)) == 5
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_sent_to_workers_is_named_with_the_remedy(method: str) ->
         "collate_fn": KeyedDataLoader(Drawing(4), collate_fn=lambda samples: samples, **options),
     }
     for words, loader in loaders.items():
-        with pytest.raises(ConfigurationError) as caught:
+        with pytest.raises(DataError) as caught:
             list(loader)
         assert_explained(caught.value, words, method, "top level of a file", "num_workers=0", "lambda")
         assert caught.value.__cause__ is not None
@@ -339,7 +339,8 @@ import sys
 import torch
 from torch.utils.data import Dataset
 
-from pa_core import ConfigurationError, Trainer
+from pa_core import Trainer
+from pa_data.errors import DataError
 
 multiprocessing.set_start_method("spawn", force=True)  # as on macOS and Windows
 
@@ -364,7 +365,7 @@ if "ask" not in sys.argv:
     sys.exit()
 try:
     train(train_dataloader_kwargs={"num_workers": 1})
-except ConfigurationError as error:
+except DataError as error:
     print("refused:", error)
 """
 
@@ -402,7 +403,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from pa_core import Trainer
-from pa_core.data import worker_init_fn
+from pa_data import worker_init_fn
 
 
 class Samples(Dataset):
@@ -525,7 +526,7 @@ class Local(Dataset[Any]):
 def test_what_cannot_be_sent_back_is_an_error_and_no_wait(kind: str) -> None:
     """Torch would print a traceback and wait forever, for a local class of an error as for that of a sample."""
     loader = KeyedDataLoader(Local(kind), 2, collate_fn=list, num_workers=1)
-    with pytest.raises((RuntimeError, ConfigurationError), match=r"LocalError: of a sample|cannot be sent") as caught:
+    with pytest.raises((RuntimeError, DataError), match=r"LocalError: of a sample|cannot be sent") as caught:
         next(iter(loader))
     assert kind != "error" or "Raised for sample 0 of Local" in str(caught.value)
 

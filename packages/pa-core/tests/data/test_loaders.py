@@ -23,6 +23,7 @@ from pa_core.data.custom_loader import count_steps
 from pa_core.data.loaders import default_num_workers
 from pa_core.distributed import gather_objects, num_processes, rank
 from pa_core.testing import make_regression
+from pa_data.errors import DataError
 from tests.launching import Launch
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.callbacks import CallAt
@@ -187,7 +188,7 @@ def test_training_samples_that_come_or_go_end_the_run(length: int) -> None:
     """New samples would never be seen, and lost ones would be asked for: the error names both lengths."""
     dataset = changeable(24)
     trainer = trainer_that_changes(dataset, length)
-    with pytest.raises(ConfigurationError, match=rf"{length} samples of list, and 24 when it was made"):
+    with pytest.raises(DataError, match=rf"{length} samples of list, and 24 when it was made"):
         trainer.train(dataset, 2, per_device_batch_size=4, train_dataloader_kwargs={"num_workers": 0})
     assert trainer.num_epochs_completed == 1
 
@@ -207,7 +208,7 @@ def test_evaluation_samples_that_go_end_the_run() -> None:
     """The mean would be that of other samples than in the epoch before."""
     evaluated = changeable(24)
     trainer = trainer_that_changes(evaluated, 16)
-    with pytest.raises(ConfigurationError, match="16 samples"):
+    with pytest.raises(DataError, match="16 samples"):
         trainer.train(changeable(8), 2, evaluated, train_dataloader_kwargs={"num_workers": 0})
 
 
@@ -227,7 +228,7 @@ def test_a_loader_by_itself_tells_as_well() -> None:
     loader = KeyedDataLoader(dataset, batch_size=4)
     assert len(list(loader)) == 2
     dataset += changeable(1)
-    with pytest.raises(ConfigurationError, match="9 samples of list"):
+    with pytest.raises(DataError, match="9 samples of list"):
         iter(loader)
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Run, Trainer, gather_objects
-from pa_core.data import epoch_order
+from pa_data.orders import epoch_order
 from tests.support.sharded_models import whole_weights
 
 pytestmark = pytest.mark.runs_on("two_ranks")

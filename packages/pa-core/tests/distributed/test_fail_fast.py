@@ -291,10 +291,10 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 SHARED = {
-    "a loss class": "pa_data.errors.ArgumentTypeError",
-    "the same again, a second later on one": "pa_data.errors.ArgumentTypeError",
-    "one callback, not in a list": "pa_data.errors.ArgumentTypeError",
-    "no epochs": "pa_data.errors.ConfigurationError",
+    "a loss class": "pa_core.errors.ArgumentTypeError",
+    "the same again, a second later on one": "pa_core.errors.ArgumentTypeError",
+    "one callback, not in a list": "pa_core.errors.ArgumentTypeError",
+    "no epochs": "pa_core.errors.ConfigurationError",
     "targets as floats": "builtins.RuntimeError",
     "targets as floats again": "builtins.RuntimeError",
     "an error of the user's own": "builtins.OSError",

@@ -25,11 +25,10 @@ from pa_core import (
     SaveTrainingStateCallback,
     Trainer,
     TrainerCallback,
-    files,
-    orders,
 )
 from pa_core.data import KeyedDataLoader
-from pa_core.orders import EpochOrder, Order, Sequential, Shuffled, Weighted
+from pa_data import files, orders
+from pa_data.orders import EpochOrder, Order, Sequential, Shuffled, Weighted
 from tests.launching import Launch
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.every_order import ORDERS, loaders_of, updates_of

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
 from pa_core.distributed import num_processes
-from pa_core.orders import Mixture
+from pa_data.orders import Mixture
 from tests.support.callbacks import TellAt
 from tests.support.pa_core import entries
 

@@ -24,7 +24,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.distributed import num_processes
-from pa_core.orders import Shuffled, TokenBudget
+from pa_data.orders import Shuffled, TokenBudget
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.explained import assert_explained
 from tests.support.models import weights_of

@@ -17,7 +17,7 @@ from torch.optim import AdamW
 from torch.utils.data import TensorDataset
 
 from pa_core import Trainer
-from pa_core.data import epoch_order
+from pa_data.orders import epoch_order
 
 def network(seed):
     torch.manual_seed(seed)

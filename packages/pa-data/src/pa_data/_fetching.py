@@ -27,7 +27,7 @@ from pa_data._streams import SizedStream
 from pa_data._workers import raised_stop_iteration, require_sendable, sendable
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_data.drawn_state import StateInWorkers
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from pa_data.orders._epoch_order import index_list
 from pa_data.rng import extend_key, preserve_rng_state, seed_rng
 
@@ -601,7 +601,7 @@ class EpochProgress:
             non_blocking: Whether moving them does not block.
 
         Raises:
-            ConfigurationError: There are fewer batches.
+            DataError: There are fewer batches.
         """
         if device is not None:
             batches = map(partial(move_to_device, device=device, non_blocking=non_blocking), batches)
@@ -614,9 +614,8 @@ class EpochProgress:
                 error.add_note(describe_awaited(self.batches))
             raise
         if self.batches < num_batches:
-            raise ConfigurationError(
-                "The epoch ended before its last batch.",
-                given=f"{self.batches} of {num_batches} batches",
-                do="Find what ends iterations in the dataset or its batches, such as an uncaught StopIteration.",
+            raise DataError(
+                f"The epoch ended before its last batch. Got {self.batches} of {num_batches} batches. Find what ends "
+                "iterations in the dataset or its batches, such as an uncaught StopIteration."
             )
         self.has_ended = True

@@ -16,10 +16,10 @@ from pa_data._fetching import EpochProgress, SampleFetcher, move_to_device, pref
 from pa_data._requested_loader import RequestedDataLoader
 from pa_data._split import BatchSplit, EpochBatches, EpochPlan, EvalSplit, Split, UpdateSplit
 from pa_data._streams import SizedStream
-from pa_data.errors import ConfigurationError, EmptyDatasetError
+from pa_data.errors import DataError, EmptyDatasetError
 from pa_data.orders import EpochOrder, Order, Sequential, Shuffled
 from pa_data.orders._checks import check_count
-from pa_data.orders._given import check_order, has_plain_order, order_of_dataset
+from pa_data.orders._given import check_order, order_of_dataset
 from pa_data.rng import extend_key, mix, preserve_rng_state
 
 __all__ = ["KeyedDataLoader", "count_samples"]
@@ -29,7 +29,7 @@ def count_samples(dataset: Dataset[Any]) -> int:
     """Return the length of a dataset that a keyed order can be made for.
 
     Raises:
-        ConfigurationError: If the dataset has no length.
+        DataError: If the dataset has no length.
         EmptyDatasetError: If there is no sample.
     """
     kind = type(dataset).__name__
@@ -39,32 +39,28 @@ def count_samples(dataset: Dataset[Any]) -> int:
         raise _without_positions(f"a dataset of type {kind}: {error}") from error
     if num_samples == 0:
         raise EmptyDatasetError(
-            "The dataset is empty.",
-            given=f"a dataset of type {kind} with 0 samples",
-            expected="at least one sample",
-            do="Look at how the dataset was made; a wrong path and a filter that keeps nothing are common.",
+            f"The dataset is empty. Got a dataset of type {kind} with 0 samples, expected at least one sample. Look "
+            "at how the dataset was made; a wrong path and a filter that keeps nothing are common."
         )
     return num_samples
 
 
-def _without_positions(given: str) -> ConfigurationError:
-    return ConfigurationError(
-        "A keyed order needs a dataset with a length, whose samples are indexed by integers or come in one order.",
-        given=given,
-        do="Give the dataset __len__ and __getitem__, or load it with a plain torch.utils.data.DataLoader.",
+def _without_positions(given: str) -> DataError:
+    return DataError(
+        "A keyed order needs a dataset with a length, whose samples are indexed by integers or come in one order. "
+        f"Got {given}. Give the dataset __len__ and __getitem__, or load it with a plain torch.utils.data.DataLoader."
     )
 
 
 def _check_stream(order: Order, persistent_workers: bool) -> None:
     """Raise an error for options that a stream cannot follow."""
     if not order.ascends:
-        raise ConfigurationError(
-            "A stream is read in its own order.",
-            given=f"an IterableDataset, and the order {type(order).__name__}",
-            do="Leave the order and shuffle out, or give the dataset __getitem__ and make it no IterableDataset.",
+        raise DataError(
+            f"A stream is read in its own order. Got an IterableDataset, and the order {type(order).__name__}. Leave "
+            "the order and shuffle out, or give the dataset __getitem__ and make it no IterableDataset."
         )
     if persistent_workers:
-        raise ConfigurationError(
+        raise DataError(
             "Workers begin a stream again in each epoch, which it may be told: leave out persistent_workers=True."
         )
 
@@ -75,21 +71,18 @@ def _check_batches_of_order(
     """Raise an error for options that have no effect, or no meaning, with an order that makes the batches."""
     kind = type(order).__name__
     if samples_per_update is not None:
-        raise ConfigurationError(
-            f"The batches of an order have any size: leave out {samples_per_update=} with order={kind}."
-        )
+        raise DataError(f"The batches of an order have any size: leave out {samples_per_update=} with order={kind}.")
     if batch_size not in (None, 1):
-        raise ConfigurationError(
-            "batch_size has no effect with an order that makes the batches.",
-            given=f"batch_size={batch_size}, and order={kind}",
-            do=f"Leave batch_size out, and give {kind} what it makes its batches by.",
+        raise DataError(
+            f"batch_size has no effect with an order that makes the batches. Got batch_size={batch_size}, and "
+            f"order={kind}. Leave batch_size out, and give {kind} what it makes its batches by."
         )
     if drop_last:
-        raise ConfigurationError(f"An order of batches drops none: leave out drop_last=True with order={kind}.")
+        raise DataError(f"An order of batches drops none: leave out drop_last=True with order={kind}.")
     if split != "train":
-        raise ConfigurationError(
-            f'An evaluation goes in the order of the dataset, got split="{split}", and order={kind}.',
-            do="Leave the order out, and pass a batch_size.",
+        raise DataError(
+            f'An evaluation goes in the order of the dataset, got split="{split}", and order={kind}. Leave the order '
+            "out, and pass a batch_size."
         )
 
 
@@ -99,23 +92,23 @@ def _check_fixed_batches(
     """Raise an error for options with which batches cannot be the same on any number of processes."""
     if order.makes_batches:
         kind = type(order).__name__
-        raise ConfigurationError(f"The batches of an order have any size: leave out fixed_batches=True with {kind}.")
+        raise DataError(f"The batches of an order have any size: leave out fixed_batches=True with {kind}.")
     if not keyed_augmentation:
-        raise ConfigurationError("Fixed batches need keyed draws: leave out keyed_augmentation=False.")
+        raise DataError("Fixed batches need keyed draws: leave out keyed_augmentation=False.")
     if split == "train" and samples_per_update is None:
-        raise ConfigurationError("Fixed batches are parts of an update: pass samples_per_update.")
+        raise DataError("Fixed batches are parts of an update: pass samples_per_update.")
     if split == "eval" and drop_last:
-        raise ConfigurationError("An evaluation with fixed batches drops none: leave out drop_last=True.")
+        raise DataError("An evaluation with fixed batches drops none: leave out drop_last=True.")
 
 
 def _check_options(rank: int, num_processes: int, num_workers: int, timeout: float, in_order: bool) -> None:
     """Raise an error for options that contradict each other or the promise of an order."""
     if not 0 <= rank < num_processes:
-        raise ConfigurationError(f"A rank is from 0 to num_processes - 1, got {rank=}, {num_processes=}.")
+        raise DataError(f"A rank is from 0 to num_processes - 1, got {rank=}, {num_processes=}.")
     if timeout > 0 and num_workers == 0:
-        raise ConfigurationError(f"A timeout is for workers: leave out {timeout=}, or pass num_workers.")
+        raise DataError(f"A timeout is for workers: leave out {timeout=}, or pass num_workers.")
     if not in_order:
-        raise ConfigurationError("A keyed loader yields its batches in order: leave out in_order=False.")
+        raise DataError("A keyed loader yields its batches in order: leave out in_order=False.")
 
 
 _SampleT_co = TypeVar("_SampleT_co", covariant=True)
@@ -180,7 +173,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             a generator of the loader's own.
         prefetch_factor: The number of batches that each worker loads ahead.
         persistent_workers: Keeps the workers for the next epoch. Then only one iterator is live at a time:
-            an older one raises an `UnsupportedConfigurationError`, a `RuntimeError`, when it is used again.
+            an older one raises a ``RuntimeError`` when it is used again.
         pin_memory_device: See torch.
         in_order: Must be true, since the order is what this loader promises.
 
@@ -195,8 +188,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         fixed_batches: As passed.
 
     Raises:
-        ArgumentTypeError: If the order is something else.
-        ConfigurationError: If an option is out of its range, or the dataset has no length, or there are two orders.
+        TypeError: If the order is something else.
+        DataError: If an option is out of its range, or the dataset has no length, or there are two orders.
         EmptyDatasetError: If there is no sample, or ``drop_last`` leaves none.
 
     Example:
@@ -324,14 +317,14 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     @algorithm.setter
     def algorithm(self, algorithm: str | None) -> None:
         before = self.given_order
-        if not has_plain_order(before):
+        if not before.is_plain:
             if algorithm is not None:
                 raise _two_orders(before, algorithm)
             return
         self.given_order = _plain_order(self.shuffle, algorithm)
         try:
             self.start_epoch(self._epoch, self.position)
-        except ConfigurationError:
+        except DataError:
             self.given_order = before
             raise
 
@@ -363,10 +356,10 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             position: The number of samples of this epoch, over all processes, that are trained on already.
 
         Raises:
-            ConfigurationError: If the position is not within the epoch, or is not 0 in an evaluation.
+            DataError: If the position is not within the epoch, or is not 0 in an evaluation.
         """
         if position != 0 and self._evaluates:
-            raise ConfigurationError(f"An evaluation always begins at its first sample: leave out {position=}.")
+            raise DataError(f"An evaluation always begins at its first sample: leave out {position=}.")
         plan = whole_epoch = self._plan_of_whole_epoch(epoch)
         if position != 0:
             plan = replace(plan, split=self._split_epoch(plan.order, start=position))
@@ -385,16 +378,16 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             sizes: The number of samples of each process, at least 1; the same numbers on all of them.
 
         Raises:
-            ConfigurationError: The batches follow from an order or from ``fixed_batches``, or updates from batches.
+            DataError: The batches follow from an order or from ``fixed_batches``, or updates from batches.
         """
         if (
             self.fixed_batches
             or self.given_order.makes_batches
             or (not self._evaluates and self.samples_per_update is None)
         ):
-            raise ConfigurationError(
-                "The batches of this loader have the sizes that it was made with.",
-                do="Pass samples_per_update, no fixed_batches, and an order that makes no batches.",
+            raise DataError(
+                "The batches of this loader have the sizes that it was made with. Pass samples_per_update, no "
+                "fixed_batches, and an order that makes no batches."
             )
         size = min(sizes) if self._evaluates else max(sizes)
         # Dealt evenly, a step of three samples is the one piece that may be larger than a batch.
@@ -439,7 +432,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             state_dict: What `state_dict` returned, on any number of processes, with any number of workers.
 
         Raises:
-            ConfigurationError: The state has another seed, order or length of the dataset, where the position would
+            DataError: The state has another seed, order or length of the dataset, where the position would
                 stand for other samples, or it comes from something else.
         """
         expected = self._meaning_of_position()
@@ -447,11 +440,11 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         epoch, samples = state_dict.get("epoch"), state_dict.get("samples")
         if wrong or not isinstance(epoch, int) or not isinstance(samples, int) or min(epoch, samples) < 0:
             names = wrong or ["epoch", "samples"]
-            raise ConfigurationError(
-                "The state is not one of this loader.",
-                given=", ".join(f"{name}={state_dict.get(name)!r}" for name in names),
-                expected=", ".join(f"{name}={expected.get(name, 'a whole number >= 0')}" for name in names),
-                do="Make the loader as the one that was saved, or start an epoch of your choice with start_epoch().",
+            given = ", ".join(f"{name}={state_dict.get(name)!r}" for name in names)
+            fitting = ", ".join(f"{name}={expected.get(name, 'a whole number >= 0')}" for name in names)
+            raise DataError(
+                f"The state is not one of this loader. Got {given}, expected {fitting}. Make the loader as the one "
+                "that was saved, or start an epoch of your choice with start_epoch()."
             )
         self.start_epoch(epoch, samples)
 
@@ -481,8 +474,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         """Raise an error for a split of a whole epoch that has no step."""
         if split.num_samples == 0:
             raise EmptyDatasetError(
-                f"The order of the data has an epoch without samples: 0 samples in epoch {epoch}, counted from 0.",
-                do="Let the order visit some samples in this epoch, or train for fewer epochs.",
+                f"The order of the data has an epoch without samples: 0 samples in epoch {epoch}, counted from 0. "
+                "Let the order visit some samples in this epoch, or train for fewer epochs."
             )
         if len(split) == 0:
             size = f"global batches of {split.batch_size * split.num_processes} "
@@ -492,9 +485,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
                 size = f"updates of {self.samples_per_update}"
                 smaller = "fewer samples per update, or keep the last incomplete one"
             raise EmptyDatasetError(
-                "drop_last leaves nothing of this dataset.",
-                given=f"{split.num_samples} samples, and {size}",
-                do=f"Choose {smaller} with drop_last=False.",
+                f"drop_last leaves nothing of this dataset. Got {split.num_samples} samples, and {size}. Choose "
+                f"{smaller} with drop_last=False."
             )
 
     def _plan_of_whole_epoch(self, epoch: int) -> EpochPlan:
@@ -528,14 +520,14 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         """Iterate the chosen epoch from the chosen position on.
 
         Raises:
-            ConfigurationError: The dataset has another length than when the loader was made.
+            DataError: The dataset has another length than when the loader was made.
         """
         now = count_samples(self.dataset)
         if now != self._num_samples:
-            raise ConfigurationError(
-                "The dataset has another length than when its loader was made.",
-                given=f"{now} samples of {type(self.dataset).__name__}, and {self._num_samples} when it was made",
-                do="Change a dataset between two runs, not within one: each run makes new loaders.",
+            raise DataError(
+                f"The dataset has another length than when its loader was made. Got {now} samples of "
+                f"{type(self.dataset).__name__}, and {self._num_samples} when it was made. Change a dataset between "
+                "two runs, not within one: each run makes new loaders."
             )
         if (requested := self._batches.sampler.epoch) is not None:
             self.set_epoch(requested)
@@ -553,20 +545,19 @@ def _plain_order(shuffle: bool, algorithm: str | None) -> Order:
     return Shuffled(algorithm) if shuffle or algorithm else Sequential()
 
 
-def _two_orders(order: Order, algorithm: str) -> ConfigurationError:
-    return ConfigurationError(
-        "Two orders were passed.",
-        given=f"order={type(order).__name__}(...), algorithm={algorithm!r}",
-        do=f"Leave the order out, or pass order=Shuffled({algorithm!r}).",
+def _two_orders(order: Order, algorithm: str) -> DataError:
+    return DataError(
+        f"Two orders were passed. Got order={type(order).__name__}(...), algorithm={algorithm!r}. Leave the order "
+        f"out, or pass order=Shuffled({algorithm!r})."
     )
 
 
 def _split_batches(order: EpochOrder, *, num_processes: int, start: int = 0) -> Split:
     ends = order.batch_ends
     if ends is None or ends.dtype != torch.int64 or ends.numel() == 0 or int(ends[-1]) != order.num_samples:
-        raise ConfigurationError(
-            f"makes_batches=True needs batch_ends, int64 and ending with {order.num_samples}, got {ends}.",
-            do=f"Return the positions after the last sample of each batch from {type(order).__name__}.batch_ends.",
+        raise DataError(
+            f"makes_batches=True needs batch_ends, int64 and ending with {order.num_samples}, got {ends}. Return the "
+            f"positions after the last sample of each batch from {type(order).__name__}.batch_ends."
         )
     return BatchSplit(ends, num_processes, start=start)
 
@@ -585,9 +576,9 @@ def _split_epoch(
 ) -> Split:
     num_samples = order.num_samples
     if order.batch_ends is not None:
-        raise ConfigurationError(
-            "An order says where its batches end, and not that it makes them.",
-            do=f"Set makes_batches = True in {type(order).__name__}.",
+        raise DataError(
+            "An order says where its batches end, and not that it makes them. Set makes_batches = True in "
+            f"{type(order).__name__}."
         )
     if kind == "train":
         return UpdateSplit(
@@ -601,9 +592,9 @@ def _split_epoch(
             fixed_batches=fixed_batches,
         )
     if kind != "eval":
-        raise ConfigurationError(f'split must be "train" or "eval", got split={kind!r}.')
+        raise DataError(f'split must be "train" or "eval", got split={kind!r}.')
     if samples_per_update is not None:
-        raise ConfigurationError(f"An evaluation makes no updates: leave out {samples_per_update=}.")
+        raise DataError(f"An evaluation makes no updates: leave out {samples_per_update=}.")
     if fixed_batches:
         ends = torch.arange(batch_size, num_samples + batch_size, batch_size)
         return BatchSplit(ends.clamp_(max=num_samples), num_processes)

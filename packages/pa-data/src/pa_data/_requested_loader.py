@@ -27,7 +27,7 @@ from pa_data._fetching import (
 )
 from pa_data._workers import WorkerStart, explaining_failed_start, hinting_at_long_wait, sigterm_held_back
 from pa_data.drawn_state import StateInWorkers
-from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_data.errors import DataError
 from pa_data.rng import preserve_rng_state
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
         whole_batches: Whether batches are fetched whole.
 
     Raises:
-        ConfigurationError: Whole batches are insisted on and not possible.
+        DataError: Whole batches are insisted on and not possible.
 
     Example:
         >>> from pa_data.rng import mix
@@ -177,10 +177,10 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
             self.close()
 
     def _state(self) -> Snapshot:
-        from pa_data.state_search import snapshot  # of no use without workers
+        from pa_data.state_search import Snapshot  # of no use without workers
 
         collate_fn = cast("Any", self.collate_fn)  # pyright: ignore[reportUnknownMemberType]  # not typed by torch
-        return snapshot({"dataset": self.dataset, "collate_fn": collate_fn})
+        return Snapshot({"dataset": self.dataset, "collate_fn": collate_fn})
 
     def _load_in_workers(self, epoch: int | None) -> Iterator[Any]:
         if self._worker_loader is None:
@@ -208,10 +208,10 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
         start: AbstractContextManager[None] = self._starting()
         while True:
             if self.persistent_workers and iteration != self._iterations:
-                raise UnsupportedConfigurationError(
-                    "This iterator is out of date.",
-                    given="an iterator of a loader with persistent_workers=True that was iterated again, or closed",
-                    do="Use the newest iterator, or make the loader with persistent_workers=False.",
+                raise RuntimeError(
+                    "This iterator is out of date. Got an iterator of a loader with persistent_workers=True that was "
+                    "iterated again, or closed. Use the newest iterator, or make the loader with "
+                    "persistent_workers=False."
                 )
             with start:
                 batch = next(batches, _END)
@@ -251,10 +251,10 @@ def _decide_whole_batches(
     if asked_for is None:
         return possible
     if asked_for and not possible:
-        raise ConfigurationError(
-            "Only tensors in memory and datasets with fetch_batch are fetched whole, and without collate_fn.",
-            given=f"whole_batches=True, a dataset of type {type(dataset).__name__}, and collate_fn={collate_fn}",
-            do="Give the dataset a method fetch_batch, leave collate_fn out, or leave whole_batches out.",
+        raise DataError(
+            "Only tensors in memory and datasets with fetch_batch are fetched whole, and without collate_fn. Got "
+            f"whole_batches=True, a dataset of type {type(dataset).__name__}, and collate_fn={collate_fn}. Give the "
+            "dataset a method fetch_batch, leave collate_fn out, or leave whole_batches out."
         )
     return asked_for
 

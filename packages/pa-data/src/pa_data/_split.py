@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 from typing_extensions import override
 
 from pa_data._fetching import BatchRequest, listed
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from pa_data.orders._checks import check_count
 from pa_data.orders._epoch_order import EpochOrder
 from pa_data.rng import extend_key
@@ -145,7 +145,7 @@ class UpdateSplit:
         num_full_steps: The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples.
 
     Raises:
-        ConfigurationError: If a number is out of its range, or ``start`` is within an update whose batches are fixed.
+        DataError: If a number is out of its range, or ``start`` is within an update whose batches are fixed.
 
     Example:
         >>> split = UpdateSplit(num_samples=30, samples_per_update=20, max_batch_size=4, num_processes=3)
@@ -187,19 +187,18 @@ class UpdateSplit:
         check_count("num_samples", self.num_samples, minimum=0)
         if len(self.max_batch_sizes) not in (0, self.num_processes):
             sizes = f"max_batch_sizes={self.max_batch_sizes}"
-            raise ConfigurationError(f"Each process needs a batch size: {self.num_processes} processes, and {sizes}.")
+            raise DataError(f"Each process needs a batch size: {self.num_processes} processes, and {sizes}.")
         if not 0 <= self.start <= self.num_samples:
-            raise ConfigurationError(
-                "The position is not within the epoch.",
-                given=f"start={self.start} in an epoch of {self.num_samples} samples",
-                do="Pass the number of samples of this epoch that were trained on already. "
-                "If the dataset became smaller since then, begin the epoch again with start=0.",
+            raise DataError(
+                f"The position is not within the epoch. Got start={self.start} in an epoch of {self.num_samples} "
+                "samples. Pass the number of samples of this epoch that were trained on already. If the dataset "
+                "became smaller since then, begin the epoch again with start=0."
             )
         if self.resume_point(self.start) != self.start:
-            raise ConfigurationError(
-                "The position is not where an update begins.",
-                given=f"start={self.start}, with updates of {self.samples_per_update} samples",
-                do="Keep samples_per_update as it was when the position was counted, or begin the epoch with start=0.",
+            raise DataError(
+                f"The position is not where an update begins. Got start={self.start}, with updates of "
+                f"{self.samples_per_update} samples. Keep samples_per_update as it was when the position was "
+                "counted, or begin the epoch with start=0."
             )
         steps = self._steps_for(self.samples_per_update)
         object.__setattr__(self, "steps_per_update", steps)
@@ -348,7 +347,7 @@ class EvalSplit(_WithoutUpdates):
         drop_last: Leaves out the remainder.
 
     Raises:
-        ConfigurationError: If a number is out of its range, or there are fewer samples than processes.
+        DataError: If a number is out of its range, or there are fewer samples than processes.
 
     Example:
         >>> split = EvalSplit(num_samples=17, batch_size=4, num_processes=2)
@@ -368,10 +367,9 @@ class EvalSplit(_WithoutUpdates):
         """Raise an error for numbers that describe no split."""
         _check_sizes(self)
         if self.num_samples < self.num_processes:
-            raise ConfigurationError(
-                "There are fewer samples to evaluate on than processes.",
-                given=f"{self.num_samples} samples for {self.num_processes} processes",
-                do="Evaluate on more samples, or with fewer processes.",
+            raise DataError(
+                f"There are fewer samples to evaluate on than processes. Got {self.num_samples} samples for "
+                f"{self.num_processes} processes. Evaluate on more samples, or with fewer processes."
             )
 
     @cached_property
@@ -463,7 +461,7 @@ class BatchSplit(_WithoutUpdates):
             are counted from there.
 
     Raises:
-        ConfigurationError: If there is no process, or ``start`` is within a batch.
+        DataError: If there is no process, or ``start`` is within a batch.
 
     Example:
         >>> split = BatchSplit(torch.tensor([2, 7, 9]), num_processes=2)
@@ -482,10 +480,10 @@ class BatchSplit(_WithoutUpdates):
         """Raise an error for numbers that describe no split."""
         _check_sizes(self)
         if self.start != self._end(self._first):
-            raise ConfigurationError(
-                "The position is not where a batch of the order ends.",
-                given=f"start={self.start}, within batch {self._first} of {len(self.batch_ends)}",
-                do="Begin the epoch again with start=0, if the order is not the one that the position was counted in.",
+            raise DataError(
+                f"The position is not where a batch of the order ends. Got start={self.start}, within batch "
+                f"{self._first} of {len(self.batch_ends)}. Begin the epoch again with start=0, if the order is not "
+                "the one that the position was counted in."
             )
 
     @cached_property

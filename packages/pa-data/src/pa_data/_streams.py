@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch.utils.data import Dataset, IterableDataset
 
 from pa_data._sample_notes import describe_samples
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from pa_data.rng import extend_key, seed_rng
 
 __all__ = ["SizedStream"]
@@ -51,7 +51,7 @@ class SizedStream(Dataset[Any]):
             ahead: Samples before its start are kept for later batches; samples before its stop are read now.
 
         Raises:
-            ConfigurationError: The stream has fewer samples than its length, or more and is read to its end.
+            DataError: The stream has fewer samples than its length, or more and is read to its end.
         """
         first, after = positions[0], positions[-1] + 1
         if key != self._key or (first < self._next and first not in self._kept):
@@ -82,12 +82,12 @@ class SizedStream(Dataset[Any]):
             raise
         if (sample is _END) != (position == length):
             kind = type(self.dataset).__name__
-            raise ConfigurationError(
-                "A stream yielded a different number of samples than its length.",
-                given=f"{position if sample is _END else f'more than {length}'} samples of {kind}, whose length is "
-                f"{length}",
-                do="Let __len__ return how many samples it yields each time it is iterated over, on each process and "
-                "in each worker: they are divided by position, and the stream itself must not divide them.",
+            raise DataError(
+                "A stream yielded a different number of samples than its length. Got "
+                f"{position if sample is _END else f'more than {length}'} samples of {kind}, whose length is "
+                f"{length}. Let __len__ return how many samples it yields each time it is iterated over, on each "
+                "process and in each worker: they are divided by position, and the stream itself must not divide "
+                "them."
             )
         self._next = position + 1
         return sample

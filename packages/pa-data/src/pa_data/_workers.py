@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from pa_data.rng import mix, seed_rng
 
 __all__ = [
@@ -167,7 +167,7 @@ def explaining_failed_start(context: str | BaseContext | None, sent: Mapping[str
         sent: What is sent to the workers, by the name that users know it by.
 
     Raises:
-        ConfigurationError: Something could not be pickled, or a worker ended by itself.
+        DataError: Something could not be pickled, or a worker ended by itself.
     """
     try:
         yield
@@ -176,22 +176,20 @@ def explaining_failed_start(context: str | BaseContext | None, sent: Mapping[str
         if method == "fork":
             raise
         if isinstance(error, BrokenPipeError | ConnectionError | EOFError) or _ENDED.search(str(error)):
-            raise ConfigurationError(
-                "The workers of a loader could not start.",
-                given=f"processes that are started by {method!r}, and a worker that ended before its first batch; "
-                f"what it printed is above ({type(error).__name__})",
-                do='Put what loads and trains under if __name__ == "__main__":, and move classes that were '
-                "defined in a notebook to a file; or load without workers: num_workers=0.",
+            raise DataError(
+                f"The workers of a loader could not start. Got processes that are started by {method!r}, and a "
+                f"worker that ended before its first batch; what it printed is above ({type(error).__name__}). Put "
+                'what loads and trains under if __name__ == "__main__":, and move classes that were defined in a '
+                "notebook to a file; or load without workers: num_workers=0."
             ) from error
         for name, value in sent.items():
             if not _can_be_pickled(value):
                 kind = getattr(value, "__qualname__", type(value).__name__)
-                raise ConfigurationError(
-                    f"The {name} cannot be sent to the workers of a loader.",
-                    given=f"the {name} {kind}, processes that are started by {method!r}, and "
-                    f"{type(error).__name__}: {error}",
-                    do=f"Replace lambdas and local functions in the {name} by functions at the top level of a file, or "
-                    "load without workers: num_workers=0.",
+                raise DataError(
+                    f"The {name} cannot be sent to the workers of a loader. Got the {name} {kind}, processes that "
+                    f"are started by {method!r}, and {type(error).__name__}: {error}. Replace lambdas and local "
+                    f"functions in the {name} by functions at the top level of a file, or load without workers: "
+                    "num_workers=0."
                 ) from error
         raise
 
@@ -227,16 +225,16 @@ _SENT: set[type] = {Tensor, str, bytes, bool, int, float, complex, type(None)}
 """Types of which every object can be sent; a type joins them when an object of it was sent."""
 
 
-def raised_stop_iteration(error: StopIteration) -> ConfigurationError:
+def raised_stop_iteration(error: StopIteration) -> DataError:
     """Return the error in place of a ``StopIteration`` of a sample: a loader would take it for the end of the epoch.
 
     Args:
         error: What a dataset or a ``collate_fn`` raised.
     """
-    raised = ConfigurationError(
-        "A sample or its collation raised StopIteration, which would have ended the epoch.",
-        given="".join(traceback.format_tb(error.__traceback__)[-1:]).strip(),
-        do="Find the call of next() for which there is nothing left, or give it a default.",
+    raised = DataError(
+        "A sample or its collation raised StopIteration, which would have ended the epoch. Got "
+        f"{''.join(traceback.format_tb(error.__traceback__)[-1:]).strip()}. Find the call of next() for which there "
+        "is nothing left, or give it a default."
     )
     for note in getattr(error, "__notes__", ()):
         raised.add_note(note)
@@ -275,7 +273,7 @@ def require_sendable(batch: object) -> None:
         batch: What a worker has made.
 
     Raises:
-        ConfigurationError: A part of it cannot be pickled.
+        DataError: A part of it cannot be pickled.
     """
     kind = type(batch)
     if kind in _SENT:
@@ -299,12 +297,11 @@ def require_sendable(batch: object) -> None:
         raise _cannot_be_sent(batch)
 
 
-def _cannot_be_sent(part: Any) -> ConfigurationError:
-    return ConfigurationError(
-        "A batch cannot be sent from a worker to the main process.",
-        given=f"a {type(part).__qualname__} of {type(part).__module__} in the batch, which cannot be pickled",
-        do="Return tensors, numbers, strings, and objects of classes at the top level of a file; or load without "
-        "workers: num_workers=0.",
+def _cannot_be_sent(part: Any) -> DataError:
+    return DataError(
+        f"A batch cannot be sent from a worker to the main process. Got a {type(part).__qualname__} of "
+        f"{type(part).__module__} in the batch, which cannot be pickled. Return tensors, numbers, strings, and "
+        "objects of classes at the top level of a file; or load without workers: num_workers=0."
     )
 
 

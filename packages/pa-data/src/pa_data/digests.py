@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from pa_data._workers import WorkerStart
 from pa_data.batches import is_array, is_mapping, keys_of
-from pa_data.errors import ArgumentTypeError
 from pa_data.orders._fingerprint import fingerprint
 from pa_data.rng import mix, preserve_rng_state, seed_rng
 
@@ -69,7 +68,7 @@ def _text_of_array(place: str, value: Any) -> Iterator[tuple[str, str]]:
             yield place, f"{tuple(tensor.shape)} {_means(tensor.to('cpu', torch.float64).reshape(-1))}"
         else:
             yield place, fingerprint(str(tuple(tensor.shape)), {"values": tensor})
-    except (ArgumentTypeError, TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError):
         return  # of a kind that no tensor is made of
 
 

@@ -1,26 +1,14 @@
-"""Errors that tell what was given, what was expected and what to do.
-
-Each error also derives from the built-in exception a Python user would catch for the same mistake, so
-``except ValueError`` keeps working:
-
-    >>> issubclass(ConfigurationError, ValueError), issubclass(ArgumentTypeError, TypeError)
-    (True, True)
-"""
+"""The errors of datasets, loaders and orders: ``ValueError`` with a name; others are Python's own."""
 
 from __future__ import annotations
 
 import re
 from urllib.parse import unquote
 
-from typing_extensions import override
-
 __all__ = [
-    "ArgumentTypeError",
-    "ConfigurationError",
+    "DataError",
     "EmptyDatasetError",
-    "ExplainedError",
     "ShardError",
-    "UnsupportedConfigurationError",
     "message_of",
     "safe_cause",
     "without_secrets",
@@ -75,85 +63,34 @@ def _secrets_in(url: str) -> set[str]:
     return {part for secret in users | queries for part in (secret, unquote(secret)) if len(part) >= _SHORTEST_SECRET}
 
 
-class ExplainedError(Exception):
-    """Base of the errors of this module.
-
-    Where the sentence says it all, as for a number that is out of its range, the other parts are left out. The parts
-    are kept as attributes and in ``args``, so that the error survives the way back from another process.
+class DataError(ValueError):
+    """A dataset, a loader or an order cannot work with what it was given, such as a negative batch size.
 
     Args:
-        problem: One sentence that says what is wrong.
-        given: What was found, as text; name the argument as well as its value.
-        expected: What would have been right, where the sentence does not say so.
-        do: What the reader can do about it.
+        message: What is wrong and what to do; of URLs in it, users, passwords and queries are left out.
 
     Example:
-        >>> print(ExplainedError("The bag is empty.", given="0 apples", expected="some", do="Buy an apple."))
-        The bag is empty.
-          given:    0 apples
-          expected: some
-          do:       Buy an apple.
-    """
-
-    def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
-        problem, given, expected, do = map(without_secrets, (problem, given, expected, do))
-        super().__init__(problem, given, expected, do)
-        self.problem = problem
-        self.given = given
-        self.expected = expected
-        self.do = do
-
-    @override
-    def __str__(self) -> str:
-        parts = (("given:   ", self.given), ("expected:", self.expected), ("do:      ", self.do))
-        return "\n".join([self.problem, *(f"  {name} {text}" for name, text in parts if text)])
-
-
-class ConfigurationError(ExplainedError, ValueError):
-    """An argument has a value that cannot work, such as a negative number of epochs.
-
-    Example:
-        >>> raise ConfigurationError("num_epochs must be a whole number >= 1, got -1.")
+        >>> from pa_data.orders import epoch_order
+        >>> epoch_order(-1, seed=0, epoch=0)
         Traceback (most recent call last):
         ...
-        pa_data.errors.ConfigurationError: num_epochs must be a whole number >= 1, got -1.
+        pa_data.errors.DataError: num_samples must be a whole number >= 0, got -1.
     """
 
-
-class ArgumentTypeError(ExplainedError, TypeError):
-    """An argument is another kind of thing than the one that is expected, such as a class instead of an instance.
-
-    Example:
-        >>> from pa_data.orders import Shuffled, check_order
-        >>> check_order(Shuffled)
-        Traceback (most recent call last):
-        ...
-        pa_data.errors.ArgumentTypeError: This is not an order.
-          given:    order=Shuffled
-          ...
-          do:       Pass an instance: Shuffled(...).
-    """
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets(message))
 
 
-class EmptyDatasetError(ConfigurationError):
+class EmptyDatasetError(DataError):
     """A dataset, or what is left of it after ``drop_last``, holds no batch to run on.
 
     Example:
-        >>> issubclass(EmptyDatasetError, ConfigurationError)
+        >>> issubclass(EmptyDatasetError, DataError)
         True
     """
 
 
-class UnsupportedConfigurationError(ExplainedError, RuntimeError):
-    """Every argument is valid, but this environment or combination cannot do what was requested.
-
-    Example:
-        >>> issubclass(UnsupportedConfigurationError, RuntimeError)
-        True
-    """
-
-
-class ShardError(ExplainedError, ValueError):
+class ShardError(DataError):
     """A file of a dataset is missing, damaged, has changed, or holds something else than its reader expects.
 
     Example:

@@ -25,7 +25,6 @@ __all__ = [
     "restore_rng_state",
     "restored_rng_states",
     "seed_rng",
-    "seed_rng_of_rank",
 ]
 
 RNGState: TypeAlias = dict[str, Any]
@@ -210,18 +209,3 @@ def restore_rng_state(state: RNGState, device: torch.device) -> None:
     torch.default_generator.set_state(state["torch"])
     if device.type != "cpu" and "device" in state:
         torch.get_device_module(device).set_rng_state(state["device"], device)
-
-
-def seed_rng_of_rank(seed: int, update: int, rank: int, device: torch.device) -> None:
-    """Seed the RNGs of a process that resumes without its own state: there were more or fewer processes.
-
-    Args:
-        seed: The seed of the run.
-        update: The number of updates after which the run resumes.
-        rank: The rank of this process.
-        device: The device of the run.
-    """
-    key = mix(mix(seed, update), rank)
-    seed_rng(key)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(key)

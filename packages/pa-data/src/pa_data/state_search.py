@@ -41,7 +41,6 @@ __all__ = [
     "mark_of",
     "names_in",
     "set_state_of",
-    "snapshot",
     "state_of",
 ]
 
@@ -150,14 +149,31 @@ class Note(NamedTuple):
 
 
 class Snapshot:
-    """What state objects held at a moment; take one with `snapshot`.
+    """What state objects hold at the moment, to compare it with another moment.
+
+    Of large tensors and arrays, some elements are read.
+
+    Args:
+        roots: As for `find_state`.
+        without: As for `find_state`.
 
     Attributes:
         notes: What was found, by place.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> script = SimpleNamespace(step=0, name="run")
+        >>> before = Snapshot({"script": script})
+        >>> script.step += 1
+        >>> before.changed(Snapshot({"script": script}))
+        ['script.step']
     """
 
-    def __init__(self, notes: Mapping[str, Note]) -> None:
-        self.notes = notes
+    def __init__(self, roots: Mapping[str, object], *, without: Iterable[object] = ()) -> None:
+        found = find_state(roots, without=without)
+        self.notes: dict[str, Note] = {
+            one.place: Note(id(one.owner), type(one.owner), one.name, mark_of(one.value)) for one in found
+        }
 
     def changed(self, later: Snapshot) -> list[str]:
         """Return the places whose state appeared, changed or went.
@@ -185,28 +201,6 @@ def _unchanged_elsewhere(
         if earlier is not None and not note.differs(before[earlier]):
             moved |= {place, earlier}
     return moved
-
-
-def snapshot(roots: Mapping[str, object], *, without: Iterable[object] = (), installed: bool = True) -> Snapshot:
-    """Note the state that objects hold, to compare it with another moment.
-
-    Of large tensors and arrays, some elements are read.
-
-    Args:
-        roots: As for `find_state`.
-        without: As for `find_state`.
-        installed: As for `find_state`.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> script = SimpleNamespace(step=0, name="run")
-        >>> before = snapshot({"script": script})
-        >>> script.step += 1
-        >>> before.changed(snapshot({"script": script}))
-        ['script.step']
-    """
-    found = find_state(roots, without=without, installed=installed)
-    return Snapshot({one.place: Note(id(one.owner), type(one.owner), one.name, mark_of(one.value)) for one in found})
 
 
 @functools.cache

@@ -34,8 +34,8 @@ from pa_core import (
     TrainerCallback,
     gather_objects,
 )
-from pa_core.data import epoch_order
 from pa_core.distributed import num_processes
+from pa_data.orders import epoch_order
 from pa_finetuning import ModelFreezer
 from pa_schedulers import CosineLrScheduler
 from tests.support.callbacks import CallAt, KillAt, KilledError

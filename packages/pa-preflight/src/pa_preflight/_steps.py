@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from pa_core import BatchMismatchError, Trainer
-from pa_core.orders import Order
 from pa_data import is_in_memory
+from pa_data.orders import Order
 from pa_data.rng import restored_rng_states
 from pa_preflight._arguments import ignore, is_overridden, trial, with_methods
 from pa_preflight._batch_checks import (

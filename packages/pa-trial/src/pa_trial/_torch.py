@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pa_data.errors import UnsupportedConfigurationError
+from pa_trial.errors import UnsupportedConfigurationError
 
 BUFFERS: Final = "_buffers"
 """Where a module has its own buffers in its ``vars``; ``named_buffers`` leaves out second names."""

@@ -13,12 +13,16 @@ from torch.optim import Optimizer
 from torch.profiler import profile, tensorboard_trace_handler
 from typing_extensions import override
 
-from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_trial.checkpoint_folder import find_newest
 from pa_trial.collectives import num_processes
 from pa_trial.context_parts import ContextParts
 from pa_trial.distributed_context import DistributedContext
-from pa_trial.errors import InternalException, InvalidExperimentException
+from pa_trial.errors import (
+    ConfigurationError,
+    InternalException,
+    InvalidExperimentException,
+    UnsupportedConfigurationError,
+)
 from pa_trial.experimental import PyTorchExperimentalContext
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.metric_reducers import MetricReducers, WrapsReducers

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from pa_data.errors import ArgumentTypeError, ConfigurationError
+from pa_trial.errors import ArgumentTypeError, ConfigurationError
 
 
 def data_length(data: Any) -> int:

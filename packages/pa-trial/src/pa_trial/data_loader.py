@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from typing_extensions import TypeVar
 
 from pa_data import LoadingOptions, RequestedDataLoader
-from pa_data.errors import ConfigurationError
 from pa_data.rng import extend_key, mix
 from pa_trial.batch_order import KeyedShare, find_order
+from pa_trial.errors import ConfigurationError
 from pa_trial.samplers import DistributedBatchSampler, RepeatBatchSampler, SkipBatchSampler
 
 _WORKER_STREAMS = -2  # extends the seed where no epoch does

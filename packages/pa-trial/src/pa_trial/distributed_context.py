@@ -6,8 +6,7 @@ import os
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from pa_data.errors import ConfigurationError
-from pa_trial.errors import InternalException, UsageError
+from pa_trial.errors import ConfigurationError, InternalException, UsageError
 from pa_trial.rank_group import RankGroup, connect
 
 _T = TypeVar("_T")

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from pa_checkpoint import CheckpointError, CheckpointNotFoundError
-from pa_data.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError, ExplainedError
+from pa_checkpoint import CheckpointError, CheckpointNotFoundError, ExplainedError
+
+
+class ConfigurationError(ExplainedError, ValueError):
+    """An argument has a value that cannot work."""
+
+
+class ArgumentTypeError(ExplainedError, TypeError):
+    """An argument is another kind of thing than is expected."""
+
+
+class UnsupportedConfigurationError(ExplainedError, RuntimeError):
+    """Every argument is valid, but this environment or combination cannot do what was requested."""
 
 
 class InvalidExperimentException(ConfigurationError):
@@ -34,7 +45,7 @@ class NoMetricsError(ArgumentTypeError, AttributeError):
     """A method of a trial returned something that holds no metrics; an ``AttributeError`` too, as in Determined."""
 
 
-class EmptyLoaderError(EmptyDatasetError, RuntimeError):
+class EmptyLoaderError(ConfigurationError, RuntimeError):
     """A data loader has no batches, but at least one is needed."""
 
 

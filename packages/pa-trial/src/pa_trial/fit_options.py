@@ -8,8 +8,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Final, cast
 
-from pa_data.errors import ArgumentTypeError, ConfigurationError
 from pa_trial.boundaries import Boundaries, batches_of
+from pa_trial.errors import ArgumentTypeError, ConfigurationError
 from pa_trial.progress import TrialProgress
 from pa_trial.settings import ExperimentSettings, require_bool
 from pa_trial.units import Batch, Epoch, TrainUnit

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pa_data.errors import ConfigurationError
 from pa_trial.context import CoreContext, PyTorchTrialContext
 from pa_trial.distributed_context import DistributedContext
-from pa_trial.errors import InvalidHP
+from pa_trial.errors import ConfigurationError, InvalidHP
 from pa_trial.processes import connect_processes
 from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoint_dir, is_whole
 from pa_trial.user_warnings import warn_user

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from typing_extensions import TypeVar
 
-from pa_data.errors import ConfigurationError
 from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, damaged, read_json
 from pa_trial.checkpoint_folder import read_saved
-from pa_trial.errors import InvalidCheckpointException, NoCheckpointError
+from pa_trial.errors import ConfigurationError, InvalidCheckpointException, NoCheckpointError
 from pa_trial.trial import PyTorchTrial
 from pa_trial.trial_contents import load_weights
 from pa_trial.user_warnings import warn_user

@@ -9,8 +9,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pa_data.errors import ArgumentTypeError
-from pa_trial.errors import InvalidExperimentException
+from pa_trial.errors import ArgumentTypeError, InvalidExperimentException
 
 
 class LRScheduler:

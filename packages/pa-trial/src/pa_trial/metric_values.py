@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pa_data.errors import ArgumentTypeError
-from pa_trial.errors import CheckFailedError, NoMetricsError
+from pa_trial.errors import ArgumentTypeError, CheckFailedError, NoMetricsError
 from pa_trial.types import Array, Metrics, rebuilt
 
 _MAX_ELEMENTS_ON_DEVICE = 1024

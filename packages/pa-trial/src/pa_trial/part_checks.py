@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from pa_data.errors import ArgumentTypeError
 from pa_trial._torch import is_sharded_module
-from pa_trial.errors import InvalidExperimentException
+from pa_trial.errors import ArgumentTypeError, InvalidExperimentException
 from pa_trial.user_warnings import warn_user
 
 _SHOWN = 4

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_distributed import gather_objects, prepare_gloo
 from pa_trial.collectives import num_processes, rank
 from pa_trial.distributed_context import DistributedContext
+from pa_trial.errors import ConfigurationError, UnsupportedConfigurationError
 
 
 def connect_processes(

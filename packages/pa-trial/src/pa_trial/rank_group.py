@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pa_data.errors import ConfigurationError
 from pa_distributed import OtherProcessError, store_of_processes
-from pa_trial.errors import InternalException
+from pa_trial.errors import ConfigurationError, InternalException
 
 _torch_distributed: Any = dist  # which annotates its process groups only in part, and does not export its stores
 _SHORTEST_PAUSE = 0.0002

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from pa_checkpoint import CheckpointError
-from pa_data.errors import ExplainedError
+from pa_checkpoint import CheckpointError, ExplainedError
 from pa_distributed import OtherProcessError, gather_objects
 from pa_trial.collectives import rank
 from pa_trial.errors import InvalidHP

@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import BatchSampler, Sampler
 from typing_extensions import override
 
-from pa_data.errors import ConfigurationError
+from pa_trial.errors import ConfigurationError
 
 __all__ = [
     "DistributedBatchSampler",

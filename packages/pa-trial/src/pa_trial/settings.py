@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
-from pa_data.errors import ArgumentTypeError, ConfigurationError
-from pa_trial.errors import InvalidExperimentException, UsageError
+from pa_trial.errors import ArgumentTypeError, ConfigurationError, InvalidExperimentException, UsageError
 from pa_trial.units import Batch, Epoch, TrainUnit
 from pa_trial.user_warnings import warn_user
 

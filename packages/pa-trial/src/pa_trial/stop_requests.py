@@ -6,9 +6,9 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from pa_data.errors import ConfigurationError
 from pa_distributed import SignalWatch, gather_objects
 from pa_trial.context_parts import ContextParts
+from pa_trial.errors import ConfigurationError
 
 
 class StopRequests:

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pa_data.errors import UnsupportedConfigurationError
 from pa_trial._torch import file_writer_of
+from pa_trial.errors import UnsupportedConfigurationError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter

@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from pa_data.errors import ArgumentTypeError
 from pa_distributed import HangDetector
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls, check_callbacks
 from pa_trial.checkpoints import Checkpoints
 from pa_trial.context import PyTorchTrialContext
 from pa_trial.context_parts import ContextParts, Stage
-from pa_trial.errors import InternalException
+from pa_trial.errors import ArgumentTypeError, InternalException
 from pa_trial.fit_options import DEFAULT_REPORTING_PERIOD, FitOptions
 from pa_trial.loop import TrainingLoop
 from pa_trial.running import agree_on_seed, closing_in_order, require_same_parts, saving_before_invalid_hp

@@ -12,12 +12,11 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler
 
 from pa_data import RequestedDataLoader, UpdateSplit, loader_parts, set_epoch
-from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_data.rng import extend_key, mix
 from pa_distributed import gather_objects
 from pa_trial.batch_order import EpochOrders, KeyedShare, UpdateOrders
 from pa_trial.data_loader import DataLoader
-from pa_trial.errors import EmptyLoaderError, UsageError
+from pa_trial.errors import ConfigurationError, EmptyLoaderError, UnsupportedConfigurationError, UsageError
 
 _VALIDATION = -3  # extends the seed for what is validated on
 

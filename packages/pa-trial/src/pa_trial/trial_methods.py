@@ -6,8 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pa_data.errors import ArgumentTypeError
-from pa_trial.errors import InvalidExperimentException
+from pa_trial.errors import ArgumentTypeError, InvalidExperimentException
 from pa_trial.trial import PyTorchTrial
 from pa_trial.types import Metrics
 

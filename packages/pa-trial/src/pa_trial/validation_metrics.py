@@ -7,8 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from pa_data.errors import ArgumentTypeError
-from pa_trial.errors import EmptyLoaderError, InvalidExperimentException
+from pa_trial.errors import ArgumentTypeError, EmptyLoaderError, InvalidExperimentException
 from pa_trial.metric_values import (
     agreed_names,
     hold,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pa_data.errors import ArgumentTypeError
-from pa_trial.errors import InvalidExperimentException
+from pa_trial.errors import ArgumentTypeError, InvalidExperimentException
 from pa_trial.metric_values import number_of
 from pa_trial.progress import TrialProgress
 from pa_trial.settings import RunSettings

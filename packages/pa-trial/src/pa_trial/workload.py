@@ -5,10 +5,10 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
-from pa_data.errors import ArgumentTypeError, ConfigurationError
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
 from pa_trial.context_parts import ContextParts
+from pa_trial.errors import ArgumentTypeError, ConfigurationError
 from pa_trial.reporting import Reporter
 from pa_trial.training_metrics import WorkloadMetrics, add_counts
 from pa_trial.trial import PyTorchTrial

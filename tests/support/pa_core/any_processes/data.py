@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset, Subset
 from typing_extensions import override
 
-from pa_core.orders import ClassBalanced, Curriculum, LengthGrouped, Mixture, Order, Shuffled, Weighted
+from pa_data.orders import ClassBalanced, Curriculum, LengthGrouped, Mixture, Order, Shuffled, Weighted
 from tests.support.pa_core.any_processes.configuration import Configuration
 from tests.support.pa_core.any_processes.models import CLASSES, FEATURES, WORDS
 

@@ -15,7 +15,7 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
-from pa_core.files import JsonLines, ShardedFiles
+from pa_data.files import JsonLines, ShardedFiles
 
 PER_UPDATE, EPOCHS = 12, 2
 

@@ -28,8 +28,8 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from pa_core.orders import Sequential, TableOrder, Weighted
 from pa_core.testing import make_regression
+from pa_data.orders import Sequential, TableOrder, Weighted
 from tests.support.pa_core.ranks_that_differ.cases import Case, Door, layers, momentum
 
 When: TypeAlias = Literal[

@@ -98,9 +98,8 @@ class BatchCount:
         """Return the error of an epoch without a batch on any process."""
         length = "" if self.expected is None else f", whose length is {self.expected}"
         return EmptyDatasetError(
-            f"The loader yielded no batch in {self.phase}.",
-            given=f"0 batches of {describe_loader(self._loader)}{length}",
-            do="Make it yield its batches each time it is iterated over: an iterator is used up after the first time.",
+            f"The loader yielded no batch in {self.phase}. Got 0 batches of {describe_loader(self._loader)}{length}. "
+            "Make it yield its batches each time it is iterated over: an iterator is used up after the first time."
         )
 
     def ended_by_sample(self) -> ConfigurationError:

@@ -58,9 +58,8 @@ def check_loader(loader: object, origin: str, *, is_repeated: bool = False) -> N
         )
     if length_of(loader) == 0:
         raise EmptyDatasetError(
-            "The loader has no batch.",
-            given=f"a {kind} of length 0 from {origin}",
-            do="Look at how the dataset was made, choose a smaller batch size, or leave drop_last out.",
+            f"The loader has no batch. Got a {kind} of length 0 from {origin}. Look at how the dataset was made, "
+            "choose a smaller batch size, or leave drop_last out."
         )
     if is_repeated and isinstance(innermost(loader), Iterator):
         raise ConfigurationError(

@@ -11,8 +11,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from pa_core.data.custom_loader import describe_loader, is_dataloader, is_keyed
 from pa_core.errors import ConfigurationError
-from pa_data.batches import describe_batch, is_array, keys_of
-from pa_data.orders import Order, check_order, has_plain_order, order_of_dataset
+from pa_data.batches import describe_batch, is_array
+from pa_data.orders import Order, check_order, order_of_dataset
 
 DEFAULT_BATCH_SIZE = 8
 """The default of ``per_device_batch_size``, which tells whether it was passed."""
@@ -190,8 +190,8 @@ def _what_to_pass(data: Any, method: str | None) -> str | None:
         return f"{_TENSOR_DATASET}."
     if hasattr(data, "iloc"):
         return f'{_TENSOR_DATASET}, such as table[["a", "b"]].to_numpy("float32").'
-    if issubclass(kind, Mapping) and len(data) > 0 and 0 not in keys_of(data):
-        keys = ", ".join(f"[{key!r}]" for key in keys_of(data))
+    if issubclass(kind, Mapping) and len(data) > 0 and 0 not in [*data.keys()]:
+        keys = ", ".join(f"[{key!r}]" for key in [*data.keys()])
         return f"Pass one of its values, where that is a dataset: {keys}."
     if isinstance(data, type):
         return f"Pass an instance: {data.__name__}(...)."
@@ -242,7 +242,7 @@ def _check_order(order: Order | None, data: object, argument: str, kwargs: Mappi
         do = "Leave the order out, or pass a dataset with __len__ and __getitem__."
         raise _given_twice(order, f"a {kind} as {argument}, which yields its samples in its own order", do)
     own = order_of_dataset(data)
-    if own is not None and not has_plain_order(order):
+    if own is not None and not order.is_plain:
         do = f"Leave the order out, or pass a dataset of another kind than {kind}."
         raise _given_twice(order, f"a {kind} as {argument}, which brings the order {own.name}", do)
 

@@ -16,7 +16,7 @@ from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
 from pa_core.tracking.run_history import RunHistory, recording_with_prefix
 from pa_core.types import SizedIterable
-from pa_data.batches import is_array, keys_of
+from pa_data.batches import is_array
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def _are_sets(data: object) -> bool:
     if not isinstance(data, Mapping):
         return False
     mapping = cast("Mapping[object, object]", data)
-    return 0 not in keys_of(mapping) and not any(map(is_array, mapping.values()))
+    return 0 not in [*mapping.keys()] and not any(map(is_array, mapping.values()))
 
 
 def _checked(data: EvaluationData, argument: str) -> dict[str, EvaluationSet]:

@@ -56,7 +56,7 @@ from pa_data import (
     move_to_device,
     start_method,
 )
-from pa_data.orders import Order, Shuffled, has_plain_order
+from pa_data.orders import Order, Shuffled
 
 Purpose = Literal["train", "eval"]
 """What a loader is for."""
@@ -175,8 +175,7 @@ class Loaders:
         try:
             loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
         except EmptyDatasetError as error:
-            given = f"{error.given}, passed as {data.argument}"
-            raise EmptyDatasetError(error.problem, given, error.expected, error.do) from None
+            raise EmptyDatasetError(f"{error} It was passed as {data.argument}.") from None
         check_loader(loader, data.origin, is_repeated=data.purpose == "eval")
         own = innermost(loader)
         if data.order is not None and not (is_keyed(own) and own.given_order is data.order):
@@ -313,7 +312,7 @@ class Loaders:
             per_device_batch_size: Samples in a batch of one process, where the loader does not say.
         """
         kwargs, keyed = self._kwargs[purpose], innermost(loader)
-        if purpose == "train" and is_keyed(keyed) and not has_plain_order(keyed.given_order):
+        if purpose == "train" and is_keyed(keyed) and not keyed.given_order.is_plain:
             kwargs = {**kwargs, "order": keyed.given_order.fingerprint}
         if is_keyed(keyed) and keyed.given_order.makes_batches:
             return LoaderSettings(keyed.split.batch_size, kwargs)

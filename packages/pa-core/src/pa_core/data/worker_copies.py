@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from pa_core import _accelerate
 from pa_core.data.custom_loader import is_dataloader
 from pa_core.user_warnings import warn_user
-from pa_data.state_search import Snapshot, snapshot
+from pa_data.state_search import Snapshot
 
 _MOST_NAMED = 3
 
@@ -31,10 +31,10 @@ class WorkerCopies:
         if not is_dataloader(own) or not own.persistent_workers:
             return
         if own not in self._started:
-            self._started[own] = snapshot(_copied(own))
+            self._started[own] = Snapshot(_copied(own))
             return
         started = self._started[own]
-        if started is None or not (changed := started.changed(snapshot(_copied(own)))):
+        if started is None or not (changed := started.changed(Snapshot(_copied(own)))):
             return
         self._started[own] = None
         more = ", ..." if len(changed) > _MOST_NAMED else ""

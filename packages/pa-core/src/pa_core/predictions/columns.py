@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pa_core.errors import BatchOutputError, ConfigurationError
-from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
+from pa_data.batches import describe_batch, is_array, is_mapping
 
 Column: TypeAlias = "Tensor | Sequence[Any]"
 """A value for each sample of a batch: a tensor whose first dimension is the samples, or a list."""
@@ -43,7 +43,7 @@ def columns_of(predictions: object, num_samples: int) -> dict[str, Column]:
 
 def _named(predictions: Any) -> dict[str, Any]:
     if is_mapping(predictions):
-        keys = list(keys_of(predictions))
+        keys = [*predictions.keys()]
         require_names_once([str(key) for key in keys])
         return {str(key): predictions[key] for key in keys}
     if dataclasses.is_dataclass(predictions):
@@ -75,7 +75,7 @@ def plain(value: Any) -> Any:
     if is_array(value):
         return value.tolist()
     if is_mapping(value):
-        return {key: plain(value[key]) for key in keys_of(value)}
+        return {key: plain(value[key]) for key in [*value.keys()]}
     return [plain(one) for one in value] if issubclass(value.__class__, list | tuple) else value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,6 @@ from pa_checkpoint.torch_states import does_not_fit, refusals_explained
 from pa_core import _accelerate
 from pa_core._torch import has_ended, has_iterator
 from pa_core.attributes import temporarily
-from pa_core.data import move_to_device
 from pa_core.data.custom_loader import (
     describe_loader,
     has_exact_state,
@@ -31,8 +31,8 @@ from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
 from pa_core.user_warnings import say
-from pa_data import loader_parts
-from pa_data.rng import capture_rng_state, numpy_random, restore_rng_state
+from pa_data import loader_parts, move_to_device
+from pa_data.rng import capture_rng_state, restore_rng_state
 
 
 class CustomLoaderState:
@@ -409,7 +409,7 @@ def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
 
 def _generators(loader: object) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], object]]]:
     """The names of generators, and how the state of each is read and set."""
-    of_numpy: Any = numpy_random()
+    of_numpy: Any = importlib.import_module("numpy.random")  # slow to import, and few runs need it
     for path, part in loader_parts(loader).items():
         for name, value in getattr(part, "__dict__", {}).items():
             named, one = f"{path}.{name}", value

@@ -23,7 +23,6 @@ from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
 from pa_core.user_warnings import say
 from pa_data import set_epoch
-from pa_data.orders import has_plain_order
 
 
 class ResumePlan:
@@ -173,7 +172,7 @@ class ResumePlan:
     @staticmethod
     def _restore_order(run: ResumableRun, saved: SavedRun) -> None:
         loader = innermost(run.train_dataloader)
-        if not is_keyed(loader) or not has_plain_order(loader.given_order) or "order" in saved.settings:
+        if not is_keyed(loader) or not loader.given_order.is_plain or "order" in saved.settings:
             return
         if loader.shuffle == saved.settings["shuffle"]:
             loader.algorithm = saved.algorithm

@@ -12,7 +12,6 @@ from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, len
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import StatefulScheduler
-from pa_data.orders import has_plain_order
 
 RESUME_OVERRIDES = {
     "samples_per_update": "the boundaries of updates would move, and schedules count updates",
@@ -47,7 +46,7 @@ def describe_settings(
     """
     config, loader, schedulers = run.run_config, innermost(run.train_dataloader), run.named_schedulers()
     keyed = loader if is_keyed(loader) else None
-    order = None if keyed is None or has_plain_order(keyed.given_order) else keyed.given_order
+    order = None if keyed is None or keyed.given_order.is_plain else keyed.given_order
     dropped = f"batches of {config.train_per_device_batch_size * config.num_processes}"
     if keyed is not None and keyed.samples_per_update is not None:
         dropped = f"updates of {keyed.samples_per_update}"

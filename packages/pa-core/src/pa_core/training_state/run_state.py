@@ -43,8 +43,8 @@ from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.training_state.stored_values import same_on_all
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
-from pa_data.orders import epoch_order
-from pa_data.rng import restore_rng_state, seed_rng_of_rank
+from pa_data.orders import Shuffled
+from pa_data.rng import mix, restore_rng_state, seed_rng
 
 _RecordT = TypeVar("_RecordT", SavedModel, SavedOptimizer, "SavedProcess")
 
@@ -220,7 +220,7 @@ class SavedRun:
         self.seed: int = run["seed"]
         self.algorithm: str | None = run["algorithm"]
         if self.algorithm is not None:
-            epoch_order(0, seed=0, epoch=0, algorithm=self.algorithm)  # raises an error for one that is not known
+            Shuffled(self.algorithm).epoch_order(0, seed=0, epoch=0)  # raises an error for one that is not known
         self.settings: Mapping[str, Any] = run["settings"]
         self.nominal_items: Mapping[str, float | None] = by_optimizer(run["nominal_items"])
         self._hyperparameters: Mapping[str, list[dict[str, Any]]] = by_optimizer(run["hyperparameters"])
@@ -436,7 +436,10 @@ class SavedRun:
         if self._is_split_as_before():
             restore_rng_state(self._ranks[rank].streams, run.device)
         else:
-            seed_rng_of_rank(self.seed, self.position.updates, rank, run.device)
+            key = mix(mix(self.seed, self.position.updates), rank)
+            seed_rng(key)
+            if run.device.type != "cpu":
+                torch.get_device_module(run.device).manual_seed(key)
 
     def restore_losses(self, run: ResumableRun) -> None:
         """Restore the means of the epoch: each process its own, or the first one all of them."""

@@ -89,7 +89,7 @@ def find_files(paths: Iterable[str | os.PathLike[str]], options: Mapping[str, An
     for file in found:
         place = file if is_url(file) else os.path.abspath(file)  # noqa: PTH100 - Path.absolute() keeps ".."
         if place in places:
-            raise ShardError("A file is named twice.", given=file, do="Pass each path, and each pattern, once.")
+            raise ShardError(f"A file is named twice. Got {file}. Pass each path, and each pattern, once.")
         places.add(place)
     if not found:
         raise ShardError("There are no files: paths is empty.")
@@ -115,11 +115,8 @@ def _fitting(path: str, options: Mapping[str, Any]) -> list[str]:
     else:
         found = sorted(name for name in glob.glob(path, recursive=True) if Path(name).is_file())  # noqa: PTH207 - Path.glob takes no absolute pattern
     if not found:
-        raise ShardError(
-            "No file fits the pattern.",
-            given=f"{path!r} in {Path.cwd()}" if not is_url(path) else repr(path),
-            do="Check the folder and the ending.",
-        )
+        place = "" if is_url(path) else f" in {Path.cwd()}"
+        raise ShardError(f"No file fits the pattern. Got {path!r}{place}. Check the folder and the ending.")
     return found
 
 
@@ -165,7 +162,7 @@ def explained(path: str, error: BaseException) -> ShardError:
     """
     default = "A file of the dataset could not be read.", "Try to read it by itself."
     problem, do = next(((problem, do) for kind, problem, do in _REASONS if isinstance(error, kind)), default)
-    return ShardError(problem, given=f"{path}: {message_of(error, path)}", do=do)
+    return ShardError(f"{problem} Got {path}: {message_of(error, path)}. {do}")
 
 
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)

@@ -99,11 +99,9 @@ class _LinesOfFile(Generic[_SampleT]):
             blocks = (self._source.read(at, min(at + _BLOCK, begin)) for at in range(0, begin, _BLOCK))
             number = 1 + sum(block.count(_NEW_LINE) for block in blocks)
             raise ShardError(
-                "A line of a file cannot be read.",
-                given=f"{self._file.path}, line {number}: {error}",
-                expected=self._expected,
-                do="Correct or remove the line. If it is the last one, the file may be incomplete: "
-                "copy or write it again.",
+                f"A line of a file cannot be read. Got {self._file.path}, line {number}: {error}, expected "
+                f"{self._expected}. Correct or remove the line. If it is the last one, the file may be incomplete: "
+                "copy or write it again."
             ) from error
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pa_data.errors import ShardError, UnsupportedConfigurationError, message_of, safe_cause
+from pa_data.errors import ShardError, message_of, safe_cause
 from pa_data.files._file_systems import is_url
 from pa_data.files._shard_file import ShardFile
 
@@ -33,7 +33,7 @@ class Parquet:
         columns: The names of the columns to read; None reads all.
 
     Raises:
-        UnsupportedConfigurationError: pyarrow is not installed.
+        RuntimeError: pyarrow is not installed.
 
     Example:
         >>> import tempfile
@@ -102,10 +102,8 @@ class _ParquetShard:
         if missing:
             self.close()
             raise ShardError(
-                "A Parquet file lacks columns.",
-                given=f"{self._file.path}, columns={self._columns}",
-                expected=f"some of its columns: {', '.join(there)}",
-                do="Correct the names of the columns.",
+                f"A Parquet file lacks columns. Got {self._file.path}, columns={self._columns}, expected some of its "
+                f"columns: {', '.join(there)}. Correct the names of the columns."
             )
 
 
@@ -114,7 +112,7 @@ def _open(file: ShardFile) -> Any:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         problem = "Parquet files are read by pyarrow, which is not installed."
-        raise UnsupportedConfigurationError(problem, do="Install pa-data[parquet].") from error
+        raise RuntimeError(f"{problem} Install pa-data[parquet].") from error
     with _explaining(file):
         return ParquetFile(file.open(), pre_buffer=True) if is_url(file.path) else ParquetFile(file.path)
 
@@ -128,7 +126,6 @@ def _explaining(file: ShardFile) -> Generator[None]:
             raise
         except (ValueError, OSError) as error:  # pyarrow's own errors are one or the other
             raise ShardError(
-                "A Parquet file cannot be read.",
-                given=f"{file.path}: {message_of(error, file.path)}",
-                do="Copy or write the file again.",
+                f"A Parquet file cannot be read. Got {file.path}: {message_of(error, file.path)}. Copy or write the "
+                "file again."
             ) from safe_cause(error, file.path)

@@ -135,10 +135,9 @@ class ShardFile:
         """
         if self._ending in _UNKNOWN:
             raise ShardError(
-                "A file is compressed in a way that cannot be read here.",
-                given=self.path,
-                expected=f"an uncompressed file, or one of {', '.join(_COMPRESSED)}",
-                do="Decompress it: only then can samples be read without what comes before them.",
+                f"A file is compressed in a way that cannot be read here. Got {self.path}, expected an uncompressed "
+                f"file, or one of {', '.join(_COMPRESSED)}. Decompress it: only then can samples be read without "
+                "what comes before them."
             )
         with self.open(reads_all=True) as file, self.explaining():
             if self.is_compressed:
@@ -191,9 +190,8 @@ class ShardFile:
         now = stamp_of(self.path, self.options)
         if now != before:
             raise ShardError(
-                "A file has changed since its samples were counted.",
-                given=f"{self.path}, {self.size} bytes before and {now.size} bytes now",
-                do="Restart the run, so that its samples are counted again.",
+                f"A file has changed since its samples were counted. Got {self.path}, {self.size} bytes before and "
+                f"{now.size} bytes now. Restart the run, so that its samples are counted again."
             )
 
 
@@ -260,9 +258,9 @@ class _Limited:
         self._left -= len(block)
         if self._left < 0:
             raise ShardError(
-                "A compressed file holds more than may be decompressed, as all of it is held in memory.",
-                given=f"{self._path}, more than {self._most} bytes when it is decompressed",
-                do="Decompress it or divide it into several files; or pass a larger cache_bytes to ShardedFiles.",
+                "A compressed file holds more than may be decompressed, as all of it is held in memory. Got "
+                f"{self._path}, more than {self._most} bytes when it is decompressed. Decompress it or divide it "
+                "into several files; or pass a larger cache_bytes to ShardedFiles."
             )
         return block
 

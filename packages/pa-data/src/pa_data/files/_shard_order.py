@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from pa_data.orders._checks import check_count
 from pa_data.orders._epoch_order import EpochOrder, index_list
 from pa_data.orders._order import Order
@@ -45,7 +45,7 @@ class ShardOrder(Order):
         block: The number of samples in a turn of a lane.
 
     Raises:
-        ConfigurationError: A number is out of its range.
+        DataError: A number is out of its range.
 
     Example:
         >>> order = ShardOrder(names=("a", "b"), counts=(3, 4), window=3).epoch_order(7, seed=3, epoch=1)
@@ -68,16 +68,15 @@ class ShardOrder(Order):
         for name in ("window", "lanes", "block"):
             check_count(name, getattr(self, name))
         if self.lanes > self.window:
-            raise ConfigurationError(f"window must be >= lanes={self.lanes}, which share it, got {self.window}.")
+            raise DataError(f"window must be >= lanes={self.lanes}, which share it, got {self.window}.")
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
         if num_samples != sum(self.counts):
-            raise ConfigurationError(
-                "The order of the files belongs to another dataset.",
-                given=f"a dataset of {num_samples} samples, an order of {len(self.counts)} shards with "
-                f"{sum(self.counts)} samples",
-                do="Pass the ShardedFiles itself as dataset; a part of it is shuffled by Shuffled().",
+            raise DataError(
+                f"The order of the files belongs to another dataset. Got a dataset of {num_samples} samples, an "
+                f"order of {len(self.counts)} shards with {sum(self.counts)} samples. Pass the ShardedFiles itself "
+                "as dataset; a part of it is shuffled by Shuffled()."
             )
         return _EpochOfShards(self, seed=seed, epoch=epoch)
 

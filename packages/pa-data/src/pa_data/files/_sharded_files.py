@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from typing_extensions import TypeVar, override
 
 from pa_data._warnings import warn_user
-from pa_data.errors import ConfigurationError, EmptyDatasetError, ShardError
+from pa_data.errors import DataError, EmptyDatasetError, ShardError
 from pa_data.files._cache import KeptPieces
 from pa_data.files._file_index import IndexFolder
 from pa_data.files._file_systems import find_files
@@ -68,7 +68,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
         ShardError: A pattern fits no file, a file is named twice, or one is missing or damaged. With ``counts``, a
             file is looked at when a sample of it is read: what is wrong is an error of ``dataset[index]`` then.
         EmptyDatasetError: There is no sample.
-        ConfigurationError: A number is out of its range.
+        DataError: A number is out of its range.
 
     Example:
         >>> import tempfile
@@ -194,9 +194,8 @@ class ShardedFiles(Dataset[_SampleT_co]):
         file.check_unchanged()
         if self._were_given and (found := self._reader.count(file)) != self.counts[number]:
             raise ShardError(
-                "A file has a different number of samples than was given.",
-                given=f"{file.path}: {self.counts[number]} in counts, and {found} in the file",
-                do="Correct the counts, or leave them out to have the samples counted.",
+                f"A file has a different number of samples than was given. Got {file.path}: {self.counts[number]} in "
+                f"counts, and {found} in the file. Correct the counts, or leave them out to have the samples counted."
             )
         return self._reader.open(file)
 
@@ -220,9 +219,8 @@ class ShardedFiles(Dataset[_SampleT_co]):
         empty = [path for path, count in zip(self.paths, self.counts, strict=True) if count == 0]
         if len(empty) == len(self.paths):
             raise EmptyDatasetError(
-                "The files hold no samples.",
-                given=f"{len(self.paths)} files, such as {self.paths[0]}",
-                do="Check that the reader is the one for these files.",
+                f"The files hold no samples. Got {len(self.paths)} files, such as {self.paths[0]}. Check that the "
+                "reader is the one for these files."
             )
         if empty:
             warn_user(f"{len(empty)} of {len(self.paths)} files hold no sample, such as {empty[0]}.")
@@ -230,7 +228,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
 
 def _checked(counts: Sequence[int], paths: tuple[str, ...]) -> tuple[int, ...]:
     if len(counts) != len(paths) or any(count < 0 for count in counts):
-        raise ConfigurationError(
+        raise DataError(
             "counts must have a number >= 0 for each file, in their order, "
             f"got {len(counts)} counts, the smallest {min(counts, default=0)}, and {len(paths)} files."
         )

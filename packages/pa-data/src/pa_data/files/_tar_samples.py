@@ -144,7 +144,7 @@ def _files_of(file: ShardFile) -> Iterator[tarfile.TarInfo]:
                         yield member
         except tarfile.TarError as error:
             raise ShardError(
-                "A tar archive cannot be read.", given=f"{file.path}: {error}", do="Copy or write the archive again."
+                f"A tar archive cannot be read. Got {file.path}: {error}. Copy or write the archive again."
             ) from error
 
 
@@ -155,7 +155,6 @@ def _parts(name: str) -> tuple[str, str]:
 
 def _bad(file: ShardFile, given: str) -> ShardError:
     return ShardError(
-        "The files of a sample are next to each other in a tar archive, each once.",
-        given=f"{file.path}: {given}",
-        do="Write the archive again, sorted by name.",
+        f"The files of a sample are next to each other in a tar archive, each once. Got {file.path}: {given}. Write "
+        "the archive again, sorted by name."
     )

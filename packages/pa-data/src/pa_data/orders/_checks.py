@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pa_data.errors import ArgumentTypeError, ConfigurationError
+from pa_data.errors import DataError
 
 __all__ = [
     "and_more",
@@ -33,7 +33,7 @@ def column(
         do: What to do where they are something else; None for what to do about an argument.
 
     Raises:
-        ArgumentTypeError: They are not numbers in one dimension.
+        TypeError: They are not numbers in one dimension.
     """
     try:
         given = torch.as_tensor(values, dtype=dtype).detach().cpu()
@@ -44,9 +44,9 @@ def column(
     return given
 
 
-def _not_a_column(name: str, given: str, do: str | None) -> ArgumentTypeError:
+def _not_a_column(name: str, given: str, do: str | None) -> TypeError:
     do = do or f"Pass {name}=torch.tensor([...]), with one number for each sample of the dataset."
-    return ArgumentTypeError(f"An order takes numbers in one dimension as {name}.", given, do=do)
+    return TypeError(f"An order takes numbers in one dimension as {name}. Got {given}. {do}")
 
 
 def lengths_of_samples(lengths: Sequence[int] | Tensor) -> Tensor:
@@ -56,15 +56,15 @@ def lengths_of_samples(lengths: Sequence[int] | Tensor) -> Tensor:
         lengths: One whole number for each sample, in the order of the dataset.
 
     Raises:
-        ArgumentTypeError: They are not numbers in one dimension.
-        ConfigurationError: They are not whole numbers, one is negative, or there is none.
+        TypeError: They are not numbers in one dimension.
+        DataError: They are not whole numbers, one is negative, or there is none.
     """
     given = column("lengths", lengths)
     if given.numel() == 0 or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise ConfigurationError(f"lengths must be whole numbers, got {len(given)} lengths of {given.dtype}.")
+        raise DataError(f"lengths must be whole numbers, got {len(given)} lengths of {given.dtype}.")
     least = int(given.argmin())
     if int(given[least]) < 0:
-        raise ConfigurationError(f"lengths must be whole numbers >= 0, got lengths[{least}]={int(given[least])}.")
+        raise DataError(f"lengths must be whole numbers >= 0, got lengths[{least}]={int(given[least])}.")
     fits = int(given.max()) <= torch.iinfo(torch.int32).max
     return given.to(torch.int32 if fits else torch.int64, copy=True)
 
@@ -73,10 +73,10 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
     """Raise an error for anything that is not a whole number of at least ``minimum``.
 
     Raises:
-        ConfigurationError: It is not.
+        DataError: It is not.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < minimum:
-        raise ConfigurationError(f"{name} must be a whole number >= {minimum}, got {value!r}.")
+        raise DataError(f"{name} must be a whole number >= {minimum}, got {value!r}.")
 
 
 def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
@@ -88,13 +88,12 @@ def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
         num_samples: The number of samples of the dataset.
 
     Raises:
-        ConfigurationError: The numbers differ.
+        DataError: The numbers differ.
     """
     if number != num_samples:
-        raise ConfigurationError(
-            "The order was made for another dataset.",
-            given=f"{number} {name} and a dataset of {num_samples} samples",
-            do=f"Make the {name} from the dataset that is trained on; for a Subset, pick the ones at its indices.",
+        raise DataError(
+            f"The order was made for another dataset. Got {number} {name} and a dataset of {num_samples} samples. "
+            f"Make the {name} from the dataset that is trained on; for a Subset, pick the ones at its indices."
         )
 
 
@@ -113,16 +112,16 @@ def checked_indices(table: Tensor, num_samples: int, name: str, do: str) -> Tens
         do: What to do where they are something else.
 
     Raises:
-        ArgumentTypeError: They are not integers.
-        ConfigurationError: One of them is out of range.
+        TypeError: They are not integers.
+        DataError: One of them is out of range.
     """
     if table.is_floating_point() or table.is_complex() or table.dtype == torch.bool:
-        raise ArgumentTypeError(f"The indices of samples are integers, got {table.dtype} from {name}.", do=do)
+        raise TypeError(f"The indices of samples are integers, got {table.dtype} from {name}. {do}")
     wrong = ((table < 0) | (table >= num_samples)).nonzero().squeeze(1)
     if wrong.numel() > 0:
-        raise ConfigurationError(
-            f"An order visits samples that the dataset does not have; it has those from 0 to {num_samples - 1}.",
-            given=f"{int(table[wrong[0]])} at position {int(wrong[0])} of {name}{and_more(wrong.numel() - 1)}",
-            do="Look at how the indices are computed; indices into a dataset before it was split are a common cause.",
+        raise DataError(
+            f"An order visits samples that the dataset does not have; it has those from 0 to {num_samples - 1}. Got "
+            f"{int(table[wrong[0]])} at position {int(wrong[0])} of {name}{and_more(wrong.numel() - 1)}. Look at how "
+            "the indices are computed; indices into a dataset before it was split are a common cause."
         )
     return table.to(torch.int64)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_data.errors import ConfigurationError, EmptyDatasetError
+from pa_data.errors import DataError, EmptyDatasetError
 from pa_data.orders._checks import check_count, check_one_for_each_sample, column
 from pa_data.orders._epoch_order import EpochOrder
 from pa_data.orders._order import Order
@@ -44,8 +44,8 @@ class ClassBalanced(Order):
         num_samples: The number of samples of an epoch.
 
     Raises:
-        ConfigurationError: The labels are not integers, or an epoch would have fewer samples than there are classes.
-        ArgumentTypeError: The labels are not numbers in one dimension.
+        DataError: The labels are not integers, or an epoch would have fewer samples than there are classes.
+        TypeError: The labels are not numbers in one dimension.
         EmptyDatasetError: There are no labels.
 
     Example:
@@ -63,9 +63,9 @@ class ClassBalanced(Order):
         if given.numel() == 0:
             raise EmptyDatasetError("labels must have the class of each sample of the dataset, got 0 labels.")
         if given.is_floating_point() or given.is_complex():
-            raise ConfigurationError(
-                f"Classes are told apart by integers, got labels of type {given.dtype}.",
-                do="Pass labels=labels.long(), if they are whole numbers; bin them first, if they are not.",
+            raise DataError(
+                f"Classes are told apart by integers, got labels of type {given.dtype}. Pass labels=labels.long(), "
+                "if they are whole numbers; bin them first, if they are not."
             )
         check_count("num_samples", 1 if num_samples is None else num_samples)
         self._labels = given.to(torch.int64)
@@ -91,9 +91,9 @@ class _ClassBalancedEpoch(EpochOfSources):
 
 def _equal_counts(num_samples: int, num_classes: int) -> Tensor:
     if num_samples < num_classes:
-        raise ConfigurationError(
-            f"Some classes would never come: num_samples={num_samples} and {num_classes} classes.",
-            do="Make epochs longer, or leave num_samples out.",
+        raise DataError(
+            f"Some classes would never come: num_samples={num_samples} and {num_classes} classes. Make epochs "
+            "longer, or leave num_samples out."
         )
     whole, more = divmod(num_samples, num_classes)
     return torch.full((num_classes,), whole) + (torch.arange(num_classes) < more)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_data.errors import ArgumentTypeError, EmptyDatasetError
+from pa_data.errors import EmptyDatasetError
 from pa_data.orders._checks import check_one_for_each_sample, checked_indices, column
 from pa_data.orders._epoch_order import EpochOrder, epoch_order
 from pa_data.orders._order import Order
@@ -46,8 +46,8 @@ class Curriculum(Order):
         shuffle: Whether the samples that it returns are shuffled.
 
     Raises:
-        ArgumentTypeError: ``choose`` is not a function, or returns something else than indices or a mask.
-        ConfigurationError: It returns indices that the dataset does not have, or a mask of another length.
+        TypeError: ``choose`` is not a function, or returns something else than indices or a mask.
+        DataError: It returns indices that the dataset does not have, or a mask of another length.
         EmptyDatasetError: It returns no sample.
 
     Example:
@@ -61,9 +61,9 @@ class Curriculum(Order):
 
     def __init__(self, choose: Callable[[int], Chosen], *, shuffle: bool = True) -> None:
         if not callable(choose):
-            raise ArgumentTypeError(
-                f"A curriculum is given as a function, got choose of type {type(choose).__name__}.",
-                do="Pass for example lambda epoch: difficulty <= epoch.",
+            raise TypeError(
+                f"A curriculum is given as a function, got choose of type {type(choose).__name__}. Pass for example "
+                "lambda epoch: difficulty <= epoch."
             )
         self.choose: Callable[[int], Chosen] = choose
         self.shuffle: bool = shuffle
@@ -104,7 +104,7 @@ def _indices(chosen: Tensor, num_samples: int, epoch: int) -> Tensor:
         chosen = chosen.nonzero().squeeze(1)
     if chosen.numel() == 0:
         problem = f"An epoch of the curriculum has no sample: {name} returned none."
-        raise EmptyDatasetError(problem, do="Choose more samples for this epoch, or train for fewer epochs.")
+        raise EmptyDatasetError(f"{problem} Choose more samples for this epoch, or train for fewer epochs.")
     return checked_indices(chosen, num_samples, name, _WHAT_TO_RETURN)
 
 

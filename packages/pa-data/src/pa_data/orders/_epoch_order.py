@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from pa_data.orders._checks import check_count
 from pa_data.orders._keyed_numbers import as_int64
 from pa_data.orders._permutation import permutations
@@ -170,18 +170,17 @@ def epoch_order(
         The order.
 
     Raises:
-        ConfigurationError: If ``num_samples`` is negative or the algorithm is unknown.
+        DataError: If ``num_samples`` is negative or the algorithm is unknown.
     """
     check_count("num_samples", num_samples, minimum=0)
     if algorithm is None:
         shuffled: type[EpochOrder] = _RandpermOrder if num_samples <= RANDPERM_LIMIT else _FeistelOrder
         algorithm = (shuffled if shuffle else _IdentityOrder).algorithm
     if algorithm not in _ORDERS:
-        raise ConfigurationError(
-            "The order of the data was made by an algorithm that this version does not have.",
-            given=f"algorithm={algorithm!r}",
-            expected=f"one of {', '.join(sorted(_ORDERS))}",
-            do="Continue with the version that stored this name, or a later one.",
+        raise DataError(
+            "The order of the data was made by an algorithm that this version does not have. Got "
+            f"algorithm={algorithm!r}, expected one of {', '.join(sorted(_ORDERS))}. Continue with the version that "
+            "stored this name, or a later one."
         )
     return _ORDERS[algorithm](num_samples, seed=seed, epoch=epoch)
 

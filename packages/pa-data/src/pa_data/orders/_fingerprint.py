@@ -11,8 +11,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pa_data.errors import ArgumentTypeError
-
 __all__ = ["fingerprint"]
 
 _DIGITS = 12
@@ -29,7 +27,7 @@ def fingerprint(name: str, parameters: Mapping[str, object]) -> str:
         parameters: What it was made with, by name.
 
     Raises:
-        ArgumentTypeError: A parameter is an object that says nothing of what it holds.
+        TypeError: A parameter is an object that says nothing of what it holds.
 
     Example:
         >>> fingerprint("sequential-v1", {})
@@ -90,9 +88,8 @@ def _bytes_of_tensor(value: Any, place: str) -> Iterator[bytes | memoryview]:
     yield flat.view(torch.uint8).numpy().data
 
 
-def _untold(given: str) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        "The identity of an order cannot be told from one of its parameters.",
-        given=given,
-        do="Override parameters() to return tensors, numbers, strings, functions, and lists and dictionaries of them.",
+def _untold(given: str) -> TypeError:
+    return TypeError(
+        f"The identity of an order cannot be told from one of its parameters. Got {given}. Override parameters() to "
+        "return tensors, numbers, strings, functions, and lists and dictionaries of them."
     )

@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 from torch.utils.data import Sampler
 
-from pa_data.errors import ArgumentTypeError
 from pa_data.orders._order import Order
-from pa_data.orders._shuffled import Sequential, Shuffled
 
-__all__ = ["check_order", "has_plain_order", "order_of_dataset"]
+__all__ = ["check_order", "order_of_dataset"]
 
 
 def order_of_dataset(dataset: object) -> Order | None:
@@ -23,16 +21,11 @@ def order_of_dataset(dataset: object) -> Order | None:
     return order if isinstance(order, Order) else None
 
 
-def has_plain_order(order: Order) -> bool:
-    """Whether an order is one that ``shuffle`` stands for: each sample once, shuffled or in sequence."""
-    return isinstance(order, (Shuffled, Sequential))
-
-
 def check_order(order: object) -> None:
     """Raise an error for anything that is not an order.
 
     Raises:
-        ArgumentTypeError: It is something else, such as a class or a sampler.
+        TypeError: It is something else, such as a class or a sampler.
     """
     if order is None:
         return
@@ -40,14 +33,13 @@ def check_order(order: object) -> None:
         kind = type(order).__name__
         if not isinstance(getattr(order, "name", None), str):
             problem = f"An order needs a name, by which saved states know it, and {kind} has none."
-            raise ArgumentTypeError(problem, do=f'Write name = "{kind.lower()}-v1" in {kind}.')
+            raise TypeError(f'{problem} Write name = "{kind.lower()}-v1" in {kind}.')
         return
     is_plain = isinstance(order, (str, bool, int))
-    raise ArgumentTypeError(
-        "This is not an order.",
-        given=f"order={order!r}" if is_plain else f"order={getattr(order, '__name__', None) or type(order).__name__}",
-        expected="an object from pa_data.orders such as Shuffled(), or one of a class that derives from Order",
-        do=_what_to_pass(order),
+    given = repr(order) if is_plain else getattr(order, "__name__", None) or type(order).__name__
+    raise TypeError(
+        f"This is not an order. Got order={given}, expected an object from pa_data.orders such as Shuffled(), or one "
+        f"of a class that derives from Order. {_what_to_pass(order)}"
     )
 
 

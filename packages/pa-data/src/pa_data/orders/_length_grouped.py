@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from pa_data.orders._checks import check_count, check_one_for_each_sample, lengths_of_samples
 from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder
 from pa_data.orders._keyed_numbers import as_int64
@@ -44,8 +44,8 @@ class LengthGrouped(Order):
         window: The number of samples that are sorted together.
 
     Raises:
-        ArgumentTypeError: The lengths are not numbers in one dimension.
-        ConfigurationError: A length is negative or not a whole number, a group has fewer than two samples, or the
+        TypeError: The lengths are not numbers in one dimension.
+        DataError: A length is negative or not a whole number, a group has fewer than two samples, or the
             window is not a multiple of a group.
 
     Example:
@@ -64,7 +64,7 @@ class LengthGrouped(Order):
         self.window: int = _GROUPS_OF_WINDOW * group_size if window is None else window
         check_count("window", self.window)
         if self.window % group_size:
-            raise ConfigurationError(f"window must be a multiple of group_size={group_size}, got {self.window}.")
+            raise DataError(f"window must be a multiple of group_size={group_size}, got {self.window}.")
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 from typing_extensions import override
 
 from pa_data.batches import describe_batch
-from pa_data.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
+from pa_data.errors import DataError, EmptyDatasetError
 from pa_data.orders._checks import check_count, check_one_for_each_sample
 from pa_data.orders._epoch_order import EpochOrder
 from pa_data.orders._order import Order
@@ -51,8 +51,8 @@ class Mixture(ConcatDataset[_SampleT_co]):
         default_order: The order in which it is trained on.
 
     Raises:
-        ArgumentTypeError: The datasets or the weights are not given by name, or one is not a dataset with a length.
-        ConfigurationError: The weights have other names, are negative or not finite, or so small that a dataset would
+        TypeError: The datasets or the weights are not given by name, or one is not a dataset with a length.
+        DataError: The weights have other names, are negative or not finite, or so small that a dataset would
             never come; datasets of tensors in memory have samples of different shapes or types; or a dataset brings an
             order in which not each of its samples comes once, as another mixture does.
         EmptyDatasetError: A dataset with a weight above 0 has no sample.
@@ -128,10 +128,9 @@ def _by_name(given: object) -> Mapping[object, object]:
 def _lengths(datasets: object) -> dict[str, int]:
     named = _by_name(datasets)
     if not named or not all(isinstance(name, str) and name for name in named):
-        raise ArgumentTypeError(
-            "A mixture needs its datasets by name.",
-            given=f"a {type(datasets).__name__}" + (f" with the names {list(named)}" if named else ""),
-            do='Pass for example {"ours": ours, "others": others}; the history has their shares by these names.',
+        raise TypeError(
+            f"A mixture needs its datasets by name. Got a {type(datasets).__name__} with the names {list(named)}. "
+            'Pass for example {"ours": ours, "others": others}; the history has their shares by these names.'
         )
     return {str(name): _length(str(name), dataset) for name, dataset in named.items()}
 
@@ -141,10 +140,9 @@ def _length(name: str, dataset: object) -> int:
     with suppress(TypeError, NotImplementedError):
         if hasattr(kind, "__getitem__") and not issubclass(kind, IterableDataset):
             return len(cast("Sized", dataset))
-    raise ArgumentTypeError(
-        "A mixture takes datasets with a length, whose samples are indexed by integers.",
-        given=f"{name!r} is a {kind.__name__}",
-        do="Give the dataset __len__ and __getitem__.",
+    raise TypeError(
+        f"A mixture takes datasets with a length, whose samples are indexed by integers, and {name!r} is a "
+        f"{kind.__name__}. Give the dataset __len__ and __getitem__."
     )
 
 
@@ -153,10 +151,10 @@ def _check_orders(datasets: Mapping[str, Dataset[Any]]) -> None:
     for name, dataset in datasets.items():
         order: object = getattr(dataset, "default_order", None)
         if isinstance(order, Order) and not order.takes_each_once(_length(name, dataset)):
-            raise ConfigurationError(
-                "The order that a dataset brings has no effect in a mixture.",
-                given=f"{name!r} is a {type(dataset).__name__}, which brings the order {order.name}",
-                do="Pass a dataset without default_order; in place of a mixture, its datasets with their weights.",
+            raise DataError(
+                f"The order that a dataset brings has no effect in a mixture: {name!r} is a "
+                f"{type(dataset).__name__}, which brings the order {order.name}. Pass a dataset without "
+                "default_order; in place of a mixture, its datasets with their weights."
             )
 
 
@@ -172,10 +170,10 @@ def _check_structures(datasets: Mapping[str, Dataset[Any]]) -> None:
             seen.setdefault(describe_batch(sample), name)
     if len(seen) > 1:
         (one, name), (other, other_name), *_ = seen.items()
-        raise ConfigurationError(
-            "The datasets of a mixture have samples that make no batch.",
-            given=f"a sample of {name!r} is {one}, one of {other_name!r} is {other}",
-            do="Give the samples the same structure, with the conversions that the model needs.",
+        raise DataError(
+            f"The datasets of a mixture have samples that make no batch: a sample of {name!r} is {one}, one of "
+            f"{other_name!r} is {other}. Give the samples the same structure, with the conversions that the model "
+            "needs."
         )
 
 
@@ -183,10 +181,9 @@ def _checked_weights(lengths: Mapping[str, int], weights: object) -> dict[str, F
     """Return the weight of each dataset, in the order of the datasets."""
     named = _by_name(weights)
     if set(named) != set(lengths):
-        raise ConfigurationError(
-            f"Each dataset of a mixture needs a weight, by the names {', '.join(lengths)}.",
-            given=f"weights={weights!r}",
-            do="Pass a weight for each dataset, by its name; 0 leaves one out.",
+        raise DataError(
+            f"Each dataset of a mixture needs a weight, by the names {', '.join(lengths)}. Got weights={weights!r}. "
+            "Pass a weight for each dataset, by its name; 0 leaves one out."
         )
     from fractions import Fraction  # with what it imports, 2 ms; few scripts mix datasets
 
@@ -194,14 +191,14 @@ def _checked_weights(lengths: Mapping[str, int], weights: object) -> dict[str, F
     for name in lengths:
         weight = named[name]
         if not isinstance(weight, int | float | Fraction) or not 0 <= weight < inf:
-            raise ConfigurationError(f"weights[{name!r}] must be a finite number >= 0, got {weight!r}.")
+            raise DataError(f"weights[{name!r}] must be a finite number >= 0, got {weight!r}.")
         checked[name] = Fraction(weight)
     if not any(checked.values()):
-        raise ConfigurationError(f"No sample of a mixture would ever come: weights={weights!r}, none of them above 0.")
+        raise DataError(f"No sample of a mixture would ever come: weights={weights!r}, none of them above 0.")
     for name in lengths:
         if checked[name] > 0 and lengths[name] == 0:
             problem = f"A dataset of the mixture is empty: {name!r} with 0 samples."
-            raise EmptyDatasetError(problem, do="Give it a weight of 0, or look at how it was made.")
+            raise EmptyDatasetError(f"{problem} Give it a weight of 0, or look at how it was made.")
     return checked
 
 
@@ -216,8 +213,8 @@ def _counts(weights: Mapping[str, Fraction], num_samples: int) -> dict[str, int]
     for name, count in counts.items():
         if count == 0 and weights[name] > 0:
             share = f"{float(exact[name]):.2g} of the {num_samples} samples of an epoch"
-            raise ConfigurationError(
-                f"A dataset would never come: weights[{name!r}]={float(weights[name])}, which is {share}.",
-                do="Make epochs longer with num_samples=..., or give it more weight.",
+            raise DataError(
+                f"A dataset would never come: weights[{name!r}]={float(weights[name])}, which is {share}. Make "
+                "epochs longer with num_samples=..., or give it more weight."
             )
     return counts

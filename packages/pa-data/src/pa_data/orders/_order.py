@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
@@ -27,6 +26,7 @@ class Order(ABC):
         equal_epochs: Whether all epochs have as many samples, and as many batches, as the first one. A run computes the
             lengths of all its epochs when it begins unless the order says so.
         ascends: Whether samples come in the order of the dataset, the only one in which a stream can be read.
+        is_plain: Whether ``shuffle`` stands for it: each sample once, shuffled or in sequence.
 
     Example:
         >>> from pa_data.orders import Shuffled
@@ -38,6 +38,7 @@ class Order(ABC):
     makes_batches: ClassVar[bool] = False
     equal_epochs: ClassVar[bool] = False
     ascends: ClassVar[bool] = False
+    is_plain: ClassVar[bool] = False
 
     @abstractmethod
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
@@ -75,16 +76,10 @@ class Order(ABC):
         It is computed once. For a parameter of a gigabyte that takes about a second.
 
         Raises:
-            ArgumentTypeError: A parameter is an object that says nothing of what it holds.
+            TypeError: A parameter is an object that says nothing of what it holds.
         """
         return self._identity
 
     @cached_property
     def _identity(self) -> str:
         return fingerprint(self.name, self.parameters())
-
-    @property
-    def identity(self) -> str:
-        """Return ``fingerprint``, by the name that it had before."""
-        warnings.warn("Order.identity is called fingerprint now.", DeprecationWarning, stacklevel=2)
-        return self.fingerprint

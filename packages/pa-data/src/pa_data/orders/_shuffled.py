@@ -29,6 +29,7 @@ class Shuffled(Order):
 
     name: ClassVar[str] = "shuffled-v1"
     equal_epochs: ClassVar[bool] = True
+    is_plain: ClassVar[bool] = True
     algorithm: str | None = None
 
     @override
@@ -51,6 +52,7 @@ class Sequential(Order):
 
     name: ClassVar[str] = "sequential-v1"
     equal_epochs: ClassVar[bool] = True
+    is_plain: ClassVar[bool] = True
     ascends: ClassVar[bool] = True
 
     @override

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from typing_extensions import override
 
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from pa_data.orders._checks import check_count, checked_indices, column
 from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder
 from pa_data.orders._order import Order
@@ -92,11 +92,10 @@ class _Table(ChunkedEpoch):
         name = f"{type(self._order).__name__}.indices_of_epoch() in epoch {self._epoch}"
         table = column(name, given, do=_WHAT_TO_RETURN)
         if table.numel() != self.num_samples:
-            raise ConfigurationError(
-                "An epoch has a different number of samples than was planned.",
-                given=f"{table.numel()} indices from {name}",
-                expected=f"{self.num_samples}, as length_of_epoch() says",
-                do="Override length_of_epoch() to return the number of indices of each epoch.",
+            raise DataError(
+                f"An epoch has a different number of samples than was planned. Got {table.numel()} indices from "
+                f"{name}, expected {self.num_samples}, as length_of_epoch() says. Override length_of_epoch() to "
+                "return the number of indices of each epoch."
             )
         return 0, checked_indices(table, self._of_dataset, name, _WHAT_TO_RETURN)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from pa_data.orders._checks import check_count, check_one_for_each_sample, lengths_of_samples
 from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder, index_list
 from pa_data.orders._keyed_numbers import extend_keys
@@ -55,7 +55,7 @@ class TokenBudget(Order):
             than batches of samples that are sorted.
 
     Raises:
-        ConfigurationError: A sample is longer than ``max_tokens``, or an argument is out of its range.
+        DataError: A sample is longer than ``max_tokens``, or an argument is out of its range.
 
     Example:
         >>> order = TokenBudget([3, 5, 30, 4, 28, 5], max_tokens=60)
@@ -81,7 +81,7 @@ class TokenBudget(Order):
         check_count("max_samples", 1 if max_samples is None else max_samples)
         check_count("pad_to_multiple_of", pad_to_multiple_of)
         if not 1 <= bucket_growth < float("inf"):
-            raise ConfigurationError(f"bucket_growth must be a number >= 1, got {bucket_growth}.")
+            raise DataError(f"bucket_growth must be a number >= 1, got {bucket_growth}.")
         self._lengths = lengths_of_samples(lengths)
         self.max_tokens: int = max_tokens
         self.max_samples: int | None = max_samples
@@ -135,11 +135,10 @@ class TokenBudget(Order):
         longest, most = int(padded.argmax()), int(padded.max())
         if most > self.max_tokens:
             number = int((padded > self.max_tokens).sum())
-            raise ConfigurationError(
-                "A sample is longer than the budget of a batch.",
-                given=f"max_tokens={self.max_tokens}, and {number} of {len(padded)} samples are longer; "
-                f"the longest is sample {longest} with {most} tokens",
-                do=f"Pass max_tokens={most} or more, or cut the samples off, in the dataset and in lengths.",
+            raise DataError(
+                f"A sample is longer than the budget of a batch. Got max_tokens={self.max_tokens}, and {number} of "
+                f"{len(padded)} samples are longer; the longest is sample {longest} with {most} tokens. Pass "
+                f"max_tokens={most} or more, or cut the samples off, in the dataset and in lengths."
             )
 
 

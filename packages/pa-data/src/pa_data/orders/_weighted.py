@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_data.errors import ConfigurationError
+from pa_data.errors import DataError
 from pa_data.orders._checks import and_more, check_count, check_one_for_each_sample, column
 from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder
 from pa_data.orders._keyed_numbers import uniform
@@ -48,9 +48,9 @@ class Weighted(Order):
         num_samples: The number of samples of an epoch.
 
     Raises:
-        ConfigurationError: A weight is negative or not finite, none is above 0, or more samples are requested than
+        DataError: A weight is negative or not finite, none is above 0, or more samples are requested than
             there are without replacement.
-        ArgumentTypeError: The weights are not numbers in one dimension.
+        TypeError: The weights are not numbers in one dimension.
 
     Example:
         >>> order = Weighted([0.0, 1.0, 3.0], num_samples=4000).epoch_order(3, seed=0, epoch=0)
@@ -74,7 +74,7 @@ class Weighted(Order):
         self.num_samples: int = num_samples or num_available
         if not replacement and self.num_samples > num_available:
             given = f"num_samples={num_samples}, replacement=False, and {num_available} weights above 0"
-            raise ConfigurationError(f"No sample may come twice: {given}.", do="Take fewer, or pass replacement=True.")
+            raise DataError(f"No sample may come twice: {given}. Take fewer, or pass replacement=True.")
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
@@ -135,13 +135,13 @@ def _waits(key: int, weights: Tensor, start: int, stop: int) -> Tensor:
 def _checked(weights: Tensor) -> Tensor:
     if weights.numel() > 0 and not 0 <= float(weights.min()) <= float(weights.max()) < math.inf:
         wrong = (~(weights.isfinite() & (weights >= 0))).nonzero().squeeze(1)
-        raise ConfigurationError(
-            "Not every weight is a number of at least 0.",
-            given=f"weights[{int(wrong[0])}]={float(weights[wrong[0]])}" + and_more(wrong.numel() - 1),
-            do="Look at how the weight of this sample was computed; 1 / 0 for a class without samples is common.",
+        raise DataError(
+            "Not every weight is a number of at least 0. Got "
+            f"weights[{int(wrong[0])}]={float(weights[wrong[0]])}{and_more(wrong.numel() - 1)}. Look at how the "
+            "weight of this sample was computed; 1 / 0 for a class without samples is common."
         )
     if weights.numel() == 0 or float(weights.max()) == 0:
-        raise ConfigurationError(f"No sample would ever be drawn: {weights.numel()} weights, none of them above 0.")
+        raise DataError(f"No sample would ever be drawn: {weights.numel()} weights, none of them above 0.")
     return weights
 
 
