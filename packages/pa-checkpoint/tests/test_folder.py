@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pa_checkpoint import CheckpointInfo, Folder, load, verify
-from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, InvalidArgumentError
+from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError
 from pa_checkpoint._files import used
 from pa_checkpoint._manifest import FileEntry, manifest_text, read_manifest
 from tests.support.states import flip, found, names_in, save
@@ -200,7 +200,7 @@ def test_retention_keeps_the_newest_valid_states(tmp_path: Path) -> None:
     assert folder.keep(2, "first") == []
     assert found(tmp_path) == (40, [paths[3].name])
     for newest in (0, -1):
-        with pytest.raises(InvalidArgumentError, match=f"newest must be .*, got {newest}"):
+        with pytest.raises(ValueError, match=f"newest must be .*, got {newest}"):
             folder.keep(newest, "first")
 
 

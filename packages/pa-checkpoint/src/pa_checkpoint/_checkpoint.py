@@ -53,26 +53,6 @@ from pa_checkpoint._sharded_tensor import PieceFile, StoredTensor, file_of_piece
 from pa_checkpoint._tensor_file import DTYPES, TensorEntry, read_header, read_tensors, write_tensors
 from pa_distributed import RankMessages
 
-__all__ = [
-    "CONSTANT",
-    "DOCUMENTS",
-    "TENSORS",
-    "Checkpoint",
-    "EntriesOfPieces",
-    "ShareOfFirst",
-    "ShareOfOther",
-    "check_files",
-    "document_with_places",
-    "entries_of_pieces",
-    "is_checkpoint",
-    "load",
-    "seal",
-    "verify",
-    "write_checkpoint",
-    "write_pieces",
-]
-
-
 _FOLDER, _OUTCOME = "folder", "outcome"
 
 
@@ -562,8 +542,7 @@ def _pass_over(file: DigestingReader, size: int) -> None:
 def _read_documents(file: DigestingReader, size: int) -> dict[str, JsonValue]:
     documents: object = json.loads(file.read(size))
     if not isinstance(documents, dict):
-        message = f"a {type(documents).__name__} instead of an object"
-        raise ValueError(message)
+        raise ValueError(f"a {type(documents).__name__} instead of an object")
     return cast("dict[str, JsonValue]", documents)
 
 

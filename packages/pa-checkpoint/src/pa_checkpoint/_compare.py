@@ -15,8 +15,6 @@ from pa_checkpoint._checkpoint import Checkpoint, is_checkpoint, load
 from pa_checkpoint._errors import CheckpointNotFoundError, written_out
 from pa_checkpoint._folder import Folder
 
-__all__ = ["ANY_PROCESSES", "CLOCK", "Difference", "compare", "compare_entries"]
-
 CLOCK: tuple[str, ...] = ("history.clock.seconds", "history.metrics.*.seconds")
 """What follows the clock in a training state of ``pa_core``, for ``compare`` to ignore."""
 

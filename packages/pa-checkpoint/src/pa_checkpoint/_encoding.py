@@ -35,7 +35,6 @@ from pa_checkpoint._torch import is_sharded, local_piece
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["Encoded", "JsonScalar", "JsonValue", "decode", "encode"]
 
 JsonScalar: TypeAlias = bool | int | float | str | None
 JsonValue: TypeAlias = Union[JsonScalar, "list[JsonValue]", "dict[str, JsonValue]"]
@@ -445,8 +444,7 @@ def _bytes(text: str) -> bytes:
 def _dtype(name: str) -> torch.dtype:
     dtype: object = vars(torch)[name]  # getattr would import modules that have the name
     if not isinstance(dtype, torch.dtype):
-        message = f"torch.{name} is not a dtype"
-        raise TypeError(message)
+        raise TypeError(f"torch.{name} is not a dtype")
     return dtype
 
 

@@ -11,21 +11,6 @@ from urllib.parse import unquote
 
 from typing_extensions import override
 
-__all__ = [
-    "NOT_OF_THE_FILE",
-    "CheckpointError",
-    "CheckpointNotFoundError",
-    "ExplainedError",
-    "FolderInUseError",
-    "InvalidArgumentError",
-    "damage",
-    "message_of",
-    "safe_cause",
-    "without_secrets",
-    "written_out",
-]
-
-
 _USER = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/?#:@]*:(?!:|\d{1,5}(?:[/?#\s]|$))[^\s?#]*)@")
 _QUERY = re.compile(r"(://[^\s?#]*[?#])\S*?=\S*?(?=['\")\]}>,;:.]*(?:\s|$))")
 _SHORTEST_SECRET = 3
@@ -128,10 +113,6 @@ class CheckpointError(ExplainedError, RuntimeError):
     """
 
     __module__ = "pa_checkpoint"  # tracebacks name what one imports
-
-
-class InvalidArgumentError(ExplainedError, ValueError):
-    """An argument has a value that cannot work."""
 
 
 class FolderInUseError(CheckpointError):

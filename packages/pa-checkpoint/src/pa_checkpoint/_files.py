@@ -19,30 +19,6 @@ from typing import BinaryIO, NamedTuple, TypeVar
 
 from pa_checkpoint._errors import CheckpointError, damage
 
-__all__ = [
-    "BackgroundSave",
-    "DigestingReader",
-    "DigestingWriter",
-    "Found",
-    "atomic_write",
-    "discard",
-    "find",
-    "is_plain_name",
-    "key_of",
-    "leftovers",
-    "located",
-    "once_there",
-    "publish",
-    "replaced",
-    "sha256_of",
-    "shown_path",
-    "staged",
-    "sync_file",
-    "sync_folder",
-    "used",
-    "with_enough_stack",
-]
-
 
 def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None:
     """Write a file so that no reader, and no crash, ever meets half of it.

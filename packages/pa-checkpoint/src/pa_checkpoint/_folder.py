@@ -29,7 +29,7 @@ from pa_checkpoint._checkpoint import (
     seal,
 )
 from pa_checkpoint._encoding import JsonScalar
-from pa_checkpoint._errors import CheckpointError, FolderInUseError, InvalidArgumentError
+from pa_checkpoint._errors import CheckpointError, FolderInUseError
 from pa_checkpoint._files import (
     discard,
     is_plain_name,
@@ -43,18 +43,6 @@ from pa_checkpoint._files import (
 )
 from pa_checkpoint._manifest import MANIFEST, read_manifest
 from pa_checkpoint._sharded_tensor import is_piece_file
-
-__all__ = [
-    "LOCK",
-    "OWNER",
-    "CheckpointInfo",
-    "Folder",
-    "FolderLock",
-    "Skipped",
-    "check_name",
-    "reason_of",
-    "states_to_remove",
-]
 
 LOCK, OWNER = ".in_use", ".in_use_by"
 """The names of the file that is locked, and of the one that says by whom, in the folder."""
@@ -591,7 +579,7 @@ def states_to_remove(
         is_own: Whether a checkpoint is of the run whose checkpoints may be removed.
 
     Raises:
-        InvalidArgumentError: ``newest`` is less than 1.
+        ValueError: ``newest`` is less than 1.
 
     Example:
         >>> from pathlib import Path
@@ -600,7 +588,7 @@ def states_to_remove(
         [0, 1, 2]
     """
     if newest < 1:
-        raise InvalidArgumentError(f"newest must be a whole number >= 1, got {newest!r}: one checkpoint has to stay.")
+        raise ValueError(f"newest must be a whole number >= 1, got {newest!r}: one checkpoint has to stay.")
     own = sorted(filter(is_own, records), key=_age)
     kept = [record for record in own if record.problem is None][-newest:]
     return [record for record in own if kept and _age(record) < _age(kept[0])]

@@ -19,8 +19,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_checkpoint._torch import NESTED_SCHEDULERS
 
-__all__ = ["differences_of_weights", "has_own_form", "incompatibility", "without_foreign_entries"]
-
 _KINDS: tuple[tuple[Any, Any, str], ...] = (
     (bool, bool | None, "True or False"),
     (Real | Tensor, Real | Tensor, "a number"),

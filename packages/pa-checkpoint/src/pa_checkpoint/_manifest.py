@@ -21,22 +21,6 @@ from pa_checkpoint._files import DigestingWriter, is_plain_name, sha256_of, with
 from pa_checkpoint._tensor_file import bytes_of, header_of, memory_of, write_tensors
 from pa_checkpoint._torch import version_of
 
-__all__ = [
-    "FIRST_VERSION",
-    "LAST_VERSION",
-    "MANIFEST",
-    "MOST_BYTES",
-    "FileEntry",
-    "LinkableFiles",
-    "Manifest",
-    "UnchangedTensors",
-    "check_summary",
-    "has_manifest",
-    "manifest_text",
-    "parse_manifest",
-    "read_manifest",
-]
-
 MANIFEST = "manifest.json"
 _FORMAT = "pa-core training state"
 FIRST_VERSION, LAST_VERSION = 1, 2
@@ -187,19 +171,16 @@ def _parsed(text: bytes, path: Path) -> dict[str, Any]:
 def _from_dict(content: dict[str, Any], digest: str) -> Manifest:
     summary, files = content["summary"], content["files"]
     if wrong := [name for name, value in summary.items() if not _fits(name, value)]:
-        message = f"summary.{wrong[0]} is {reprlib.repr(summary[wrong[0]])}"
-        raise ValueError(message)
+        raise ValueError(f"summary.{wrong[0]} is {reprlib.repr(summary[wrong[0]])}")
     if wrong := [name for name in files if not is_plain_name(name)]:
-        message = f"a file called {wrong[0]!r}"
-        raise ValueError(message)
+        raise ValueError(f"a file called {wrong[0]!r}")
     return Manifest(summary, {name: _entry(name, one) for name, one in files.items()}, digest)
 
 
 def _entry(name: str, fields: Mapping[str, Any]) -> FileEntry:
     entry = FileEntry(fields["bytes"], fields["sha256"])
     if type(entry.bytes) is not int or entry.bytes < 0 or not _DIGEST.fullmatch(entry.sha256):
-        message = f"{name} of {reprlib.repr(entry.bytes)} bytes with the digest {reprlib.repr(entry.sha256)}"
-        raise ValueError(message)
+        raise ValueError(f"{name} of {reprlib.repr(entry.bytes)} bytes with the digest {reprlib.repr(entry.sha256)}")
     return entry
 
 

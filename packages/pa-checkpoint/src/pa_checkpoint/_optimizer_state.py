@@ -13,8 +13,6 @@ from pa_checkpoint._incompatibility import has_own_form
 from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_checkpoint._torch import is_sharded
 
-__all__ = ["load_optimizer_state"]
-
 
 def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Load what an optimizer's ``state_dict`` returned, which may have its own form.

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from pa_checkpoint._errors import CheckpointError, written_out
 
-__all__ = ["ensure_plain"]
-
 # By exact type: a subclass would need its class unpickled.
 _SINGLE_VALUES = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray}) | {
     torch.Size,

@@ -30,13 +30,6 @@ from pa_checkpoint._files import Found, find, key_of, located, publish, sha256_o
 from pa_checkpoint._folder import CheckpointInfo, Folder, Skipped, check_name, reason_of, states_to_remove
 from pa_checkpoint._manifest import MANIFEST, MOST_BYTES, FileEntry, Manifest, parse_manifest, read_manifest
 
-__all__ = [
-    "ObjectStore",
-    "ObjectStoreError",
-    "RemoteCheckpoint",
-    "RemoteFolder",
-]
-
 _ResultT = TypeVar("_ResultT")
 
 PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
@@ -210,8 +203,9 @@ class ObjectStore:
             files.invalidate_cache()
             there = _size(files, path)
             if there != size:
-                message = f"{'nothing' if there is None else f'{there} bytes'} instead of {size} bytes that were sent"
-                raise OSError(message)
+                raise OSError(
+                    f"{'nothing' if there is None else f'{there} bytes'} instead of {size} bytes that were sent"
+                )
 
         self._persistently(name, send)
 
@@ -512,7 +506,7 @@ class RemoteFolder:
             What was removed.
 
         Raises:
-            InvalidArgumentError: ``newest`` is less than 1.
+            ValueError: ``newest`` is less than 1.
             CheckpointError: Another process sends checkpoints of the run by now, or the store cannot be queried.
         """
         key = key_of(run)

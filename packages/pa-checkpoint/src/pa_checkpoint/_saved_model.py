@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_checkpoint._torch import is_sharded
 
-__all__ = ["EXTRA_STATE", "SavedModel"]
-
 EXTRA_STATE = "_extra_state"
 """The last part of the name that torch gives it."""
 

@@ -20,19 +20,6 @@ from pa_checkpoint._files import DigestingReader
 from pa_checkpoint._tensor_file import DTYPE_NAMES, Header, TensorEntry, read_header
 from pa_checkpoint._torch import chunks_of, is_sharded, local_piece, local_shape_and_offset
 
-__all__ = [
-    "FilePiece",
-    "PieceFile",
-    "PieceLayout",
-    "PieceSource",
-    "ShardedPiece",
-    "StoredPiece",
-    "StoredTensor",
-    "UnknownLayoutError",
-    "file_of_pieces",
-    "is_piece_file",
-]
-
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
 
@@ -90,8 +77,7 @@ class StoredTensor:
         self.pieces: Sequence[StoredPiece] = pieces
         covered = sum(math.prod(piece.shape) for piece in pieces)
         if covered != math.prod(self.shape):
-            message = f"pieces with {covered} elements that do not make a tensor of shape {tuple(self.shape)}"
-            raise ValueError(message)
+            raise ValueError(f"pieces with {covered} elements that do not make a tensor of shape {tuple(self.shape)}")
 
     @classmethod
     def of(cls, tensor: Tensor | StoredTensor) -> StoredTensor:
@@ -347,8 +333,7 @@ def _blocks(
         UnknownLayoutError: As for ``plan``.
     """
     if any(placement.is_partial() for placement in placements):
-        message = "each process has a part of a sum"
-        raise UnknownLayoutError(message)
+        raise UnknownLayoutError("each process has a part of a sum")
     holders: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for rank, coordinate in zip(ranks, itertools.product(*map(range, mesh_shape)), strict=True):
         of_rank, offsets = local_shape_and_offset(shape, mesh_shape, coordinate, placements)
@@ -362,8 +347,7 @@ def _blocks(
 def _require_whole(shape: Sequence[int], blocks: Sequence[_Block]) -> None:
     covered = sum(math.prod(block.shape) for block in blocks)
     if covered != math.prod(shape) or any(itertools.starmap(_overlap, itertools.combinations(blocks, 2))):
-        message = f"pieces of a tensor of shape {tuple(shape)} that are not blocks side by side"
-        raise UnknownLayoutError(message)
+        raise UnknownLayoutError(f"pieces of a tensor of shape {tuple(shape)} that are not blocks side by side")
 
 
 def _overlap(one: _Block, other: _Block) -> bool:

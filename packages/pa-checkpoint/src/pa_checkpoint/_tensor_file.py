@@ -12,24 +12,6 @@ from torch import Tensor
 
 from pa_checkpoint._files import DigestingReader, DigestingWriter
 
-__all__ = [
-    "DTYPES",
-    "DTYPE_NAMES",
-    "Header",
-    "MalformedFileError",
-    "TensorEntry",
-    "bytes_of",
-    "header_of",
-    "is_storable",
-    "memory_of",
-    "memory_of_piece",
-    "read_header",
-    "read_tensors",
-    "recorded_strides",
-    "with_strides",
-    "write_tensors",
-]
-
 _WIDEST = 1 << 20  # bytes that a small tensor may extend over in memory, as a part of another one
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
 
@@ -107,8 +89,7 @@ def with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """
     reach = _reach(tensor.shape, strides)
     if reach is None:
-        message = f"the strides {strides} for a tensor of shape {tuple(tensor.shape)}"
-        raise ValueError(message)
+        raise ValueError(f"the strides {strides} for a tensor of shape {tuple(tensor.shape)}")
     if reach * tensor.element_size() > max(_WIDEST, 5 * tensor.nbytes):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -195,8 +176,7 @@ def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
     for entry in read_header(file, size).entries.values():
         tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         if entry.size and file.read_into(_memory_of(tensor)) < entry.size:
-            message = f"an end within the tensor {entry.name}"
-            raise MalformedFileError(message)
+            raise MalformedFileError(f"an end within the tensor {entry.name}")
         tensors[entry.name] = tensor
     return tensors
 
@@ -230,8 +210,7 @@ def read_header(file: DigestingReader, size: int) -> Header:
     """
     length = int.from_bytes(file.read(8), "little")
     if length > size - 8:
-        message = f"a header of {length} bytes in a file of {size}"
-        raise MalformedFileError(message)
+        raise MalformedFileError(f"a header of {length} bytes in a file of {size}")
     entries = _parse_header(file.read(length), size - 8 - length)
     return Header({entry.name: entry for entry in entries}, 8 + length)
 
@@ -247,17 +226,14 @@ def _parse_header(text: bytes, data_size: int) -> list[TensorEntry]:
     except (MalformedFileError, MemoryError, RecursionError):
         raise
     except Exception as error:  # what wrong JSON does is not limited to some kinds of errors
-        message = f"a header: reading it raised {type(error).__name__}: {error}"
-        raise MalformedFileError(message) from error
+        raise MalformedFileError(f"a header: reading it raised {type(error).__name__}: {error}") from error
     position = 0
     for entry in entries:
         if entry.begin != position:
-            message = f"the tensor {entry.name} at byte {entry.begin} of the data, not {position}"
-            raise MalformedFileError(message)
+            raise MalformedFileError(f"the tensor {entry.name} at byte {entry.begin} of the data, not {position}")
         position += entry.size
     if position != data_size:
-        message = f"tensors of {position} bytes in a file with {data_size}"
-        raise MalformedFileError(message)
+        raise MalformedFileError(f"tensors of {position} bytes in a file with {data_size}")
     return entries
 
 
@@ -268,8 +244,9 @@ def _parse_entry(name: str, fields: dict[str, Any]) -> TensorEntry:
     are_counts = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
     fits = are_counts and len(shape) <= _MOST_DIMENSIONS and math.prod(filter(None, shape)) <= _MOST_ELEMENTS
     if not fits or end - begin != math.prod(shape) * dtype.itemsize:
-        message = f"the tensor {name} of shape {shape} and dtype {fields['dtype']} from byte {begin} to {end}"
-        raise MalformedFileError(message)
+        raise MalformedFileError(
+            f"the tensor {name} of shape {shape} and dtype {fields['dtype']} from byte {begin} to {end}"
+        )
     return TensorEntry(name, dtype, shape, begin, end - begin)
 
 

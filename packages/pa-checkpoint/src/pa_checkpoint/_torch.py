@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "NESTED_SCHEDULERS",
-    "chunks_of",
-    "is_sharded",
-    "local_piece",
-    "local_shape_and_offset",
-    "version_of",
-]
 
 NESTED_SCHEDULERS: Final = "_schedulers"
 """Where ``SequentialLR`` and ``ChainedScheduler``, and their states, have theirs; the constructor is documented."""

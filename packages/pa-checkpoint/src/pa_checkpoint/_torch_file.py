@@ -7,8 +7,6 @@ import os
 import zipfile
 from typing import BinaryIO
 
-__all__ = ["find_damage"]
-
 _CHUNK = 1 << 20  # bytes
 _START_OF_RECORD = b"PK\x03\x04"
 _IS_DIRECTORY = 0x10

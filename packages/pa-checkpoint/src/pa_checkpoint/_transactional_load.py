@@ -25,8 +25,6 @@ from pa_checkpoint._saved_model import EXTRA_STATE, SavedModel
 from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_checkpoint._torch import is_sharded, local_piece
 
-__all__ = ["TransactionalLoad", "does_not_fit", "refusals_explained"]
-
 
 def does_not_fit(target: object, where: str, do: str, found: str) -> CheckpointError:
     """Return the error of an object that cannot load what was saved.

@@ -24,13 +24,6 @@ from pa_checkpoint._manifest import LinkableFiles, UnchangedTensors
 from pa_checkpoint._tensor_file import memory_of
 from pa_distributed import RankMessages
 
-__all__ = [
-    "BackgroundWriter",
-    "HostPool",
-    "Writer",
-    "save",
-]
-
 
 class BackgroundWriter:
     """Runs one job at a time in its own thread, and reports its failure once.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OtherProcessError", "RanksDifferError"]
-
 
 class OtherProcessError(RuntimeError):
     """Another process has failed, is gone, or did not come, while this one waited for it.
