@@ -5,76 +5,50 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from tools import modules
 
 ROOT = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True)
-class Map:
-    """What a page for maintainers says of the modules of a package, where these are, and their tests."""
-
-    text: str
-    modules: Path
-    tests: Path
-
-    def rows(self) -> list[tuple[str, str, list[str]]]:
-        """The rows of the map: a module, its purpose, and its test files."""
-        found: list[tuple[str, str, str]] = re.findall(
-            r"^\| `([\w/]+)` \| ([^|]+) \| ([^|]*) \|$", self.text, re.MULTILINE
-        )
-        return [(module, purpose, re.findall(r"`([\w/.]+\.py)`", tests)) for module, purpose, tests in found]
-
-
 PAGES = ROOT / "docs" / "maintainers"
 ARCHITECTURE = (PAGES / "architecture.md").read_text()
-OF_PA_CORE, *OF_OTHERS = re.split(r"^### The modules of ", (PAGES / "modules.md").read_text(), flags=re.MULTILINE)
-TEXTS = {
-    "pa_core": OF_PA_CORE,
-    "pa_trial": (PAGES / "architecture-of-trials.md").read_text(),
-    **{text[1:].partition("`")[0]: text for text in OF_OTHERS},
-}
-"""What the pages say of each package; a section begins with its name."""
 
 
-def map_of(distribution: str) -> Map:
-    """The map of the modules of a distribution."""
-    package = "pytorch_accelerated" if distribution == "pa-compat" else distribution.replace("-", "_")
-    return Map(
-        TEXTS[package], ROOT / "packages" / distribution / "src" / package, ROOT / "packages" / distribution / "tests"
-    )
+def test_the_page_of_modules_is_current() -> None:
+    """Whoever changes a module reads there what it is for, and which tests to run."""
+    assert modules.PAGE.read_text() == modules.page(), "run python tools/modules.py"
 
 
-@pytest.fixture(params=sorted(path.name for path in (ROOT / "packages").iterdir()))
-def mapped(request: pytest.FixtureRequest) -> Map:
-    """Each map in turn."""
-    return map_of(request.param)
+def test_the_page_names_each_module_with_a_purpose_and_tests() -> None:
+    """A module cannot be without a docstring, or without tests."""
+    rows: list[tuple[str, str, str]] = re.findall(r"^\| `([\w.]+)` \| (.*) \| (.*) \|$", modules.page(), re.MULTILINE)
+    files = {name for name in modules.modules() if not name.endswith("__init__")}
+    assert Counter(name for name, _, _ in rows) == Counter(files)
+    assert [name for name, purpose, tests in rows if not purpose or not tests] == []
 
 
-def test_each_module_has_one_row_with_a_purpose_and_tests(mapped: Map) -> None:
-    """Whoever changes a module finds out on the page what it is for, and which tests to run."""
-    files = {path.relative_to(mapped.modules).with_suffix("").as_posix() for path in mapped.modules.rglob("*.py")}
-    modules = {file for file in files if not file.endswith("__init__")}
-    assert Counter(module for module, _, _ in mapped.rows()) == Counter(modules)
-    assert [module for module, _, tests in mapped.rows() if not tests] == []
+def test_tests_of_a_change_are_found_by_name_and_by_import() -> None:
+    """A module has the tests that are called as it is, or import what it defines; a file of tests is its own."""
+    package = ROOT / "packages" / "pa-core"
+    found = {
+        path.name for path in modules.tests_for([package / "src" / "pa_core" / "callbacks" / "terminate_on_nan.py"])
+    }
+    assert {"test_terminate_on_nan.py"} <= found
+    itself = package / "tests" / "test_modes.py"
+    assert list(modules.tests_for([itself])) == [itself]
 
 
-def test_each_test_file_is_on_the_page_and_each_that_is_there_exists(mapped: Map) -> None:
-    """A test file cannot be forgotten on the page, nor be named there once it is gone."""
-    named = set(re.findall(r"`((?:\w+/)*test_\w+\.py)`", mapped.text))
-    assert named == {path.relative_to(mapped.tests).as_posix() for path in mapped.tests.rglob("test_*.py")}
-
-
-def test_each_module_that_the_text_of_the_page_names_exists(mapped: Map) -> None:
-    """What the pages say in sentences, of a batch or of a save, names modules that exist."""
-    named = set(
-        re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", mapped.text + ARCHITECTURE * (mapped.modules.name == "pa_core"))
-    )
-    missing = [module for module in sorted(named) if not (mapped.modules / f"{module}.py").exists()]
-    assert [module for module in missing if not (ROOT / module).exists()] == []
+def test_each_module_that_architecture_names_exists() -> None:
+    """What the page says in sentences, of a batch or of a save, names modules that exist."""
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", ARCHITECTURE))
+    places = [ROOT, ROOT / "packages" / "pa-core" / "src" / "pa_core"]
+    assert [
+        name
+        for name in sorted(named)
+        if not any((place / end).exists() for place in places for end in (name, f"{name}.py"))
+    ] == []
 
 
 def definition_of(source: str, name: str) -> str | None:
@@ -96,7 +70,7 @@ def test_the_code_that_the_page_refers_to_is_there() -> None:
     references: list[tuple[str, str, str]] = REFERENCE.findall(ARCHITECTURE)
     assert len(references) >= 15
     for file, name, line in references:
-        path = next(ROOT.glob(f"packages/*/src/{file}"), map_of("pa-core").modules / file)
+        path = next(ROOT.glob(f"packages/*/src/{file}"), ROOT / "packages" / "pa-core" / "src" / "pa_core" / file)
         found = definition_of(path.read_text(), name) if path.exists() else None
         assert found is not None, f"{file} has no {name}"
         assert any(line in one for one in found.splitlines()), f"{name} in {file} has no line with {line}"
