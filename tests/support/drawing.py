@@ -124,7 +124,7 @@ def draw_after(iterated: Iterable[Any]) -> tuple[float, float, float]:
 
 def number_in_update(split: Split, step: int, rank: int) -> int | None:
     """Return the number of the micro-batch that a process takes in a step of its update; None if it takes nothing."""
-    block, number = split.block(step, rank), step % split.steps_per_update
+    (block, _), number = split.micro_batches(step, rank), step % split.steps_per_update
     return block[number] if number < len(block) else None
 
 

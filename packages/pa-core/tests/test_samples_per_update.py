@@ -108,7 +108,7 @@ def test_a_loader_of_the_users_own_is_accumulated() -> None:
 def test_what_does_not_fit_together_is_refused(arguments: dict[str, Any], match: str) -> None:
     """With the three numbers, and the way out."""
     train: Any = trainer_of(network()).train
-    with pytest.raises(ConfigurationError, match=match):
+    with pytest.raises(ValueError, match=match):
         train(**{"train_dataset": DATA, "num_epochs": 1, **arguments})
 
 

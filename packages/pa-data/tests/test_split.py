@@ -166,10 +166,10 @@ def test_each_process_computes_a_block_of_micro_batches_from_the_first_step_of_a
         ends += [len(split) - 1] if len(split) % split.steps_per_update else []
         for first, last in itertools.pairwise([-1, *ends]):
             steps = range(first + 1, last + 1)
-            assert len(steps) == -(-split.num_micro_batches(last) // num_processes) <= split.steps_per_update
+            assert len(steps) == -(-split.micro_batches(last, 0)[1] // num_processes) <= split.steps_per_update
             blocks = [[number_in_update(split, step, rank) for step in steps] for rank in range(num_processes)]
             computed = [[number for number in block if number is not None] for block in blocks]
-            assert [number for block in computed for number in block] == list(range(split.num_micro_batches(last)))
+            assert [number for block in computed for number in block] == list(range(split.micro_batches(last, 0)[1]))
             assert all(block[: len(own)] == own for block, own in zip(blocks, computed, strict=True))
             lengths = [len(own) for own in computed]
             assert lengths == sorted(lengths, reverse=True)

@@ -26,7 +26,7 @@ from pa_core.model_tensors import BufferPlaces
 from pa_core.parts import Part
 from pa_core.reproducible_checks import require_own_batches
 from pa_core.types import SizedIterable
-from pa_data.rng import mix, seed_rng
+from pa_data.rng import seed_rng
 from pa_distributed.gradient_tree import GradientTree
 from pa_distributed.gradients import GradientExchange
 
@@ -497,7 +497,4 @@ class Tree(Alone):
         return is_keyed(keyed) and not keyed.split.piece(-1 % len(keyed.split), keyed.rank)
 
     def _seed(self, *place: int) -> None:
-        key = mix(*self._place(), *place)
-        seed_rng(key)
-        if self._device.type != "cpu":
-            torch.get_device_module(self._device).manual_seed(key)
+        seed_rng(0, *self._place(), *place, device=self._device)

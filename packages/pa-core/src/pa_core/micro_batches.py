@@ -100,8 +100,7 @@ def _of_keyed_loader(
     full, size_of_full = split.num_full_steps, split.batch_size * split.num_processes
     for first in range(0, steps, accumulation_steps):
         group = range(first, min(first + accumulation_steps, steps))
-        block = range(0) if cut is None else cut.block(first, rank)
-        num_micro_batches = 0 if cut is None else cut.num_micro_batches(first)
+        block, num_micro_batches = (range(0), 0) if cut is None else cut.micro_batches(first, rank)
         sizes = [size_of_full] * len(group)
         if group[-1] >= full:
             sizes = [size_of_full if step < full else split.size(step) for step in group]

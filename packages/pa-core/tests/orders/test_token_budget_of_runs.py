@@ -18,7 +18,6 @@ from pa_checkpoint import Folder, load
 from pa_core import (
     AnyTrainer,
     CheckpointError,
-    ConfigurationError,
     LimitBatches,
     SaveTrainingStateCallback,
     TrainerCallback,
@@ -209,7 +208,7 @@ def test_the_run_config_has_the_mean_size_of_a_batch() -> None:
 )
 def test_a_size_of_batches_beside_the_budget_is_refused(arguments: dict[str, Any], found: str) -> None:
     """What would have no effect is said, and what to do instead."""
-    with pytest.raises(ConfigurationError, match=found):
+    with pytest.raises(ValueError, match=found):
         train(**arguments)
 
 

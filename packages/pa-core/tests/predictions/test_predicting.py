@@ -24,6 +24,7 @@ from pa_core import (
 )
 from pa_core.errors import EmptyDatasetError
 from pa_core.testing import RecordingCallback
+from pa_data.errors import DataError
 
 on_any_number_of_processes = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -235,7 +236,7 @@ class Stream(IterableDataset[Tensor]):
     ("arguments", "error", "advice"),
     [
         ({"dataset": DataLoader(numbers(3))}, ConfigurationError, "Pass its dataset"),
-        ({"dataset": Stream()}, ConfigurationError, "__len__"),
+        ({"dataset": Stream()}, DataError, "__len__"),
         ({"dataset": []}, EmptyDatasetError, "made"),
         ({"dataset": numbers(3), "per_device_batch_size": 0}, ConfigurationError, "per_device_batch_size must be"),
         ({"dataset": numbers(3), "dataloader_kwargs": {"shuffle": True}}, ConfigurationError, "shuffle=True out"),

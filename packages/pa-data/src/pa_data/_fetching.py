@@ -29,7 +29,7 @@ from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 from pa_data.drawn_state import StateInWorkers
 from pa_data.errors import DataError
 from pa_data.orders._epoch_order import index_list
-from pa_data.rng import extend_key, preserve_rng_state, seed_rng
+from pa_data.rng import preserve_rng_state, seed_rng
 
 __all__ = [
     "BatchFetcher",
@@ -104,13 +104,13 @@ class SampleFetcher:
         try:
             if self.draws_itself and reads_table(self.dataset):
                 samples = self._all_at_once(chosen)
-                seed_rng(extend_key(key, of_each[-1]))
+                seed_rng(key, of_each[-1])
                 return self._collate(chosen, samples)
             samples = self._samples(key, chosen, of_each)
             if not self.keyed or self.draws_itself or (self.collate_fn is collate and _are_plain(samples)):
                 return self._collate(chosen, samples)
             with preserve_rng_state():
-                seed_rng(extend_key(key, of_each[-1]))
+                seed_rng(key, of_each[-1])
                 return self._collate(chosen, samples)
         except StopIteration as error:
             raise raised_stop_iteration(error) from error
@@ -142,7 +142,7 @@ class SampleFetcher:
         try:
             for index, draw in zip(chosen, draws, strict=True):
                 if seeds:
-                    seed_rng(extend_key(key, draw))
+                    seed_rng(key, draw)
                 samples.append(dataset[index])
         except Exception as error:
             error.add_note(describe_samples(dataset, [chosen[len(samples)]]))

@@ -101,12 +101,11 @@ class Split(Protocol):
         """Return the positions of the update that a step belongs to."""
         ...
 
-    def block(self, step: int, rank: int) -> range:
-        """Return the numbers of the micro-batches that one process takes of an update; empty unless they are fixed."""
-        ...
+    def micro_batches(self, step: int, rank: int) -> tuple[range, int]:
+        """Return the numbers of the micro-batches that one process takes of the update of a step, and how many it has.
 
-    def num_micro_batches(self, step: int) -> int:
-        """Return the number of micro-batches of the update that a step belongs to; 0 unless they are fixed."""
+        An empty range and 0 unless batches are fixed.
+        """
         ...
 
     def resume_point(self, position: int) -> int:
@@ -161,8 +160,8 @@ class UpdateSplit:
         [range(0, 4), range(4, 8), range(8, 12)]
         >>> [fixed.piece(step, rank=1) for step in range(3)]
         [range(12, 16), range(16, 20), range(20, 20)]
-        >>> fixed.block(1, rank=1), fixed.num_micro_batches(1), fixed.update(1)
-        (range(3, 5), 5, range(0, 20))
+        >>> fixed.micro_batches(1, rank=1), fixed.update(1)
+        ((range(3, 5), 5), range(0, 20))
     """
 
     num_samples: int
@@ -257,10 +256,10 @@ class UpdateSplit:
         """
         if self.fixed_batches:
             update, number = self.update(step), step % self.steps_per_update
-            block = self.block(step, rank)
+            block, of_update = self.micro_batches(step, rank)
             if number >= len(block):
                 return range(update.stop, update.stop)
-            return _even_piece(update, self.num_micro_batches(step), block[number])
+            return _even_piece(update, of_update, block[number])
         _check_within("rank", rank, self.num_processes)
         positions = self._positions(step)
         if self.max_batch_sizes:
@@ -284,22 +283,15 @@ class UpdateSplit:
         update = self.update(step)
         return _even_piece(update, self._steps_for(len(update)), step % self.steps_per_update)
 
-    def block(self, step: int, rank: int) -> range:
-        """Return the numbers of the micro-batches that one process takes of the update that a step belongs to.
+    def micro_batches(self, step: int, rank: int) -> tuple[range, int]:
+        """Return the numbers of the micro-batches that one process takes of the update of a step, and how many it has.
 
         Raises:
             IndexError: If there is no such step or rank.
         """
         _check_within("rank", rank, self.num_processes)
-        return _even_piece(range(self.num_micro_batches(step)), self.num_processes, rank)
-
-    def num_micro_batches(self, step: int) -> int:
-        """Return the number of micro-batches of the update that a step belongs to; 0 unless batches are fixed.
-
-        Raises:
-            IndexError: If there is no such step.
-        """
-        return -(-len(self.update(step)) // self.max_batch_size) if self.fixed_batches else 0
+        number = -(-len(self.update(step)) // self.max_batch_size) if self.fixed_batches else 0
+        return _even_piece(range(number), self.num_processes, rank), number
 
     def resume_point(self, position: int) -> int:
         """Return the last position, up to this one, that may be the ``start`` of such a split."""
@@ -322,13 +314,9 @@ class _WithoutUpdates:
         begin = self.piece(step, 0).start
         return range(begin, begin + self.size(step))
 
-    def block(self, step: int, rank: int) -> range:
-        """Return an empty range: micro-batches have no numbers."""
-        return range(0)
-
-    def num_micro_batches(self, step: int) -> int:
-        """Return 0: micro-batches have no numbers."""
-        return 0
+    def micro_batches(self, step: int, rank: int) -> tuple[range, int]:
+        """Return an empty range and 0: micro-batches have no numbers."""
+        return range(0), 0
 
 
 @dataclass(frozen=True)
@@ -687,8 +675,9 @@ class EpochPlan:
             keep = read = split.piece(step, rank).stop
             if split.fixed_batches and split.num_processes > 1:
                 last, first = len(split) - 1, step - step % split.steps_per_update
-                keep, read = split.piece(first + len(split.block(step, rank)) - 1, rank).stop, split.update(step).stop
-                if split.num_micro_batches(last) < split.num_processes and read >= split.update(last).start:
+                block, _ = split.micro_batches(step, rank)
+                keep, read = split.piece(first + len(block) - 1, rank).stop, split.update(step).stop
+                if split.micro_batches(last, rank)[1] < split.num_processes and read >= split.update(last).start:
                     keep = read = sys.maxsize  # some have their last batch before the last update
             yield range(keep, sys.maxsize if number == num_batches else read)
 

@@ -83,13 +83,15 @@ _generators_of_numpy: dict[type[Any], list[Any]] = {}
 """By their kind, those that no context has in use."""
 
 
-def seed_rng(key: int) -> None:
+def seed_rng(key: int, *more: int, device: torch.device | None = None) -> None:
     """Seed the global generators of Python, of NumPy and of torch on the CPU.
 
-    The generators of accelerators are left alone, and so are generators that a dataset owns.
+    Generators that a dataset owns are left alone.
 
     Args:
         key: A well-mixed 64-bit integer, such as ``mix(seed, epoch, index)``.
+        *more: Integers that extend the key, see `extend_key`.
+        device: An accelerator whose generator is seeded too, if there is any.
 
     Example:
         >>> from pa_data.rng import mix
@@ -99,11 +101,15 @@ def seed_rng(key: int) -> None:
         >>> first == (random.random(), torch.rand(()).item())
         True
     """
+    for value in more:
+        key = extend_key(key, value)
     random.seed(key)
     # torch.manual_seed goes through every device and costs a hundred times as much.
     torch.default_generator.manual_seed(key)
     # Numpy and torch expand 32 bits into the same Mersenne twister; torch takes the key's lower half.
     numpy_random().seed(key >> 32)
+    if device is not None and device.type != "cpu":
+        torch.get_device_module(device).manual_seed(key)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class DataArgument:
         order: The order of the samples, if one was passed.
 
     Raises:
-        ArgumentTypeError: The order is something else.
+        TypeError: The order is something else.
         ConfigurationError: It is neither a dataset nor a DataLoader, or it is a DataLoader that needs no arguments.
     """
 

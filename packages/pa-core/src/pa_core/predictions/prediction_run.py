@@ -27,7 +27,7 @@ from pa_core.rank_checks import digest_of_weights
 from pa_core.run_config import check_count
 from pa_data import KeyedDataLoader, count_samples, move_to_device
 from pa_data.orders import EpochOrder, Order
-from pa_data.rng import mix, restored_rng_states, seed_rng
+from pa_data.rng import restored_rng_states, seed_rng
 from pa_distributed import RankMessages, rank_local, require_same, run_while_others_wait
 
 _BATCHES = -3  # extends the seed for what is drawn in predict_batch; datasets draw by the index of the sample
@@ -180,9 +180,7 @@ class PredictionRun:
         for step, (number, batch) in enumerate(zip(numbers, self._load(numbers), strict=True), start=1):
             start = number * self.batch_size
             with restored_rng_states(device), torch.no_grad():
-                seed_rng(key := mix(self.seed, _BATCHES, start))
-                if device.type != "cpu":
-                    torch.get_device_module(device).manual_seed(key)
+                seed_rng(0, self.seed, _BATCHES, start, device=device)
                 try:
                     predictions = self.predict_batch(batch)
                 except Exception as error:

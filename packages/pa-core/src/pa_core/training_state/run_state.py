@@ -436,10 +436,7 @@ class SavedRun:
         if self._is_split_as_before():
             restore_rng_state(self._ranks[rank].streams, run.device)
         else:
-            key = mix(mix(self.seed, self.position.updates), rank)
-            seed_rng(key)
-            if run.device.type != "cpu":
-                torch.get_device_module(run.device).manual_seed(key)
+            seed_rng(0, mix(self.seed, self.position.updates), rank, device=run.device)
 
     def restore_losses(self, run: ResumableRun) -> None:
         """Restore the means of the epoch: each process its own, or the first one all of them."""

@@ -12,7 +12,7 @@ from pa_data.errors import DataError
 from pa_data.orders._checks import check_count, checked_indices, column
 from pa_data.orders._epoch_order import ChunkedEpoch, EpochOrder
 from pa_data.orders._order import Order
-from pa_data.rng import extend_key, preserve_rng_state, seed_rng
+from pa_data.rng import preserve_rng_state, seed_rng
 
 __all__ = ["TableOrder"]
 
@@ -87,7 +87,7 @@ class _Table(ChunkedEpoch):
     @override
     def chunk_at(self, position: int) -> tuple[int, Tensor]:
         with preserve_rng_state():
-            seed_rng(extend_key(self._key, _DRAWS))
+            seed_rng(self._key, _DRAWS)
             given = self._order.indices_of_epoch(self._of_dataset, self._epoch)
         name = f"{type(self._order).__name__}.indices_of_epoch() in epoch {self._epoch}"
         table = column(name, given, do=_WHAT_TO_RETURN)
