@@ -114,7 +114,7 @@ DOCS = f"{PYTEST} --doctest-modules --pyargs {PACKAGES} & {PYTEST} tests/docs_si
 EXAMPLES = f"{PYTEST} tests/examples tests/docs_with_others {AT_A_TIME}"
 ELASTIC = f"{PYTEST} {STATES}/test_elastic_sharded_states.py --whole-proof"
 CHECKS = {
-    "lint": Check("Style and format.", "ruff check & ruff format --check", "lint", "", ()),
+    "lint": Check("Style, format, spelling.", "ruff check & ruff format --check & typos", "lint", "", ()),
     "import_rules": Check("Who imports whom.", "lint-imports --no-logo --no-cache", "lint", "", (), SOURCES),
     "build": Check("What is in wheels and sdists, and what checks a release.", BUILD, "build test", ours=()),
     "release": Check("A release, or `-- --check`.", f"python -m tools.release --folder={OUT}/release", "build", "", ()),

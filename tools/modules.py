@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "maintainers" / "modules.md"
-START = "<!-- What follows is written by `python tools/modules.py`. -->\n"
+START = "What follows is written by `python tools/modules.py`.\n"
 IMPORT = re.compile(r"^ *(?:from ([\w.]+) import (\([^)]*\)|[^\n#]*)|import ([\w.]+))", re.MULTILINE)
 COMMON = 6
 """What more test files import than these says little of what they test."""

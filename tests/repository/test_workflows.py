@@ -62,7 +62,7 @@ def test_hooks_need_nothing_but_the_tools_of_the_environment() -> None:
     assert {one["repo"] for one in repositories} == {"local"}
     hooks = [hook for one in repositories for hook in one["hooks"]]
     assert {hook["language"] for hook in hooks} == {"system"}
-    assert {hook["entry"].split()[0] for hook in hooks} == {"ruff", "lint-imports"}
+    assert {hook["entry"].split()[0] for hook in hooks} == {"ruff", "lint-imports", "dmypy", "typos", "check-toml"}
 
 
 def test_forms_ask_for_what_an_answer_needs() -> None:

@@ -10,6 +10,7 @@ from datetime import date
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from tools.changelog import fragments
 from tools.release.repository import Distribution, Repository
 
 __all__ = [
@@ -62,6 +63,8 @@ def changelog(repository: Repository) -> list[str]:
     entry = _entry(repository)
     if entry is None:
         return [f"CHANGELOG.md has no heading '## {repository.version} (unreleased)', or with a date instead"]
+    if waiting := fragments(repository.root):
+        return [f"changelog.d has {len(waiting)} files: run python tools/changelog.py"]
     wanted = [TRAINING_STATES, *sorted(one.name for one in repository.distributions)]
     return [
         f"CHANGELOG.md, {repository.version}: nothing under '### {name}'; write a line, if only that nothing changed"

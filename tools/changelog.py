@@ -1,0 +1,47 @@
+"""Moves what is in `changelog.d` into the newest entry of the changelog: `python tools/changelog.py`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAINING_STATES = "training-states"
+
+
+def fragments(root: Path) -> list[Path]:
+    """The files that wait for a release."""
+    return sorted(path for path in (root / "changelog.d").glob("*") if path.name != "README.md")
+
+
+def problems(root: Path) -> list[str]:
+    """What is wrong with them: a name that does not say where they belong, or content that is not a list."""
+    places = {TRAINING_STATES, *(path.parent.name for path in root.glob("packages/*/pyproject.toml"))}
+    found: list[str] = []
+    for path in fragments(root):
+        match = re.fullmatch(r"[\w-]+\.([\w-]+)\.md", path.name)
+        if match is None or match[1] not in places:
+            found.append(f"changelog.d/{path.name}: expected NAME.PLACE.md, where PLACE is one of {sorted(places)}")
+        elif not re.fullmatch(r"- .+\n(?:(?:- |  ).+\n)*", path.read_text()):
+            found.append(f"changelog.d/{path.name}: expected lines that begin with '- ', or go on with two spaces")
+    return found
+
+
+def collect(root: Path) -> None:
+    """Append each file to its part of the newest entry, and remove it."""
+    changelog = root / "CHANGELOG.md"
+    for path in fragments(root):
+        place = path.name.split(".")[1]
+        heading = f"### {'Training states' if place == TRAINING_STATES else place}\n"
+        before, _, after = changelog.read_text().partition(heading)
+        part, *rest = re.split(r"(?=^##)", after, maxsplit=1, flags=re.MULTILINE)
+        added = f"{part.rstrip()}\n{path.read_text()}"
+        changelog.write_text("\n".join([before + heading + added, *rest]))
+        path.unlink()
+
+
+if __name__ == "__main__":
+    if wrong := problems(ROOT):
+        sys.exit("\n".join(wrong))
+    collect(ROOT)
