@@ -1,10 +1,12 @@
-"""A loop of one's own has the order, the gradients, the metrics and the events that training by the trainer has."""
+"""A loop of one's own trains as the trainer does, on one process and on two, and resumes as if it had not ended."""
 
 from __future__ import annotations
 
+import json
 import warnings
 import weakref
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +17,24 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutputError, Run, StopTrainingError, Trainer
+from pa_checkpoint import Folder
+from pa_core import AnyTrainer, BatchOutputError, Run, SaveTrainingStateCallback, StopTrainingError, Trainer
 from pa_core.testing import RecordingCallback
+from tests.launching import Launch
 from tests.small_runs import NoteBatches, linear, samples
+from tests.support.callbacks import KilledError
 from tests.support.histories import moments
+from tests.support.pa_core.custom_loops import on_two_ranks
 from tests.support.pa_core.custom_loops.loops import (
     BATCH_SIZE,
     SAMPLES,
+    fingerprint,
     make_line,
     make_run,
     make_update,
     seed_all,
     step_through,
+    train,
 )
 from tests.support.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine, log_of
 
@@ -274,3 +282,173 @@ class TestMemory:
             assert alive() == []
         assert alive() == []
         assert update is not None
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> dict[str, Any]:
+    """What an uninterrupted run ends with."""
+    run = make_run()
+    train(run)
+    return fingerprint(run)
+
+
+@pytest.mark.parametrize("dies_at", [1, 3, 4, 5, 8, 11])
+def test_a_loop_that_fails_anywhere_resumes_bit_for_bit(
+    tmp_path: Path, uninterrupted: dict[str, Any], dies_at: int
+) -> None:
+    """Weights, optimizer, schedule, history, samples, draws and random streams are those of the whole run."""
+    with pytest.raises(KilledError):
+        train(make_run(SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)), dies_at=dies_at)
+    assert Folder(tmp_path).records()[-1].update == dies_at - 1 if dies_at > 1 else True
+
+    resumed = make_run(seed=7, resume_from=tmp_path, resume_missing="start")
+    train(resumed)
+    expected = uninterrupted
+    if dies_at == 1:  # nothing was saved: a new run begins, with its own seed
+        other = make_run(seed=7)
+        train(other)
+        expected = fingerprint(other)
+    assert fingerprint(resumed) == expected
+
+
+def test_a_run_that_is_interrupted_again_and_again_comes_to_the_same_end(
+    tmp_path: Path, uninterrupted: dict[str, Any]
+) -> None:
+    """States of resumed runs are as good as those of the first one, with states after epochs and with workers too."""
+    workers = {"num_workers": 2}
+    for dies_at in (3, 6, 7, 10):
+        save = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2, save_every_n_epochs=1, max_checkpoints=2)
+        seed = 1 if dies_at == 3 else dies_at
+        run = make_run(save, seed=seed, resume_from=tmp_path, resume_missing="start", train_dataloader_kwargs=workers)
+        with pytest.raises(KilledError):
+            train(run, dies_at=dies_at)
+    last = make_run(seed=9, resume_from=tmp_path, train_dataloader_kwargs=workers)
+    train(last)
+    assert fingerprint(last) == uninterrupted
+
+
+def test_a_complete_run_is_not_run_again(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    """Its loop has no epoch any more, however often it begins, and everything is as it had ended."""
+    train(make_run(SaveTrainingStateCallback(tmp_path)))
+    again = make_run(SaveTrainingStateCallback(tmp_path), seed=5, resume_from=tmp_path)
+    train(again)
+    assert again.was_complete
+    assert fingerprint(again) == uninterrupted
+    assert [record.path.name for record in Folder(tmp_path).records()] == ["final"]
+    with make_run(resume_from=tmp_path) as again:
+        for _ in range(2):
+            assert list(again.batches()) == []
+
+
+def test_what_is_registered_before_the_loop_is_restored(tmp_path: Path) -> None:
+    """An object that is registered within the block, before the loop, has its state when the loop begins."""
+    run = make_run(SaveTrainingStateCallback(tmp_path))
+    average = torch.nn.Linear(1, 1)
+    with run:
+        run.register_for_checkpointing(average)
+        for inputs, _ in run.batches():
+            run.backward(run.model(inputs).square().mean())
+            run.step()
+        average.weight.data.fill_(3.0)
+    resumed = make_run(resume_from=tmp_path)
+    other = torch.nn.Linear(1, 1)
+    with resumed:
+        resumed.register_for_checkpointing(other)
+        assert list(resumed.updates()) == []
+    assert other.weight.item() == 3.0
+
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the loops end with on one process, and on two."""
+    folder = tmp_path_factory.mktemp("ranks")
+    launch, script, env = Launch(folder), Path(on_two_ranks.__file__), {"PYTHONPATH": str(ROOT)}
+    for ranks in (1, 2):
+        launched = launch(script, str(folder / f"{ranks}.json"), str(ranks), ranks=ranks, env=env)
+        assert launched.status == 0
+    return [json.loads((folder / f"{ranks}.json").read_text()) for ranks in (1, 2)]
+
+
+def _close(one: Any, other: Any) -> None:
+    torch.testing.assert_close(
+        [torch.tensor(value, dtype=torch.float64) for value in one],
+        [torch.tensor(value, dtype=torch.float64) for value in other],
+        rtol=1e-12,
+        atol=1e-12,
+    )
+
+
+CRITICS = ["critic, sum", "critic, penalty last", "critic, penalty first"]
+NAMES = ["uneven", "one_sample", "one_sample_of_many", "passes", "freezes", *CRITICS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_are_one(results: list[dict[str, Any]], name: str) -> None:
+    """Weights and metrics are equal to 1e-12, with the same samples on the same clock."""
+    one, two = (result[name] for result in results)
+    _close(one["weights"], two["weights"])
+    assert [record[0] for record in one["history"]] == [record[0] for record in two["history"]]
+    assert [record[2:] for record in one["history"]] == [record[2:] for record in two["history"]]
+    _close([[record[1]] for record in one["history"]], [[record[1]] for record in two["history"]])
+
+
+def test_all_ranks_end_alike(results: list[dict[str, Any]]) -> None:
+    """Weights, metrics and counts are the same on each rank."""
+    assert results[1]["same"]
+
+
+def test_each_sample_is_seen_once(results: list[dict[str, Any]]) -> None:
+    """In each epoch, and in the evaluation, also where a rank gets a batch that weighs nothing."""
+    for result in results:
+        assert result["uneven"]["seen"] == sorted([number / 10 for number in range(21)] * 2)
+        assert result["uneven"]["evaluated"] == [number / 10 for number in range(21)]
+    assert [result["uneven"]["empty"] for result in results] == [0, 2]
+
+
+def test_a_batch_that_stands_in_has_no_rows_in_what_is_gathered(results: list[dict[str, Any]]) -> None:
+    """In training as in evaluations, each sample is gathered once, also a number such as the loss."""
+    for result in results:
+        assert result["uneven"]["gathered"] == sorted([number / 10 for number in range(21)] * 2)
+        for name in ("one_sample", "one_sample_of_many"):
+            assert result[name]["gathered"] == [[0.0], [0.0], [0.0]] * 2
+
+
+def test_fewer_samples_than_ranks_are_evaluated(results: list[dict[str, Any]]) -> None:
+    """The rank without one has a batch that weighs nothing, which the body can tell and callbacks do not see."""
+    for name in ("one_sample", "one_sample_of_many"):
+        assert [result[name]["empty"] for result in results] == [0, 2]
+        assert [result[name]["steps"] for result in results] == [2, 2]
+
+
+def test_samples_that_accelerate_repeats_are_warned_of(results: list[dict[str, Any]]) -> None:
+    """A stream is split by accelerate, which repeats samples at its end: in a run as in train()."""
+    assert results[0]["stream"] == {"warnings": [], "samples": {"run": 21, "trainer": 21}}
+    assert results[1]["stream"]["samples"] == {"run": 22, "trainer": 22}
+    assert len(results[1]["stream"]["warnings"]) == 2
+    assert all("repeats samples" in one for one in results[1]["stream"]["warnings"])
+
+
+def test_the_passes_of_an_update_may_be_in_any_order(results: list[dict[str, Any]]) -> None:
+    """A gradient penalty, which leaves out a bias, is added to the other loss, or has a pass of its own."""
+    for result in results:
+        for name in CRITICS[1:]:
+            for one, other in zip(result[name]["weights"], result[CRITICS[0]]["weights"], strict=True):
+                torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", on_two_ranks.PLACES)
+def test_a_request_to_stop_acts_at_the_same_update(results: list[dict[str, Any]], place: str) -> None:
+    """An update is not made if this is asked for before its step, on one process as on two.
+
+    Metrics and events are the same, too.
+    """
+    one, two = (result[f"asks {place}"] for result in results)
+    assert (one["updates"], one["events"]) == (two["updates"], two["events"])
+    assert one["updates"] == 2
+    _close(one["weights"], two["weights"])
+    assert [[record[0], *record[2:]] for record in one["history"]] == [
+        [record[0], *record[2:]] for record in two["history"]
+    ]
