@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from pa_checkpoint import Folder, load
 from pa_checkpoint._checkpoint import write_checkpoint
@@ -50,3 +53,31 @@ def flip(file: Path, position: int = -1) -> None:
     content = bytearray(file.read_bytes())
     content[position] ^= 1
     file.write_bytes(content)
+
+
+def same(first: Any, second: Any) -> bool:
+    """Compare in depth and to the last bit: types, order, values, shapes, strides, attributes."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, dict):
+        equal = same([*first.items()], [*second.items()])
+    elif isinstance(first, list | tuple):
+        equal = len(first) == len(second) and all(map(same, first, second))
+    else:
+        equal = bool(_comparable(first) == _comparable(second))
+    attributes = [
+        vars(one) if isinstance(one, dict | Tensor) and hasattr(one, "__dict__") else {} for one in (first, second)
+    ]
+    return equal and (not any(attributes) or same(*attributes))
+
+
+def _comparable(value: Any) -> object:
+    """What is equal for equal values and no others."""
+    if isinstance(value, Tensor):
+        content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy() if value.numel() else b""
+        return value.dtype, value.shape, value.stride(), bytes(content)
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tobytes()
+    if isinstance(value, float | complex):
+        return struct.pack("dd", value.real, value.imag)
+    return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from pa_checkpoint import CheckpointError, load
 from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import decode, encode
 from tests.support.sharded_states import write_sharded_state
-from tests.support.states import summary, with_attribute
+from tests.support.states import same, summary, with_attribute
 
 _DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
@@ -35,36 +34,6 @@ def _back(value: object) -> Any:
     text = json.dumps(encoded.document, ensure_ascii=False, allow_nan=False).encode()
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in encoded.tensors.items()}
     return decode(json.loads(text), tensors)
-
-
-def _bits(tensor: Tensor) -> bytes:
-    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
-
-
-def _same(first: Any, second: Any) -> bool:
-    """Compare in depth and to the last bit: types, order, values, shapes, strides, attributes."""
-    if type(first) is not type(second):
-        return False
-    if isinstance(first, dict):
-        return _same([*first.items(), *_attributes(first)], [*second.items(), *_attributes(second)])
-    if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(_same, first, second))
-    return bool(_comparable(first) == _comparable(second))
-
-
-def _comparable(value: Any) -> object:
-    """What is equal for equal values and no others."""
-    if isinstance(value, Tensor):
-        return value.dtype, value.shape, value.stride(), _bits(value)
-    if isinstance(value, np.ndarray):
-        return value.dtype, value.shape, value.tobytes()
-    if isinstance(value, float | complex):
-        return struct.pack("dd", value.real, value.imag)
-    return value
-
-
-def _attributes(value: object) -> list[tuple[str, object]]:
-    return list(getattr(value, "__dict__", {}).items())
 
 
 def _tensor_of(dtype: torch.dtype, shape: list[int], content: bytes) -> Tensor:
@@ -123,7 +92,7 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @example([_SHARED, {"again": _SHARED}])  # no cycle
 def test_what_is_accepted_comes_back_exactly(value: object) -> None:
     """Types, order, values, shapes and strides are those of the original, to the last bit."""
-    assert _same(_back(value), value)
+    assert same(_back(value), value)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
@@ -140,7 +109,7 @@ def test_every_layout_of_every_dtype_comes_back(dtype: torch.dtype) -> None:
         "one element": whole[0, 0, 0, 0],
     }
 
-    assert _same(_back(layouts), layouts)
+    assert same(_back(layouts), layouts)
 
 
 def test_lazily_conjugated_and_negated_tensors_keep_their_values(tmp_path: Path) -> None:
@@ -209,7 +178,7 @@ def test_numbers_of_numpy_become_numbers_of_python() -> None:
     """A metric that numpy computed is stored as the number that it is."""
     value = [np.float64(0.1), np.float32(0.5), np.int64(-3), np.bool_(True), np.str_("x"), np.complex64(1j)]
 
-    assert _same(_back(value), [0.1, 0.5, -3, True, "x", 1j])
+    assert same(_back(value), [0.1, 0.5, -3, True, "x", 1j])
 
 
 def test_arrays_in_any_layout_come_back() -> None:
@@ -243,7 +212,7 @@ def test_states_of_real_training_come_back() -> None:
 
     back = _back(value)
 
-    assert _same(back, value)
+    assert same(back, value)
     assert back["model"]._metadata["1"] == {"version": 2}
     model.load_state_dict(back["model"])
     optimizer.load_state_dict(back["optimizer"])

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from pa_checkpoint import CheckpointError, StoredTensor
 from pa_checkpoint.torch_states import SavedModel, TransactionalLoad, does_not_fit, incompatibility, refusals_explained
+from tests.support.states import same
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "ASGD": optim.ASGD,
@@ -253,17 +254,6 @@ def trained() -> tuple[Counting, optim.Optimizer, StepLR]:
 def states(model: Counting, optimizer: optim.Optimizer, scheduler: StepLR) -> Any:
     """All that the three are, copied."""
     return copy.deepcopy((SavedModel.of(model)._asdict(), optimizer.state_dict(), scheduler.state_dict()))
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two states are the same, with their tensors."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
 
 
 def load(

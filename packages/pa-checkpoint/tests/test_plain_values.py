@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pa_checkpoint import CheckpointError
 from pa_checkpoint._encoding import encode
 from pa_checkpoint.torch_states import ensure_plain, find_damage
-from tests.support.states import with_attribute
+from tests.support.states import same, with_attribute
 
 
 def _saved_and_loaded(obj: object) -> Any:
@@ -92,27 +92,6 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-def _attributes(value: object) -> list[tuple[str, Any]]:
-    return list(vars(value).items())
-
-
-def _same(first: Any, second: Any) -> bool:
-    """Compare in depth: types, values, tensors and attributes."""
-    if type(first) is not type(second):
-        return False
-    if isinstance(first, Tensor):
-        equal = first.dtype == second.dtype and first.equal(second)
-    elif type(first) in (dict, collections.OrderedDict):
-        equal = _same(tuple(first.items()), tuple(second.items()))
-    elif type(first) in (list, tuple):
-        equal = len(first) == len(second) and all(map(_same, first, second))
-    else:
-        equal = first == second
-    if equal and type(first) in (Tensor, nn.Parameter, collections.OrderedDict):
-        return _same(_attributes(first), _attributes(second))
-    return equal
-
-
 @settings(deadline=None)
 @given(obj=st.recursive(_leaves | _unsafe, _containers, max_leaves=12))
 def test_what_is_accepted_loads_again_and_what_is_refused_does_not(obj: object) -> None:
@@ -123,7 +102,7 @@ def test_what_is_accepted_loads_again_and_what_is_refused_does_not(obj: object) 
         with pytest.raises(Exception, match="Weights only load failed"):
             _saved_and_loaded(obj)
     else:
-        assert _same(_saved_and_loaded(obj), obj)
+        assert same(_saved_and_loaded(obj), obj)
 
 
 _REFUSED: list[tuple[object, str]] = [
