@@ -21,45 +21,13 @@ from typing_extensions import override
 from pa_distributed._signs import Doing, doing_of
 from pa_distributed.gradient_tree import GradientTree
 from tests.launching import Launch
+from tests.support.branches import BUCKETS, Branches
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 
-BUCKETS = [1, 200, 1 << 20]
-"""Sizes in bytes: one parameter in each, some, and all in one."""
 PARTS = ("first", "image", "exact", "rough")
 Loss: TypeAlias = Callable[[Any], Tensor]
 """Of a model, for a micro-batch."""
-
-
-class Branches(nn.Module):
-    """Layers of different types and layouts; a pass uses those that it is told to use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(4, 6)
-        convolution = nn.Conv2d(2, 3, 2)
-        convolution.weight.data = convolution.weight.data.to(memory_format=torch.channels_last)
-        self.image = nn.Sequential(convolution, nn.BatchNorm2d(3))
-        self.exact = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).double()
-        self.rough = nn.Linear(4, 5).bfloat16()
-        self.unused = nn.Linear(2, 2)
-        self.mask: Tensor
-        self.register_buffer("mask", torch.tensor([0.0, -math.inf, math.nan, -0.5]))
-        self.lowest: Tensor
-        self.register_buffer("lowest", torch.tensor(math.inf))
-
-    def loss(self, inputs: Tensor, parts: Iterable[str]) -> Tensor:
-        """The loss of some of the layers."""
-        self.lowest.copy_(torch.minimum(self.lowest, inputs.min()))
-        given = {
-            "first": inputs,
-            "image": inputs.view(1, 2, -1, 2),
-            "exact": inputs.double(),
-            "rough": inputs.bfloat16(),
-        }
-        outputs: list[Tensor] = [self.get_submodule(part)(given[part]) for part in parts]
-        return torch.stack([output.square().mean().double() for output in outputs]).sum()
 
 
 def inputs_of(update: int, index: int) -> Tensor:
@@ -381,7 +349,8 @@ def test_a_second_backward_pass_is_refused_once_gradients_are_sent() -> None:
         make_update(model, tree, losses_of(0, [["first"]] * 2), weights_of(2), overlaps=True)
         tree.end_update()
         torch.autograd.backward(model.loss(batch, PARTS))
-    model.unused.requires_grad_(requires_grad=False)
+    for layer in (model.words, model.unused):
+        layer.requires_grad_(requires_grad=False)
     tree.start_update(2)
     tree.start_batch(overlaps=True)
     torch.autograd.backward(model.loss(batch, PARTS))

@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from pa_distributed.gradients import GradientExchange
+from tests.support.branches import BUCKETS, Branches
 
 pytestmark = pytest.mark.runs_on("two_ranks")
-
-BUCKETS = [1, 200, 1 << 20]
-"""Sizes in bytes: one parameter in each, some, and all in one."""
-
-
-class Branches(nn.Module):
-    """Layers of different types and layouts; a pass uses those that it is told to use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(4, 6)
-        self.image = nn.Conv2d(1, 2, 2)
-        self.image.weight.data = self.image.weight.data.to(memory_format=torch.channels_last)
-        self.exact = nn.Linear(4, 2).double()
-        self.words = nn.Embedding(5, 3, sparse=True)
-        self.unused = nn.Linear(2, 2)
-
-    def loss(self, inputs: Tensor, parts: Iterable[str]) -> Tensor:
-        """The loss of some of the layers."""
-        given = {
-            "first": inputs,
-            "image": inputs.view(-1, 1, 2, 2),
-            "exact": inputs.double(),
-            "words": inputs[:, 0].abs().long().clamp(max=4),
-        }
-        outputs: list[Tensor] = [self.get_submodule(part)(given[part]) for part in parts]
-        return torch.stack([output.square().mean().float() for output in outputs]).sum()
-
 
 ALL = ("first", "image", "exact", "words")
 
