@@ -12,7 +12,7 @@ from tests.crashes.configurations import Configuration
 from tests.crashes.harness import PREEMPTED, CrashLab, Run
 from tests.crashes.phases import STORAGE_PHASES, Phase
 from tests.crashes.strikes import Strike
-from tests.crashes.test_kills import WHOLE
+from tests.crashes.test_kills import TRIALS_SAMPLE, WHOLE
 
 EPOCHS = ("--states-every-n-epochs=1",)
 ONE_RANK = Configuration(accumulation=3, workers=1, every=EPOCHS, asynchronous=True, max_states=2)
@@ -53,6 +53,15 @@ def test_all_ranks_leave_when_one_is_asked(lab: CrashLab, loop: str | None, plac
     """SIGTERM to one of two ranks, in an update and in evaluations."""
     strikes = [Strike(phase=phase, occurrence=2, rank=rank, hits="rank") for phase, rank in places]
     _leave_and_end(lab, replace(TWO_RANKS, loop=loop), strikes)
+
+
+@pytest.mark.parametrize("configuration", TRIALS_SAMPLE, ids=str)
+def test_a_trial_leaves_when_it_is_asked(lab: CrashLab, configuration: Configuration) -> None:
+    """SIGTERM to one of the ranks, in the middle of a group, in a validation and while a checkpoint is written."""
+    places = (("GROUP", 0), ("EVALUATION", configuration.ranks - 1), ("WRITING", 0))
+    _leave_and_end(
+        lab, configuration, [Strike(phase=one, occurrence=2, rank=rank, hits="rank") for one, rank in places]
+    )
 
 
 def test_workers_of_loaders_leave_a_signal_to_the_run(lab: CrashLab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pa_checkpoint import Folder
-from pa_core import CheckpointError, SaveTrainingStateCallback, TrainerCallback
+from pa_core import CheckpointError, SaveTrainingStateCallback, TrainerCallback, distributed, gather_objects
 from pa_core.training_state.saved_runs import find_saved_run
-from tests.launching import Launch
 from tests.support.pa_core.damage.damaged_states import change_document, fit_digests
 from tests.support.pa_core.damage.saved_runs import EPOCHS, SavedRuns, make, restored, save_runs
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
     Interrupted,
+    fingerprint,
     make_trainer,
     train,
 )
@@ -68,88 +69,53 @@ def test_what_a_custom_loader_cannot_resume_from_is_named(told: str, tmp_path: P
         run()
 
 
-ON_TWO_RANKS = """
-import contextlib, os, pathlib, shutil, sys
-import torch
-from pa_core import CheckpointError, Trainer
-from pa_core.testing import make_regression
-
-folder, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
-own = folder / f"copy_of_rank_{rank}"
-told = (folder.parent / f"told_by_{rank}").open("w")
-
-
-def trainer():
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    return Trainer(model, torch.nn.MSELoss(), torch.optim.Adam(model.parameters()), callbacks=[])
-
-
-def train(one, **options):
-    one.train(make_regression(32), options.pop("num_epochs", 1), train_dataloader_kwargs={"num_workers": 0}, **options)
-
-
-first = trainer()
-train(first)
-first.save_training_state(folder / "state")
-train(first)
-first.save_training_state(folder / "other")
-torch.distributed.barrier()
-os.chdir(shutil.copytree(folder, own, ignore=shutil.ignore_patterns("copy*", "*.py", "*.log")))
-
-
-def attempt(what):
-    torch.distributed.barrier()
-    second = trainer()
-    before = [parameter.tolist() for parameter in second.model.parameters()]
-    with contextlib.suppress(CheckpointError):
-        try:
-            train(second, num_epochs=2, resume_from="state")
-            print(f"{what}: resumed", file=told)
-        except CheckpointError as error:
-            unchanged = before == [parameter.tolist() for parameter in second.model.parameters()]
-            given = " ".join(error.given.split())
-            print(f"{what}: {'' if unchanged else 'partly '}{error.problem} {given}", file=told)
-            raise
-
-
-attempt("whole copies")
-tensors = pathlib.Path("state", "models.safetensors")
-if rank == 1:
+def flip_a_bit(state: Path) -> None:
+    """Change a weight."""
+    tensors = state / "models.safetensors"
     whole = tensors.read_bytes()
     tensors.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-attempt("one flipped bit")
-if rank == 1:
-    shutil.rmtree("state")
-    shutil.copytree("other", "state")
-attempt("another state")
-if rank == 1:
-    shutil.rmtree("state")
-attempt("no state")
-"""
 
 
-def test_every_rank_verifies_what_it_reads_and_all_read_the_same_state(launch: Launch, tmp_path: Path) -> None:
-    """One flipped bit, another state or none in the copy of one rank is an error on all, and nothing is loaded."""
-    folder = tmp_path / "copies"
-    folder.mkdir()
-    launched = launch(ON_TWO_RANKS, str(folder), ranks=2)
-    assert launched.status == 0, launched.output
-    for rank in (0, 1):
-        told = (tmp_path / f"told_by_{rank}").read_text().splitlines()
-        lines = dict(line.split(": ", maxsplit=1) for line in told)
-        assert lines["whole copies"] == "resumed"
-        for what, found in (
-            ("one flipped bit", "models.safetensors: the SHA-256 digest"),
-            ("another state", "is another state, after update"),
-            ("no state", "state"),
-        ):
-            line = lines[what]
-            assert "nothing was loaded" in line
-            assert found in line
-            assert "(rank 1)" in line
-            assert "(rank 0)" not in line
-            assert "partly" not in line
+def exchange(state: Path) -> None:
+    """Put another state in its place."""
+    shutil.rmtree(state)
+    state.with_name("other").rename(state)
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (flip_a_bit, "models.safetensors: the SHA-256 digest"),
+        (exchange, "is another state, after update"),
+        (shutil.rmtree, "state"),
+    ],
+    ids=["one flipped bit", "another state", "no state"],
+)
+def test_every_rank_verifies_what_it_reads_and_all_read_the_same_state(
+    change: Callable[[Path], object], found: str, shared_tmp_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong with the copy of one rank is an error on all, and nothing is loaded."""
+    trainer = make_trainer()
+    for name, num_epochs in (("state", 1), ("other", 2)):
+        train(trainer, num_epochs)
+        trainer.save_training_state(shared_tmp_path / name)
+    gather_objects(None)
+    monkeypatch.chdir(shutil.copytree(shared_tmp_path, tmp_path / "copies", ignore=shutil.ignore_patterns("copies")))
+    gather_objects(None)
+    train(make_trainer(), 2, resume_from="state")
+    if distributed.rank() == 1:
+        change(Path("state"))
+    gather_objects(None)
+    second = make_trainer(seed=2)
+    before = fingerprint(second)["weights"]
+    with pytest.raises(CheckpointError, match="nothing was loaded") as refused:
+        train(second, 2, resume_from="state")
+    assert fingerprint(second)["weights"] == before
+    given = " ".join(refused.value.given.split())
+    assert found in given
+    assert "(rank 1)" in given
+    assert "(rank 0)" not in given
 
 
 MISSING = object()

@@ -119,42 +119,36 @@ def whole_state(trainer: Trainer) -> dict[str, Tensor]:
     return state
 
 
+def plain(model: nn.Module) -> nn.Module:
+    """Leave a model whole on each process."""
+    return model
+
+
 @pytest.mark.runs_on("two_ranks")
 @pytest.mark.parametrize(
-    ("make_optimizer", "processes"), [(adamw, None), (Factored, None), (Factored, 3), (with_momentum, 3)]
+    ("before", "after", "make_optimizer", "pieces"),
+    [
+        *(
+            (plain, sharded, make, pieces)
+            for make, pieces in ((adamw, 0), (Factored, 0), (Factored, 3), (with_momentum, 3))
+        ),
+        *((sharded, sharded, make, 0) for make in (adamw, with_momentum, Factored)),
+        *((sharded, plain, make, 0) for make in (adamw, with_momentum)),
+    ],
 )
-def test_a_sharded_run_goes_on_from_a_plain_state_and_from_other_pieces(
-    shared_tmp_path: Path, make_optimizer: MakeOptimizer, processes: int | None
+def test_a_run_goes_on_from_a_plain_or_a_sharded_one(
+    shared_tmp_path: Path, before: Any, after: Any, make_optimizer: MakeOptimizer, pieces: int
 ) -> None:
-    """It ends as the run does that was not interrupted, whether that was sharded or not."""
-    path = shared_tmp_path / "plain"
-    expected = run(tiny_transformer(), make_optimizer, path)
-    if processes is not None:
+    """It ends as the run does that was not interrupted; split as before, to the last bit."""
+    path = shared_tmp_path / "state"
+    expected = run(before(tiny_transformer()), make_optimizer, path)
+    if pieces:
         path = shared_tmp_path / "pieces"
         if dist.get_rank() == 0:
-            split_state(shared_tmp_path / "plain", path, processes)
-    resumed = run(sharded(tiny_transformer(seed=5)), make_optimizer, shared_tmp_path / "other", resume_from=path)
-    torch.testing.assert_close(whole_state(resumed), whole_state(expected), rtol=0, atol=1e-12)
-
-
-@pytest.mark.runs_on("two_ranks")
-@pytest.mark.parametrize("make_optimizer", [adamw, with_momentum, Factored])
-def test_a_sharded_run_goes_on_to_the_last_bit(shared_tmp_path: Path, make_optimizer: MakeOptimizer) -> None:
-    """On as many processes as before, the weights and the state of the optimizer are those of a run without a break."""
-    expected = run(sharded(tiny_transformer()), make_optimizer, shared_tmp_path / "state")
-    path = shared_tmp_path / "state"
-    resumed = run(sharded(tiny_transformer(seed=5)), make_optimizer, shared_tmp_path / "other", resume_from=path)
-    torch.testing.assert_close(whole_state(resumed), whole_state(expected), rtol=0, atol=0)
-
-
-@pytest.mark.runs_on("two_ranks")
-@pytest.mark.parametrize("make_optimizer", [adamw, with_momentum])
-def test_a_plain_run_goes_on_from_a_sharded_one(shared_tmp_path: Path, make_optimizer: MakeOptimizer) -> None:
-    """Replicated on the same processes, it ends as the sharded run does that was not interrupted."""
-    expected = run(sharded(tiny_transformer()), make_optimizer, shared_tmp_path / "state")
-    path = shared_tmp_path / "state"
-    resumed = run(tiny_transformer(seed=5), make_optimizer, shared_tmp_path / "other", resume_from=path)
-    torch.testing.assert_close(whole_state(resumed), whole_state(expected), rtol=0, atol=1e-12)
+            split_state(shared_tmp_path / "state", path, pieces)
+    resumed = run(after(tiny_transformer(seed=5)), make_optimizer, shared_tmp_path / "other", resume_from=path)
+    tolerance = 0.0 if before is after else 1e-12
+    torch.testing.assert_close(whole_state(resumed), whole_state(expected), rtol=0, atol=tolerance)
 
 
 def two_states(folder: Path) -> tuple[Path, Path]:
