@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -33,6 +31,7 @@ from pa_core.types import SizedIterable, SupportsStateDict
 from pa_core.user_warnings import say
 from pa_data import loader_parts, move_to_device
 from pa_data.rng import capture_rng_state, restore_rng_state
+from pa_data.state_search import is_generator, set_state_of, state_of
 
 
 class CustomLoaderState:
@@ -390,7 +389,7 @@ def capture_generators(loader: object) -> dict[str, Any]:
         >>> [int(sample) for sample in loader] == first
         True
     """
-    return {name: get() for name, get, _ in _generators(loader)}
+    return {name: state_of(generator) for name, generator in _generators(loader)}
 
 
 def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
@@ -400,25 +399,18 @@ def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
         loader: A loader that is made as the one whose generators were captured.
         states: What ``capture_generators`` returned.
     """
-    for name, _, restore in _generators(loader):
+    for name, generator in _generators(loader):
         if name in states:
             where = f"a training state with the generator {name} of {describe_loader(loader)}"
             with refusals_explained(partial(does_not_fit, loader, where, ""), passing=(StopTrainingError,)):
-                restore(states[name])
+                set_state_of(generator, states[name])
 
 
-def _generators(loader: object) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], object]]]:
-    """The names of generators, and how the state of each is read and set."""
-    of_numpy: Any = importlib.import_module("numpy.random")  # slow to import, and few runs need it
+def _generators(loader: object) -> Iterator[tuple[str, object]]:
     for path, part in loader_parts(loader).items():
         for name, value in getattr(part, "__dict__", {}).items():
-            named, one = f"{path}.{name}", value
-            if isinstance(value, torch.Generator | of_numpy.RandomState):
-                yield named, one.get_state, one.set_state
-            elif isinstance(value, random.Random):
-                yield named, value.getstate, value.setstate
-            elif isinstance(value, of_numpy.Generator):
-                yield named, partial(getattr, one.bit_generator, "state"), partial(setattr, one.bit_generator, "state")
+            if is_generator(value):
+                yield f"{path}.{name}", value
 
 
 def _of_evaluation(run: ResumableRun) -> dict[str, SizedIterable]:

@@ -14,7 +14,7 @@ from pa_core import distributed
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.model_tensors import buffers_of_module, is_sharded_module, names_by_group, parameters_beside, parameters_of
-from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.training_state.snapshotable import ResumableRun, modules_of
 from pa_core.types import StatefulScheduler
 from pa_core.user_warnings import warn_user
 from pa_data.state_search import mark_of
@@ -286,7 +286,5 @@ class TrainedLayers:
 
 
 def _named_parameters(run: ResumableRun) -> Mapping[str, Tensor]:
-    modules = {**run.named_models(), **run.untrained_modules()}
-    if isinstance(run.loss_func, nn.Module):
-        modules["loss_func"] = run.loss_func
+    modules = modules_of(run)
     return {f"{name}.{inner}": one for name, module in modules.items() for inner, one in module.named_parameters()}

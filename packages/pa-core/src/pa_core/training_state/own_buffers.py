@@ -15,7 +15,7 @@ from pa_core import distributed
 from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.model_tensors import is_sharded, parameters_of, parameters_of_module
 from pa_core.training_state.script_state import shown_places
-from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.training_state.snapshotable import ResumableRun, modules_of
 from pa_core.user_warnings import warn_user
 
 _T = TypeVar("_T", int, str)
@@ -132,15 +132,12 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _buffers(run: ResumableRun, *, of_models: bool) -> dict[str, Tensor]:
-    return _buffers_of({**_modules(run, of_models=of_models), **_loss_func(run)})
+    left_out = () if of_models else run.named_models()
+    return _buffers_of({name: module for name, module in modules_of(run).items() if name not in left_out})
 
 
 def _modules(run: ResumableRun, *, of_models: bool) -> dict[str, nn.Module]:
     return {**(run.named_models() if of_models else {}), **run.untrained_modules()}
-
-
-def _loss_func(run: ResumableRun) -> dict[str, nn.Module]:
-    return {"loss_func": run.loss_func} if isinstance(run.loss_func, nn.Module) else {}
 
 
 def _buffers_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -172,9 +169,8 @@ def _name_differing_weights(run: ResumableRun) -> None:
 
 
 def _untrained_weights(run: ResumableRun) -> Iterator[tuple[str, Tensor]]:
-    modules = {**_modules(run, of_models=True), **_loss_func(run)}
     trained = {id(one) for optimizer in run.named_optimizers().values() for one in parameters_of(optimizer)}
-    for name, module in modules.items():
+    for name, module in modules_of(run).items():
         if trained.isdisjoint(map(id, parameters_of_module(module))):
             for inner, one in module.named_parameters():
                 yield f"{name}.{inner}", one

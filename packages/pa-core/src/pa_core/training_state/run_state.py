@@ -39,7 +39,7 @@ from pa_core.training_state.model_state import (
 from pa_core.training_state.own_buffers import restore_own_buffers
 from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
 from pa_core.training_state.script_state import restore_script_state, shown_places
-from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.training_state.snapshotable import LOSS_FUNC, ResumableRun, modules_of
 from pa_core.training_state.stored_values import same_on_all
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
@@ -138,7 +138,7 @@ def find_extension(run: ResumableRun, position: Position, progress: Progress) ->
     return Extension(position._replace(phase=phase), number_in_history)
 
 
-_LOSS_FUNC, _SCHEDULER = "loss_func", "scheduler"
+_SCHEDULER = "scheduler"
 
 
 def capture(
@@ -156,11 +156,8 @@ def capture(
     if shares_buffers:
         for model in models.values():
             distributed.broadcast_buffers(model)
-    captured = {name: SavedModel.of(model)._asdict() for name, model in models.items()}
+    captured = {name: SavedModel.of(module)._asdict() for name, module in modules_of(run).items()}
     parameters = named_parameters(models)  # the state dicts have split again what fully_shard had put together
-    captured |= {name: SavedModel.of(one)._asdict() for name, one in run.untrained_modules().items()}
-    if isinstance(run.loss_func, nn.Module):
-        captured[_LOSS_FUNC] = SavedModel.of(run.loss_func)._asdict()
     callbacks = stateful_callbacks(run.callback_handler.callbacks)
     return {
         "models": captured,
@@ -340,10 +337,10 @@ class SavedRun:
         """Check everything, then restore: first objects that may raise an error, and last the weights, which cannot."""
         parameters = named_parameters(run.named_models())
         models, saved = {**run.named_models(), **self._saved_untrained(run)}, dict(self._models)
-        loss_func = {_LOSS_FUNC: run.loss_func} if isinstance(run.loss_func, nn.Module) and _LOSS_FUNC in saved else {}
-        saved_loss_func = {_LOSS_FUNC: saved[_LOSS_FUNC]} if loss_func else {}
-        if _LOSS_FUNC not in models:
-            saved.pop(_LOSS_FUNC, None)
+        loss_func = {LOSS_FUNC: run.loss_func} if isinstance(run.loss_func, nn.Module) and LOSS_FUNC in saved else {}
+        saved_loss_func = {LOSS_FUNC: saved[LOSS_FUNC]} if loss_func else {}
+        if LOSS_FUNC not in models:
+            saved.pop(LOSS_FUNC, None)
         is_partial = "model" in allowed and _differ(models, saved)
         if not is_partial:
             require_same_models(models, saved)

@@ -13,7 +13,7 @@ from torch import Tensor
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.model_tensors import buffers_of_module, is_sharded, parameters_of_module, supports_state_dict
-from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.training_state.snapshotable import ResumableRun, modules_of
 from pa_core.training_state.stored_values import StoredValue, place_of_owner
 from pa_core.user_warnings import warn_user
 from pa_data import loader_parts
@@ -211,22 +211,17 @@ def find_script_state(run: ResumableRun, registered: Sequence[object]) -> Iterat
     stateful = filter(supports_state_dict, run.callback_handler.callbacks)
     of_loader = [*loader_parts(innermost(run.train_dataloader)).values(), *_saved_with_loader(run)]
     without = [*stateful, *registered, run.run_history, *of_loader, *_data_roots(run).values()]
-    modules = _modules(run).values()
+    modules = modules_of(run).values()
     tensors = {id(one) for module in modules for one in (*parameters_of_module(module), *buffers_of_module(module))}
     for found in find_state(_roots(run), without=without, installed=False):
         if id(found.value) not in tensors:
             yield found
 
 
-def _modules(run: ResumableRun) -> dict[str, torch.nn.Module]:
-    modules = {**run.named_models(), **run.untrained_modules()}
-    return {**modules, "loss_func": run.loss_func} if isinstance(run.loss_func, torch.nn.Module) else modules
-
-
 def _roots(run: ResumableRun) -> dict[str, object]:
     """What is searched, by the names that a script knows."""
     is_trainer = hasattr(type(run), "calculate_train_batch_loss")
-    roots: dict[str, object] = {"trainer" if is_trainer else "run": run, "loss_func": run.loss_func, **_modules(run)}
+    roots: dict[str, object] = {"trainer" if is_trainer else "run": run, "loss_func": run.loss_func, **modules_of(run)}
     for kind, named in (("scheduler", run.named_schedulers()), ("optimizer", run.named_optimizers())):
         roots |= {kind if name == kind else f"{kind}s.{name}": one for name, one in named.items()}
     numbers = Counter[str]()

@@ -99,3 +99,17 @@ class ResumableRun(Protocol):
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node."""
         ...
+
+
+LOSS_FUNC = "loss_func"
+"""The name of a loss function among the modules of a run."""
+
+
+def modules_of(run: ResumableRun) -> dict[str, nn.Module]:
+    """Return the models, the modules that no optimizer trains, and the loss function if it is a module, by name.
+
+    Args:
+        run: The run.
+    """
+    loss_func = {LOSS_FUNC: run.loss_func} if isinstance(run.loss_func, nn.Module) else {}
+    return {**run.named_models(), **run.untrained_modules(), **loss_func}
