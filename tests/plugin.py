@@ -15,17 +15,10 @@ import pytest
 from tests import cells, launching
 
 DISTRIBUTIONS = {
-    "pa-checkpoint": "pa_checkpoint",
-    "pa-data": "pa_data",
-    "pa-distributed": "pa_distributed",
-    "pa-core": "pa_core",
-    "pa-schedulers": "pa_schedulers",
-    "pa-finetuning": "pa_finetuning",
-    "pa-callbacks-extra": "pa_callbacks_extra",
-    "pa-preflight": "pa_preflight",
-    "pa-trial": "pa_trial",
-    "pa-compat": "pytorch_accelerated",
+    path.parents[2].name: path.parent.name
+    for path in sorted(Path(__file__).parents[1].glob("packages/*/src/*/__init__.py"))
 }
+"""The package of each distribution in the workspace."""
 
 _ON_DEMAND = {"more_cases": "--more-cases", "whole_proof": "--whole-proof"}
 """Markers of tests that take time: further cases of a promise that others have shown, and what takes minutes."""

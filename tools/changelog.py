@@ -29,16 +29,18 @@ def problems(root: Path) -> list[str]:
 
 
 def collect(root: Path) -> None:
-    """Append each file to its part of the newest entry, and remove it."""
+    """Append each file to its part of the newest entry, which may be new, and remove it."""
     changelog = root / "CHANGELOG.md"
+    start, newest, *older = re.split(r"(?=^## )", changelog.read_text(), flags=re.MULTILINE)
+    introduction, *texts = re.split(r"(?=^### )", newest, flags=re.MULTILINE)
+    parts = {text.partition("\n")[0]: text.rstrip() for text in texts}
     for path in fragments(root):
         place = path.name.split(".")[1]
-        heading = f"### {'Training states' if place == TRAINING_STATES else place}\n"
-        before, _, after = changelog.read_text().partition(heading)
-        part, *rest = re.split(r"(?=^##)", after, maxsplit=1, flags=re.MULTILINE)
-        added = f"{part.rstrip()}\n{path.read_text()}"
-        changelog.write_text("\n".join([before + heading + added, *rest]))
+        heading = f"### {'Training states' if place == TRAINING_STATES else place}"
+        parts[heading] = "\n".join([parts.get(heading) or f"{heading}\n", path.read_text().rstrip()])
         path.unlink()
+    entry = [introduction.rstrip(), *parts.values()]
+    changelog.write_text(start + "\n\n".join([*entry, *(text.rstrip() for text in older)]) + "\n")
 
 
 if __name__ == "__main__":

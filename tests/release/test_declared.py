@@ -165,18 +165,10 @@ def test_a_workflow_that_uploads_in_another_order_is_refused(copy: Copy) -> None
     assert problem.startswith(f".github/workflows/release.yml uploads {names}")
 
 
-def test_a_page_that_names_another_order_is_refused(copy: Copy) -> None:
-    """RELEASING.md names the order that the requirements give."""
-    copy.replace("RELEASING.md", "^5. `pa-core`\n", "")
-    (problem,) = declared.upload_order(copy.repository)
-    before = "['pa-data', 'pa-distributed', 'pa-finetuning', 'pa-checkpoint', 'pa-trial'"
-    assert problem.startswith(f"RELEASING.md uploads {before}")
-
-
-def test_a_new_distribution_is_missed_in_the_workflow_the_page_and_the_changelog(copy: Copy) -> None:
+def test_a_new_distribution_is_missed_in_the_workflow_and_the_changelog(copy: Copy) -> None:
     """Whoever adds a distribution is told where it has to be named."""
     shutil.copytree(copy.root / "packages" / "pa-trial", copy.root / "packages" / "pa-new")
-    assert len(declared.upload_order(copy.repository)) == 2
+    assert len(declared.upload_order(copy.repository)) == 1
     assert "nothing under '### pa-new'" in declared.changelog(copy.repository)[0]
 
 

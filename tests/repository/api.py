@@ -13,12 +13,9 @@ from pathlib import Path
 from types import GenericAlias, ModuleType
 
 SNAPSHOT = Path(__file__).with_name("api.txt")
-MODULES = (
-    "pa_callbacks_extra",
+MODULES_WITH_NAMES = (
     "pa_callbacks_extra.experiment_trackers",
-    "pa_checkpoint",
     "pa_checkpoint.torch_states",
-    "pa_core",
     "pa_core.callbacks",
     "pa_core.data",
     "pa_core.default_step",
@@ -33,22 +30,18 @@ MODULES = (
     "pa_core.tracking",
     "pa_core.types",
     "pa_core.user_warnings",
-    "pa_data",
     "pa_data.batches",
     "pa_data.errors",
     "pa_data.files",
     "pa_data.orders",
     "pa_data.rng",
-    "pa_distributed",
     "pa_distributed.gradient_tree",
     "pa_distributed.gradients",
-    "pa_finetuning",
-    "pa_preflight",
-    "pa_schedulers",
-    "pa_trial",
     "pa_trial.samplers",
-    "pytorch_accelerated",
 )
+"""Modules with public names of their own, besides each package."""
+PACKAGES = [path.parent.name for path in Path(__file__).parents[2].glob("packages/*/src/*/__init__.py")]
+MODULES = sorted([*PACKAGES, *MODULES_WITH_NAMES])
 
 
 def describe_api() -> str:

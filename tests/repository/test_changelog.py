@@ -31,16 +31,19 @@ def test_what_waits_is_well_formed() -> None:
 
 
 def test_what_waits_is_moved_to_its_place_in_the_newest_entry(copy: Path) -> None:
-    """A line stands behind those of its distribution, and older entries stay as they are."""
+    """A line stands behind those of its distribution, which may be new, and older entries stay as they are."""
     (copy / "changelog.d" / "a.pa-core.md").write_text("- Second.\n")
     (copy / "changelog.d" / "b.pa-data.md").write_text("- Two,\n  at length.\n")
+    (copy / "packages" / "pa-new").mkdir()
+    (copy / "packages" / "pa-new" / "pyproject.toml").touch()
+    (copy / "changelog.d" / "d.pa-new.md").write_text("- New.\n")
     (copy / "changelog.d" / "c.training-states.md").write_text("- Version 3.\n")
     assert problems(copy) == []
     collect(copy)
     assert fragments(copy) == []
     assert (copy / "CHANGELOG.md").read_text() == (
         "## 0.2.0\n\n### Training states\n\n- Nothing.\n- Version 3.\n\n### pa-core\n\n- First.\n- Second.\n\n"
-        "### pa-data\n\n- One.\n- Two,\n  at length.\n\n## 0.1.0\n\n### pa-core\n\n- Old.\n"
+        "### pa-data\n\n- One.\n- Two,\n  at length.\n\n### pa-new\n\n- New.\n\n## 0.1.0\n\n### pa-core\n\n- Old.\n"
     )
 
 

@@ -115,18 +115,12 @@ def urls(repository: Repository) -> list[str]:
 
 
 def upload_order(repository: Repository) -> list[str]:
-    """The release workflow and RELEASING.md upload each distribution after those that it requires."""
+    """The release workflow uploads each distribution after those that it requires."""
     expected = [one.name for one in repository.distributions]
     steps = repository.workflow("release")["jobs"]["publish"]["steps"]
     folders = [step["with"]["packages-dir"] for step in steps if "packages-dir" in step.get("with", {})]
-    in_workflow = [folder.strip("/").rpartition("/")[2] for folder in folders]
-    section = (repository.root / "RELEASING.md").read_text().partition("## Order of upload")[2].partition("\n## ")[0]
-    in_page = re.findall(r"^\d+\. `([\w-]+)`$", section, re.MULTILINE)
-    return [
-        f"{where} uploads {found}; the order is {expected}"
-        for where, found in ((".github/workflows/release.yml", in_workflow), ("RELEASING.md", in_page))
-        if found != expected
-    ]
+    found = [folder.strip("/").rpartition("/")[2] for folder in folders]
+    return [f".github/workflows/release.yml uploads {found}; the order is {expected}"] if found != expected else []
 
 
 def missing_for_release(repository: Repository) -> list[str]:
