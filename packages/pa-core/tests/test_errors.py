@@ -15,11 +15,11 @@ from pa_core import errors
 from pa_core.errors import (
     BatchOutputError,
     CheckpointError,
+    CheckpointNotFoundError,
     ConfigurationError,
     ExplainedError,
     MetricNotFoundError,
     NonFiniteLossError,
-    StateNotFoundError,
     StopTrainingError,
     UnsupportedConfigurationError,
 )
@@ -31,7 +31,7 @@ BUILT_IN_BASES: list[tuple[type[ExplainedError], type[Exception]]] = [
     (ConfigurationError, ValueError),
     (MetricNotFoundError, KeyError),
     (NonFiniteLossError, ArithmeticError),
-    (StateNotFoundError, FileNotFoundError),
+    (CheckpointNotFoundError, FileNotFoundError),
     (UnsupportedConfigurationError, RuntimeError),
 ]
 

@@ -824,7 +824,7 @@ class AnyTrainer(ABC):
             The whole content of the file, with its tensors on the CPU.
 
         Raises:
-            StateNotFoundError: There is no such file.
+            CheckpointNotFoundError: There is no such file.
             CheckpointError: The file is damaged, needs code to be unpickled, or belongs to another model; or
                 ``create_optimizer_fn`` has not made the optimizer yet, whose state is to be loaded. Nothing was loaded.
         """
@@ -953,7 +953,7 @@ class AnyTrainer(ABC):
             ``run_history.current_epoch`` was; 3 for a state that was saved after two epochs.
 
         Raises:
-            StateNotFoundError: There is no training state.
+            CheckpointNotFoundError: There is no training state.
             CheckpointError: None is valid, or it belongs to another model or optimizer.
         """
         saved = find_saved_run(fetched(input_dir, {}, self.print))

@@ -24,7 +24,7 @@ from pa_checkpoint import CheckpointInfo, atomic_write
 from pa_checkpoint.torch_states import ensure_plain, find_damage
 from pa_core import _accelerate
 from pa_core.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
-from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
+from pa_core.errors import CheckpointError, CheckpointNotFoundError, ConfigurationError
 from pa_core.model_tensors import is_sharded_module, without_frozen
 from pa_core.sharding.sharded_states import gather_state, gathering
 from pa_core.sharding.weight_export import WeightExport
@@ -171,14 +171,14 @@ def read_checkpoint(path: str | Path, device: torch.device, *, mapped: bool = Fa
             into memory once. They are on the CPU.
 
     Raises:
-        StateNotFoundError: There is no such file.
+        CheckpointNotFoundError: There is no such file.
         CheckpointError: The file is damaged, is not a checkpoint, or needs code to be unpickled; or it is a directory.
     """
     path = Path(path)
     if path.is_dir():
         raise _refusal_of_directory(path)
     if not path.is_file():
-        raise StateNotFoundError(f"There is no checkpoint {path}. Check the path.")
+        raise CheckpointNotFoundError(f"There is no checkpoint {path}. Check the path.")
     if mapped:
         content = _read_mapped(path)
     else:

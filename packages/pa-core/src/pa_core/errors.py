@@ -9,12 +9,11 @@ Each error also derives from the built-in exception a Python user would catch fo
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
-from pa_checkpoint import CheckpointError, ExplainedError, FolderInUseError
+from pa_checkpoint import CheckpointError, CheckpointNotFoundError, ExplainedError, FolderInUseError
 from pa_data.errors import EmptyDatasetError
 from pa_distributed import OtherProcessError, RanksDifferError
 
@@ -23,6 +22,7 @@ __all__ = [
     "BatchMismatchError",
     "BatchOutputError",
     "CheckpointError",
+    "CheckpointNotFoundError",
     "ConfigurationError",
     "EmptyDatasetError",
     "ExplainedError",
@@ -33,7 +33,6 @@ __all__ = [
     "OverrideError",
     "RanksDifferError",
     "SmallerBatchNeeded",
-    "StateNotFoundError",
     "StopTrainingError",
     "TrainingPreempted",
     "UnsupportedConfigurationError",
@@ -151,23 +150,6 @@ class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
         >>> issubclass(NonFiniteLossError, ArithmeticError)
         True
     """
-
-
-class StateNotFoundError(ExplainedError, FileNotFoundError):
-    """There is no checkpoint or training state where one was to be read.
-
-    Example:
-        >>> issubclass(StateNotFoundError, FileNotFoundError)
-        True
-    """
-
-    def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
-        super().__init__(problem, given, expected, do)
-        # OSError takes several arguments for a number, a text and the name of a file.
-        self.args: tuple[Any, ...] = (self.problem, self.given, self.expected, self.do)
-        self.errno: int | None = errno.ENOENT
-        self.strerror: str | None = self.problem
-        self.filename: str | None = None
 
 
 class TrainingPreempted(SystemExit):  # not an error: a script ends by it as by SystemExit

@@ -263,7 +263,7 @@ class Trainer(
             ArgumentTypeError: An argument is another kind of thing.
             ConfigurationError: An argument cannot work.
             MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
-            StateNotFoundError: There is no training state to resume.
+            CheckpointNotFoundError: There is no training state to resume.
             CheckpointError: No training state is valid, or resuming would change the meaning of the run.
             TrainingPreempted: The run was preempted, after saving a training state.
             SmallerBatchNeeded: With ``per_device_batch_size="fit"``, a later batch did not fit. Start the script again:

@@ -20,12 +20,12 @@ from pa_checkpoint import _folder as folder_lock
 from pa_core import (
     AnyTrainer,
     CheckpointError,
+    CheckpointNotFoundError,
     ConfigurationError,
     FolderInUseError,
     PrintProgressCallback,
     Run,
     SaveTrainingStateCallback,
-    StateNotFoundError,
     StopTrainingError,
     distributed,
     gather_objects,
@@ -276,7 +276,7 @@ def test_states_of_others_next_to_a_missing_folder_are_not_told_as_its_own(tmp_p
     train(trainer, num_epochs=1)
     for name in ("tmp1", "tmp2"):
         trainer.save_training_state(tmp_path / name)
-    with pytest.raises(StateNotFoundError) as caught:
+    with pytest.raises(CheckpointNotFoundError) as caught:
         train(make_trainer(), resume_from=tmp_path / "states")
     assert caught.value.given == f"resume_from={str(tmp_path / 'states')!r}"
 

@@ -73,7 +73,7 @@ class ResumePlan:
 
         Raises:
             ConfigurationError: As ``find_saved_run``.
-            StateNotFoundError: As ``find_saved_run``.
+            CheckpointNotFoundError: As ``find_saved_run``.
             CheckpointError: As ``find_saved_run``.
         """
         if resume_from is None:

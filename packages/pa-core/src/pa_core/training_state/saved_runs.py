@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, cast, overload
 from pa_checkpoint import CheckpointInfo, Folder, RemoteFolder, Skipped, load
 from pa_core import distributed
 from pa_core.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
-from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
+from pa_core.errors import CheckpointError, CheckpointNotFoundError, ConfigurationError
 from pa_core.training_state.run_state import SavedRun
 from pa_core.user_warnings import warn_user
 
@@ -35,7 +35,7 @@ def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "st
 
     Raises:
         ConfigurationError: ``resume_missing`` is neither ``"error"`` nor ``"start"``.
-        StateNotFoundError: There is no state, and ``resume_missing`` is ``"error"``.
+        CheckpointNotFoundError: There is no state, and ``resume_missing`` is ``"error"``.
         CheckpointError: There are states, but none is valid; or a process finds another state at the path, or a damaged
             one.
     """
@@ -49,7 +49,7 @@ def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "st
     if chosen.problem is not None:
         raise chosen.problem
     if saved is None and resume_missing == "error":
-        raise StateNotFoundError(
+        raise CheckpointNotFoundError(
             "There is no training state to resume from.",
             given=f"resume_from={str(resume_from)!r}{describe_neighbours(resume_from)}",
             expected="a training state, or a folder with at least one",
