@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pa_preflight._registry import REGISTRY
-from tests.support.pa_preflight.planted import NOT_FOUND, PLANTED
+from tests.support.pa_preflight.corpus import NOT_FOUND, PLANTED
 
 __all__ = ["PAGE", "with_tables"]
 

@@ -7,7 +7,7 @@ import ast
 from pa_preflight._registry import KINDS
 from tests.docs.findings import PAGE, with_tables
 from tests.docs.pages import ROOT
-from tests.support.pa_preflight.planted import PLANTED
+from tests.support.pa_preflight.corpus import PLANTED
 
 SOURCES = ROOT / "packages" / "pa-preflight" / "src" / "pa_preflight"
 

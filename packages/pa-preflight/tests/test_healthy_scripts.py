@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from pa_core import Trainer
 from pa_preflight import check
-from tests.support.pa_preflight.healthy import HEALTHY, TUTORIALS
+from tests.support.pa_preflight.corpus import HEALTHY, TUTORIALS
 
 ALL = {**HEALTHY, **TUTORIALS}
 CASES = [*HEALTHY, *(pytest.param(name, marks=pytest.mark.more_cases) for name in TUTORIALS)]

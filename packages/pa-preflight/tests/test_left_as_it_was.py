@@ -9,7 +9,7 @@ import pytest
 from pa_preflight import check, plan
 from tests.support.held_state import OTHERS, PLACES, WAYS, make
 from tests.support.pa_preflight.configurations import Configuration, changed, state_of
-from tests.support.pa_preflight.healthy import HEALTHY
+from tests.support.pa_preflight.corpus import HEALTHY
 
 SEEDS = [*range(10), *(pytest.param(seed, marks=pytest.mark.more_cases) for seed in range(10, 50))]
 

@@ -17,18 +17,15 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
-from tests.support.pa_preflight.data import Shifted, pictures
-from tests.support.pa_preflight.healthy_models import Recurrent
-from tests.support.pa_preflight.scripts import Apply, Script, conv_net, perceptron
+from tests.support.pa_preflight.data import pictures, shifted, up_to_a_pixel
+from tests.support.pa_preflight.models import recurrent
+from tests.support.pa_preflight.scripts import Script, conv_net, layer, perceptron
 
 
-class _ShiftedByAll(Shifted):
+def _drawn_by_all() -> tuple[int, int]:
     """Draws from all three global generators."""
-
-    @override
-    def draw(self) -> tuple[int, int]:
-        down, right = super().draw()
-        return down * random.randint(0, 1), right * int(np.random.randint(0, 2))
+    down, right = up_to_a_pixel()
+    return down * random.randint(0, 1), right * int(np.random.randint(0, 2))
 
 
 class CountsEvents(TrainerCallback):
@@ -54,7 +51,7 @@ def _data(kind: str, *, seed: int) -> Dataset[Any] | DataLoader[Any]:
     data: TensorDataset = pictures(96, seed=seed)
     match kind:
         case "augmented":
-            return _ShiftedByAll(data)
+            return shifted(data, _drawn_by_all)
         case "loader":
             return DataLoader(data, batch_size=16, shuffle=True)
         case "loader with a generator":
@@ -70,7 +67,7 @@ def _model(kind: str) -> nn.Module:
         case "dropout":
             return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), perceptron(64, 4))
         case "recurrent":
-            return nn.Sequential(Apply(partial(torch.squeeze, dim=1)), Recurrent(nn.GRU(8, 16, batch_first=True), 4))
+            return nn.Sequential(layer(partial(torch.squeeze, dim=1)), recurrent(nn.GRU(8, 16, batch_first=True), 4))
         case "frozen":
             features = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU()).requires_grad_(False)
             return nn.Sequential(features, nn.Linear(32, 4))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.nn import functional
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from typing_extensions import override
+
+Change: TypeAlias = (
+    Callable[[Tensor], Sequence[Tensor]]
+    | Callable[[Tensor, Tensor], Sequence[Tensor]]
+    | Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
+)
+"""What makes other tensors of those of a dataset."""
 
 
 def points(
@@ -20,8 +29,8 @@ def points(
     shift: float = 0.0,
 ) -> TensorDataset:
     """Clusters in space, and the number of the cluster as the target; sets of different seeds have the same centres."""
-    centres = torch.randn(classes, features, generator=_seeded(0))
-    draws = _seeded(seed)
+    centres = torch.randn(classes, features, generator=seeded(0))
+    draws = seeded(seed)
     targets = torch.randint(0, classes, (num_samples,), generator=draws)
     inputs = centres[targets] + 0.4 * torch.randn(num_samples, features, generator=draws)
     return TensorDataset(inputs * scale + shift, targets)
@@ -29,8 +38,8 @@ def points(
 
 def lines(num_samples: int = 480, *, seed: int = 1, features: int = 6, outputs: int = 1) -> TensorDataset:
     """Standardised inputs, and standardised targets of shape ``(num_samples, outputs)`` that are linear in them."""
-    weights = torch.randn(features, outputs, generator=_seeded(0))
-    draws = _seeded(seed)
+    weights = torch.randn(features, outputs, generator=seeded(0))
+    draws = seeded(seed)
     inputs = torch.randn(num_samples, features, generator=draws)
     noise = 0.05 * torch.randn(num_samples, outputs, generator=draws)
     return TensorDataset(inputs, inputs @ (weights / weights.norm(dim=0)) + noise)
@@ -44,7 +53,7 @@ def labels_of_several(num_samples: int = 480, *, seed: int = 1, features: int = 
 
 def pictures(num_samples: int = 320, *, seed: int = 1, classes: int = 4, size: int = 8) -> TensorDataset:
     """Grey pictures in which one of four quarters is bright, and which one as the target."""
-    draws = _seeded(seed)
+    draws = seeded(seed)
     targets = torch.randint(0, classes, (num_samples,), generator=draws)
     images = 0.5 * torch.randn(num_samples, 1, size, size, generator=draws) - 0.5
     half = size // 2
@@ -56,7 +65,7 @@ def pictures(num_samples: int = 320, *, seed: int = 1, classes: int = 4, size: i
 
 def blobs(num_samples: int = 240, *, size: int = 12) -> tuple[Tensor, Tensor]:
     """Pictures of a square in one of three colours, with their channels last, and which colour it has."""
-    draws = _seeded(1)
+    draws = seeded(1)
     colours = torch.randint(0, 3, (num_samples,), generator=draws)
     images = 0.1 * torch.randn(num_samples, size, size, 3, generator=draws)
     for image, colour, place in zip(
@@ -87,7 +96,7 @@ def texts(
     num_samples: int = 320, *, seed: int = 1, length: int = 12, classes: int = 3, tokens_of_class: int = 6
 ) -> TensorDataset:
     """Sequences of tokens from 1 on, 7 of 10 from the vocabulary of the class, which is the target."""
-    draws = _seeded(seed)
+    draws = seeded(seed)
     targets = torch.randint(0, classes, (num_samples,), generator=draws)
     own = torch.randint(0, tokens_of_class, (num_samples, length), generator=draws) + tokens_of_class * targets[:, None]
     others = torch.randint(0, classes * tokens_of_class, (num_samples, length), generator=draws)
@@ -97,13 +106,13 @@ def texts(
 
 def walks(num_samples: int = 320, *, seed: int = 1, length: int = 10, features: int = 4) -> TensorDataset:
     """Sequences of standardised vectors, and the mean of their first feature as the target of shape (N, 1)."""
-    inputs = torch.randn(num_samples, length, features, generator=_seeded(seed))
+    inputs = torch.randn(num_samples, length, features, generator=seeded(seed))
     return TensorDataset(inputs, inputs[:, :, :1].mean(dim=1) * length**0.5)
 
 
 def sequences(*, labels_from: int) -> TensorDataset:
     """Ten steps of six numbers each, and three of four labels that follow from them, numbered from the first."""
-    steps = torch.randn(320, 10, 6, generator=_seeded(1))
+    steps = torch.randn(320, 10, 6, generator=seeded(1))
     return TensorDataset(steps, steps[:, 1::3, :4].argmax(dim=2) + labels_from)
 
 
@@ -113,24 +122,66 @@ def sorted_by_target(data: TensorDataset) -> TensorDataset:
     return TensorDataset(*(tensor[order] for tensor in data.tensors))
 
 
-class Shifted(Dataset[tuple[Tensor, Tensor]]):
-    """Pictures that are moved by up to a pixel at random each time that they are read."""
+def of(data: TensorDataset, change: Change) -> TensorDataset:
+    """The same samples with other tensors, which a function makes of theirs."""
+    return TensorDataset(*cast("Callable[..., Sequence[Tensor]]", change)(*data.tensors))
 
-    def __init__(self, data: TensorDataset) -> None:
-        self.data = data
+
+def one_hot(targets: Tensor, classes: int = 4) -> Tensor:
+    """Ones and zeros in place of the numbers of classes."""
+    return functional.one_hot(targets, classes).float()
+
+
+def column(targets: Tensor) -> Tensor:
+    """Targets as a column of float32."""
+    return targets.float().unsqueeze(1)
+
+
+def parts_of(data: TensorDataset, *bounds: tuple[int, int]) -> list[TensorDataset]:
+    """Parts of some samples, from a first to before a last one."""
+    return [TensorDataset(*(one[start:stop] for one in data.tensors)) for start, stop in bounds]
+
+
+class Fetched(Dataset[Any]):
+    """Samples that a function makes of a dataset and a position."""
+
+    def __init__(self, data: Any, fetch: Callable[[Any, int], Any], length: int | None = None) -> None:
+        self.data, self.fetch = data, fetch
+        self.length = len(data) if length is None else length
 
     def __len__(self) -> int:
-        return len(self.data)
+        return self.length
 
     @override
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image, target = self.data[index]
-        return torch.roll(image, self.draw(), dims=(1, 2)), target
+    def __getitem__(self, index: int) -> Any:
+        return self.fetch(self.data, index)
 
-    def draw(self) -> tuple[int, int]:
-        """By how many pixels, down and to the right."""
-        down, right = torch.randint(-1, 2, (2,)).tolist()
-        return down, right
+
+def up_to_a_pixel() -> tuple[int, int]:
+    """By how many pixels a picture is moved, down and to the right."""
+    down, right = torch.randint(-1, 2, (2,)).tolist()
+    return down, right
+
+
+def shifted(data: TensorDataset, draw: Callable[[], tuple[int, int]] = up_to_a_pixel) -> Fetched:
+    """Pictures that are moved by up to a pixel at random each time that they are read."""
+
+    def fetch(stored: TensorDataset, index: int) -> tuple[Tensor, Tensor]:
+        image, target = stored[index]
+        return torch.roll(image, draw(), dims=(1, 2)), target
+
+    return Fetched(data, fetch)
+
+
+class Stream(IterableDataset[Any]):
+    """Samples one after the other; with a length, unless it is None."""
+
+    def __init__(self, samples: Callable[[], Iterator[Any]]) -> None:
+        self.samples = samples
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        return self.samples()
 
 
 class Named(Dataset[dict[str, Any]]):
@@ -148,5 +199,11 @@ class Named(Dataset[dict[str, Any]]):
         return dict(zip(self.names, self.data[index], strict=True))
 
 
-def _seeded(seed: int) -> torch.Generator:
+def first_sample(samples: list[Any]) -> Any:
+    """The only sample of a batch, without a dimension for samples."""
+    return samples[0]
+
+
+def seeded(seed: int = 1) -> torch.Generator:
+    """Random numbers that are always the same."""
     return torch.Generator().manual_seed(seed)

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from pa_core import Trainer
 from pa_preflight import plan
-from tests.support.pa_preflight.healthy_models import Recurrent
+from tests.support.pa_preflight.models import recurrent
 from tests.support.pa_preflight.scripts import Script
 
 _TABLE = Path(__file__).parents[3] / "docs" / "maintainers" / "planned-memory-figures.md"
@@ -159,8 +159,8 @@ CASES: dict[str, Case] = {
     "transformer, AdamW": Case(_Encoder, _adamw, _tokens, 16),
     "the same with checkpoints": Case(partial(_Encoder, keeps_activations=False), _adamw, _tokens, 16),
     "the same in bf16, fused AdamW": Case(lambda: _InBf16(_Encoder()), partial(_adamw, fused=True), _tokens, 16),
-    "GRU, AdamW": Case(lambda: Recurrent(nn.GRU(32, 128, batch_first=True), 10), _adamw, _series, 32),
-    "LSTM, AdamW": Case(lambda: Recurrent(nn.LSTM(32, 128, 2, batch_first=True), 10), _adamw, _series, 32),
+    "GRU, AdamW": Case(lambda: recurrent(nn.GRU(32, 128, batch_first=True), 10), _adamw, _series, 32),
+    "LSTM, AdamW": Case(lambda: recurrent(nn.LSTM(32, 128, 2, batch_first=True), 10), _adamw, _series, 32),
     "sums of embeddings, momentum": Case(
         lambda: nn.Sequential(nn.EmbeddingBag(_WORDS, 64), nn.Linear(64, 10)), _momentum, _tokens, 16
     ),

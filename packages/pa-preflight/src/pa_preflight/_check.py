@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, ParamSpec, overload
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from pa_core import Run, Trainer, UnsupportedConfigurationError
 from pa_core.user_warnings import warn_user
-from pa_preflight._arguments import Trains, arguments_of, evaluated_sets, is_overridden, is_run, require_alone
+from pa_preflight._arguments import Trains, arguments_of, evaluated_sets, is_run, require_alone
 from pa_preflight._callbacks import check_callbacks, check_states
 from pa_preflight._evaluation import check_evaluation
 from pa_preflight._fetch_checks import check_fetching
@@ -26,7 +26,7 @@ from pa_preflight._own_loops import check_run
 from pa_preflight._plan import plan_of
 from pa_preflight._registry import LEVELS
 from pa_preflight._sample_checks import check_many_samples, check_samples
-from pa_preflight._samples import Samples
+from pa_preflight._samples import Job, Samples
 from pa_preflight._set_checks import check_evaluation_samples, check_sets
 from pa_preflight._steps import Steps
 
@@ -108,15 +108,15 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
     fixed = {"per_device_batch_size": _SIZE} if given["per_device_batch_size"] == "fit" else {}
     asked: dict[str, Any] = {**given, **without, **fixed, "sanity_eval_steps": 0}
     data: Any = asked["train_dataset"]
-    loader_kwargs: dict[str, Any] = asked["train_dataloader_kwargs"] or {}
     findings: list[Finding] = []
     left_out: list[str] = []
     samples: dict[str, Samples] = {}
     with trainer.dry_run(*given.values()):
         try:
             train = Samples(data)
+            job = Job(trainer, asked, train)
             findings += _check_parts(trainer, given)
-            findings += _check_data(trainer, train, asked, loader_kwargs)
+            findings += _check_data(job)
             for name, one in evaluated.items():
                 samples[name] = Samples(one)
                 found = list(check_evaluation_samples(train, samples[name], data, one))
@@ -127,26 +127,24 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
             do = "Fetch a sample of the dataset on its own, dataset[0], and look at the traceback."
             findings.append(failure("Fetching a sample", error, do))
             return Report(findings, left_out, time.monotonic() - started)
-    batch_size, _ = train.batches(asked, loader_kwargs)
-    smallest_batch = train.smallest_batch(asked, loader_kwargs)
-    steps = Steps(trainer, asked, batch_size, smallest_batch)
+    steps = Steps(job)
     if steps.observer.is_training:  # a step has begun, so the arguments are valid
         in_training = steps.observer.in_training - steps.observer.over_lengths
-        findings += check_batch_norm(in_training, batch_size, smallest_batch)
+        findings += check_batch_norm(in_training, job.batch_size, job.smallest_batch)
     findings += steps.check()
     findings += _check_lengths(trainer, steps)
-    findings = [replace(one, level="note") if _may_be_meant(one, trainer, steps) else one for one in findings]
+    findings = [replace(one, level="note") if _may_be_meant(one, job, steps) else one for one in findings]
     left_out += steps.left_out
-    findings += _check_targets(steps, train.targets())
+    findings += _check_targets(job, steps)
     if steps.error is None and not any(finding.name.endswith("not-finite") for finding in findings):
-        findings += _check_learning(trainer, train, asked, left_out, given)
+        findings += _check_learning(job, left_out, is_scheduled=given["create_scheduler_fn"] is not None)
         for one in samples.values():
             if one.dataset is None:
                 left_out.append("the evaluation, as its data has no positions.")
                 continue
             is_random = any(finding.name == "augmentation-in-evaluation" for finding in findings)
             inputs = [tensor for call in steps.observer.model_calls[:1] for tensor in call.inputs]
-            findings += check_evaluation(trainer, one, asked, inputs, is_random=is_random)
+            findings += check_evaluation(job, one, inputs, is_random=is_random)
     callbacks = trainer.callback_handler.callbacks if steps.error is None else []
     of_states, missing = check_states(
         trainer,
@@ -158,40 +156,32 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
     return Report(in_order([*findings, *of_states]), [*left_out, *missing], time.monotonic() - started)
 
 
-def _check_data(
-    trainer: Trainer[Any, Any, Any, Any], train: Samples, asked: dict[str, Any], loader_kwargs: dict[str, Any]
-) -> Iterator[Finding]:
+def _check_data(job: Job) -> Iterator[Finding]:
     # others may mask targets
-    is_torch_loss = type(trainer.loss_func).__module__ == nn.CrossEntropyLoss.__module__
-    yield from check_samples(train, train.data, loader_kwargs, is_torch_loss=is_torch_loss)
-    is_own_step = is_overridden(trainer, "calculate_train_batch_loss")
-    yield from check_many_samples(train, trainer.get_model(), is_own_step=is_own_step)
-    yield from check_fetching(train, loader_kwargs, *train.batches(asked, loader_kwargs))
+    is_torch_loss = type(job.trainer.loss_func).__module__ == nn.CrossEntropyLoss.__module__
+    yield from check_samples(job.train, job.options, is_torch_loss=is_torch_loss)
+    yield from check_many_samples(job.train, job.trainer.get_model(), is_own_step=job.has_own_step)
+    yield from check_fetching(job)
 
 
-def _check_learning(
-    trainer: Trainer[Any, Any, Any, Any],
-    train: Samples,
-    asked: dict[str, Any],
-    left_out: list[str],
-    given: Mapping[str, Any],
-) -> Iterator[Finding]:
-    if train.dataset is None:
+def _check_learning(job: Job, left_out: list[str], *, is_scheduled: bool) -> Iterator[Finding]:
+    if job.train.dataset is None:
         left_out.append("whether one batch can be learnt by heart, as the data has no positions.")
         return
     try:
-        yield from check_learning(trainer, train, asked, is_scheduled=given["create_scheduler_fn"] is not None)
-        yield from check_relation(trainer, train, asked)
+        yield from check_learning(job, is_scheduled=is_scheduled)
+        yield from check_relation(job)
     except Exception as error:  # of a script that trains on all of the data, or not at all
         left_out.append(f"whether one batch can be learnt by heart: {first_line(error)}")
 
 
-def _check_targets(steps: Steps, targets: Tensor | None) -> Iterator[Finding]:
-    if steps.observer.loss_calls:
-        yield from check_all_targets(steps.observer.loss_calls[:1], targets)
-    yield from check_calls(steps.observer.function_calls, targets)
-    if is_overridden(steps.trainer, "calculate_train_batch_loss"):
-        yield from check_rows(steps.observer.rows)
+def _check_targets(job: Job, steps: Steps) -> Iterator[Finding]:
+    observer, targets = steps.observer, job.train.targets()
+    if observer.loss_calls:
+        yield from check_all_targets(observer.loss_calls[:1], targets)
+    yield from check_calls(observer.function_calls, targets)
+    if job.has_own_step:
+        yield from check_rows(observer.rows)
 
 
 def _check_parts(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
@@ -211,10 +201,10 @@ def _check_lengths(trainer: Trainer[Any, Any, Any, Any], steps: Steps) -> Iterat
     yield from check_callbacks(trainer.callback_handler.callbacks, steps.planned, first_loss)
 
 
-def _may_be_meant(finding: Finding, trainer: Trainer[Any, Any, Any, Any], steps: Steps) -> bool:
+def _may_be_meant(finding: Finding, job: Job, steps: Steps) -> bool:
     """Whether other steps than the usual one do what was found on purpose."""
     if finding.name == "augmentation-in-evaluation":  # a step that compares random views of a sample
-        return is_overridden(trainer, "calculate_train_batch_loss")
+        return job.has_own_step
     # a teacher that follows the weights of a student
     is_of_model = finding.name == "parameters-outside-optimizer" and finding.level == "mistake"
     return is_of_model and steps.error is None and not steps.observer.reached_outside

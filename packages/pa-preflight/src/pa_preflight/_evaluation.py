@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import AnyTrainer, TrainerCallback
 from pa_data.rng import seed_rng
-from pa_preflight._arguments import is_overridden, trial
+from pa_preflight._arguments import is_overridden
 from pa_preflight._findings import Finding, failure, noticed
 from pa_preflight._first_batch import outputs_replaced
-from pa_preflight._samples import Samples, spread
+from pa_preflight._samples import Job, Samples, spread
 from pa_preflight._tensors import flipped, is_same, scales_that_differ, tensors_in, with_tensors
 
 _BATCHES = 4
@@ -49,37 +49,29 @@ class _Watch(TrainerCallback):
         handle = model.register_forward_pre_hook(note, with_kwargs=True)
 
 
-def check_evaluation(
-    trainer: Trainer[Any, Any, Any, Any],
-    samples: Samples,
-    asked: dict[str, Any],
-    train_inputs: list[Tensor],
-    *,
-    is_random: bool,
-) -> Iterator[Finding]:
+def check_evaluation(job: Job, samples: Samples, train_inputs: list[Tensor], *, is_random: bool) -> Iterator[Finding]:
     """Yield what is wrong with an evaluation.
 
     Args:
-        trainer: The trainer.
+        job: The run.
         samples: What is evaluated: a dataset with positions.
-        asked: The arguments of the run.
         train_inputs: What the model was called with in training.
         is_random: Whether its samples are known to change, so that nothing else can be told.
     """
-    size, collate_fn = samples.batches(asked, asked["eval_dataloader_kwargs"] or {})
+    has_own_step = is_overridden(job.trainer, "calculate_eval_batch_loss")
     results: list[dict[str, float]] = []
     watches = _Watch(), _Watch()
-    some = spread(samples.dataset, _BATCHES, size)
+    some = spread(samples.dataset, _BATCHES, job.batches(samples)[0])
     try:
         for seed, watch in enumerate(watches):
-            with trial(trainer, watch, data=[samples.dataset, *asked.values()]):
+            with job.undone(watch, data=samples.dataset):
                 seed_rng(seed)
-                results.append(trainer.evaluate(some, size, {"num_workers": 0}, collate_fn))
+                results.append(job.evaluate(samples, some))
     except Exception as error:
         yield failure("The evaluation", error, "Call trainer.evaluate on its own, and look at the traceback.")
         return
-    if not is_random and is_overridden(trainer, "calculate_eval_batch_loss"):
-        yield from _check_metrics(trainer, samples, asked, some, results[0])
+    if not is_random and has_own_step:
+        yield from _check_metrics(job, samples, some, results[0])
     inputs = watches[0].inputs
     are_same = len(inputs) == len(watches[1].inputs) and all(map(is_same, inputs, watches[1].inputs))
     if watches[0].was_training:
@@ -94,32 +86,25 @@ def check_evaluation(
             f"Two evaluations of the same weights differ: {_shown(results[0])}, then {_shown(results[1])}.",
             "Look for dropout or noise that ignores self.training.",
             # a collate_fn may mask tokens at random
-            "note" if is_overridden(trainer, "calculate_eval_batch_loss") or not are_same else "mistake",
+            "note" if has_own_step or not are_same else "mistake",
         )
     for one, other in zip(train_inputs, inputs, strict=False):
         yield from _check_scale(one, other)
 
 
-def _check_metrics(
-    trainer: Trainer[Any, Any, Any, Any],
-    samples: Samples,
-    asked: dict[str, Any],
-    some: Dataset[Any],
-    before: dict[str, float],
-) -> Iterator[Finding]:
+def _check_metrics(job: Job, samples: Samples, some: Dataset[Any], before: dict[str, float]) -> Iterator[Finding]:
     """Exchange the outputs of the model: a metric of how good they are must change."""
     names = {name for name in before if any(part in name.lower() for part in _QUALITIES)}
-    size, collate_fn = samples.batches(asked, asked["eval_dataloader_kwargs"] or {})
     for change in _CHANGES:
         if not names:
             return
         with (
-            trial(trainer, data=[samples.dataset, *asked.values()]),
-            outputs_replaced(trainer.get_model(), partial(with_tensors, change=change)),
+            job.undone(data=samples.dataset),
+            outputs_replaced(job.trainer.get_model(), partial(with_tensors, change=change)),
         ):
             seed_rng(0)
             try:
-                changed = trainer.evaluate(some, size, {"num_workers": 0}, collate_fn)
+                changed = job.evaluate(samples, some)
             except Exception:  # of a step that checks what it gets
                 return
         names = {name for name in names if changed.get(name) == before[name]}

@@ -14,7 +14,7 @@ from torch.utils.data import RandomSampler, SequentialSampler, WeightedRandomSam
 
 from pa_data.rng import mix, seed_rng
 from pa_preflight._findings import Finding, noticed
-from pa_preflight._samples import Samples, is_loader
+from pa_preflight._samples import Job, Samples, is_loader
 from pa_preflight._tensors import tensors_in
 
 _LONGER, _LONGEST = 4, 1 << 24
@@ -26,21 +26,17 @@ _NUMBERS, _PARALLEL = 8, 0.999
 _POSITIONS = 2
 
 
-def check_fetching(
-    train: Samples, options: Mapping[str, Any], batch_size: int, collate_fn: Callable[[list[Any]], Any] | None
-) -> Iterator[Finding]:
+def check_fetching(job: Job) -> Iterator[Finding]:
     """Yield what is wrong with how samples are fetched.
 
     Args:
-        train: Of the training data.
-        options: The arguments of the loader.
-        batch_size: How many samples a batch has.
-        collate_fn: Makes a batch of samples; None for the usual one.
+        job: The run.
     """
-    dataset = train.dataset
+    train = job.train
+    dataset, (batch_size, collate_fn) = train.dataset, job.batches(train)
     if dataset is None or len(dataset) < _POSITIONS:
         return
-    yield from _check_sampler(train, options)
+    yield from _check_sampler(train, job.options)
     yield from _check_collation(train, collate_fn)
     if type(dataset).__module__.startswith("torch."):
         return

@@ -13,12 +13,11 @@ from torch.nn import functional
 from torch.utils.data import Dataset, Subset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, StopTrainingError, Trainer, TrainerCallback
-from pa_preflight._arguments import is_overridden, trial
+from pa_core import AnyTrainer, BatchOutput, StopTrainingError, TrainerCallback
 from pa_preflight._findings import Finding, noticed
 from pa_preflight._models import BATCH_NORMS, in_evaluation_mode
 from pa_preflight._registry import Level
-from pa_preflight._samples import Samples, inputs_of, subset, targets_of
+from pa_preflight._samples import Job, inputs_of, subset, targets_of
 from pa_preflight._tensors import features_of
 
 _UPDATES, _SECONDS = 100, 15.0
@@ -80,19 +79,16 @@ class _Losses(_TimeLimit):
                 self.in_evaluation = float(self._calculate_loss(self._batch))
 
 
-def arguments_of_short_run(
-    trainer: Trainer[Any, Any, Any, Any], dataset: Dataset[Any], size: int, collate_fn: Any, *, num_epochs: int
-) -> dict[str, Any]:
-    """Return what a short run without a scheduler is called with in place of the arguments of the planned one.
+def _train_shortly(job: Job, dataset: Dataset[Any], num_epochs: int) -> None:
+    """Train without a scheduler, one batch an update.
 
     Args:
-        trainer: The trainer.
+        job: Whose trainer and arguments are used.
         dataset: What it trains on.
-        size: The samples of an update, which is one batch.
-        collate_fn: What makes a batch.
-        num_epochs: The number of its epochs.
+        num_epochs: The number of epochs.
     """
-    return {
+    size, collate_fn = job.batches(job.train)
+    changed: dict[str, Any] = {
         "train_dataset": dataset,
         "per_device_batch_size": size,
         "collate_fn": collate_fn,
@@ -100,33 +96,29 @@ def arguments_of_short_run(
         "num_epochs": num_epochs,
         "max_num_train_steps": None,
         "gradient_accumulation_steps": 1,
-        "samples_per_update": size if trainer.reproducible else None,
+        "samples_per_update": size if job.trainer.reproducible else None,
         "create_scheduler_fn": None,
         "step_scheduler": "update",
         "order": None,
     }
+    job.trainer.scheduler = None
+    job.trainer.train(**{**job.asked, **changed})
 
 
-def check_learning(
-    trainer: Trainer[Any, Any, Any, Any], train: Samples, asked: dict[str, Any], *, is_scheduled: bool
-) -> Iterator[Finding]:
+def check_learning(job: Job, *, is_scheduled: bool) -> Iterator[Finding]:
     """Yield what is wrong with how the loss of one batch changes in 100 updates, without a scheduler.
 
     Args:
-        trainer: The trainer.
-        train: The training data, with positions.
-        asked: The arguments of the run.
+        job: The run, whose data has positions.
         is_scheduled: Whether the run has a scheduler, and perhaps never the rate of the optimizer.
     """
-    size, collate_fn = train.batches(asked, asked["train_dataloader_kwargs"] or {})
-    is_own = is_overridden(trainer, "calculate_train_batch_loss")  # such as of networks that play against each other
+    trainer, size = job.trainer, job.batch_size
+    is_own = job.has_own_step  # such as of networks that play against each other
     noted = _Losses(
         trainer.get_model(), None if is_own else lambda batch: trainer.calculate_train_batch_loss(batch)["loss"]
     )
-    changed = arguments_of_short_run(trainer, subset(train.dataset, size), size, collate_fn, num_epochs=_UPDATES)
-    with trial(trainer, noted, data=[train.dataset, *asked.values()]):
-        trainer.scheduler = None
-        trainer.train(**{**asked, **changed})
+    with job.undone(noted, data=job.train.dataset):
+        _train_shortly(job, subset(job.train.dataset, size), _UPDATES)
     losses = [float(one) for one in noted.losses]
     if len(losses) < 10:  # noqa: PLR2004  # too slow to tell
         return
@@ -278,31 +270,25 @@ class _OtherTargets(Dataset[Any]):
         return type(own)((*own[:-1], other[-1]))
 
 
-def check_relation(trainer: Trainer[Any, Any, Any, Any], train: Samples, asked: dict[str, Any]) -> Iterator[Finding]:
+def check_relation(job: Job) -> Iterator[Finding]:
     """Yield a finding if targets have nothing to do with inputs: tests say so, and the model cannot tell them apart.
 
     Args:
-        trainer: The trainer.
-        train: The training data, with positions.
-        asked: The arguments of the run.
+        job: The run, whose data has positions.
     """
+    train = job.train
     inputs, targets = inputs_of(train), targets_of(train)
     if inputs is None or targets is None or len(targets) < _FEWEST or not isinstance(train.samples[0], tuple):
         return
     if not _are_unrelated(inputs, targets):
         return
-    size, collate_fn = train.batches(asked, asked["train_dataloader_kwargs"] or {})
     held = train.positions[::4]
     rest = sorted(set(range(len(train.dataset))) - set(held))
-    num_epochs = -(-_MORE_UPDATES * size // len(rest))
-    changed = arguments_of_short_run(trainer, Subset(train.dataset, rest), size, collate_fn, num_epochs=num_epochs)
-    losses: list[float] = []
-    with trial(trainer, _TimeLimit(_MORE_SECONDS), data=[train.dataset, *asked.values()]):
-        trainer.scheduler = None
-        trainer.train(**{**asked, **changed})
-        for shift in range(_ROLLS + 1):
-            pairs = _OtherTargets(train.dataset, held, shift * max(1, len(held) // (_ROLLS + 1)))
-            losses.append(trainer.evaluate(pairs, size, {"num_workers": 0}, collate_fn)["evaluation_loss"])
+    with job.undone(_TimeLimit(_MORE_SECONDS), data=train.dataset):
+        _train_shortly(job, Subset(train.dataset, rest), -(-_MORE_UPDATES * job.batch_size // len(rest)))
+        shift = max(1, len(held) // (_ROLLS + 1))
+        pairs = [_OtherTargets(train.dataset, held, number * shift) for number in range(_ROLLS + 1)]
+        losses = [job.evaluate(train, one)["evaluation_loss"] for one in pairs]
     own, others = losses[0], torch.tensor(losses[1:], dtype=torch.float64)
     if own > float(others.mean() - _BETTER * others.std()):
         yield noticed(

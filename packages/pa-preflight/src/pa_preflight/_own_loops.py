@@ -78,7 +78,7 @@ def _before_the_loop(run: Run[Any, Any], evaluated: Mapping[str, Any]) -> tuple[
             findings += check_batch_norm(in_training, config.train_per_device_batch_size, last)
             data: Any = run.train_dataset
             train = Samples(data)
-            findings += check_samples(train, data, dict(config.train_dl_kwargs), is_torch_loss=False)
+            findings += check_samples(train, dict(config.train_dl_kwargs), is_torch_loss=False)
             for one in evaluated.values():
                 findings += check_evaluation_samples(train, Samples(one), data, one)
     except Exception as error:

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import SequentialSampler
 
 from pa_data.rng import capture_rng_state, mix, seed_rng
 from pa_preflight._findings import FILL_GAPS, Finding, noticed
 from pa_preflight._registry import Level
-from pa_preflight._samples import Samples, inputs_of, targets_of
+from pa_preflight._samples import Samples, inputs_of, is_loader, targets_of
 from pa_preflight._tensors import features_of, is_continuous, tensors_in
 
 _FEW, _SOME, _MANY = 8, 20, 50
@@ -200,12 +200,11 @@ def _check_tokens(tokens: Tensor, model: nn.Module) -> Iterator[Finding]:
         )
 
 
-def check_samples(train: Samples, data: Any, options: dict[str, Any], *, is_torch_loss: bool) -> Iterator[Finding]:
+def check_samples(train: Samples, options: dict[str, Any], *, is_torch_loss: bool) -> Iterator[Finding]:
     """Yield what is wrong with the training samples.
 
     Args:
         train: Some of them.
-        data: The dataset or loader.
         options: The arguments of the loader.
         is_torch_loss: Whether the loss takes targets as they are.
     """
@@ -221,8 +220,8 @@ def check_samples(train: Samples, data: Any, options: dict[str, Any], *, is_torc
     yield from _check_finite(train, is_torch_loss=is_torch_loss)
     targets = train.targets()
     is_in_order = options.get("shuffle") is False and "sampler" not in options
-    if isinstance(data, DataLoader):
-        is_in_order = isinstance(getattr(cast("object", data), "sampler", None), SequentialSampler)
+    if is_loader(train.data):
+        is_in_order = isinstance(getattr(cast("object", train.data), "sampler", None), SequentialSampler)
     if is_in_order and targets is not None and targets.dim() == 1 and len(targets) >= _SOME:
         changes, classes = int((targets[1:] != targets[:-1]).sum()), len(set(map(float, targets)))
         if 1 < classes == changes + 1 < len(targets) / 4:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sized
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+from pa_core import Trainer, TrainerCallback
 from pa_data.rng import mix, seed_rng
+from pa_preflight._arguments import is_overridden, trial
 from pa_preflight._tensors import TARGET_KEYS, stacked
 
 _SAMPLES = 500
@@ -46,31 +50,6 @@ class Samples:
             if time.monotonic() > until:
                 break
 
-    def batches(self, asked: dict[str, Any], options: dict[str, Any]) -> tuple[int, Callable[[list[Any]], Any] | None]:
-        """Return the number of samples in a batch, and what makes a batch of them.
-
-        Args:
-            asked: The arguments of the run.
-            options: The arguments of the loader.
-        """
-        if is_loader(self.data):
-            loader: Any = cast("object", self.data)
-            return loader.batch_size or asked["per_device_batch_size"], loader.collate_fn
-        return options.get("batch_size", asked["per_device_batch_size"]), options.get("collate_fn", asked["collate_fn"])
-
-    def smallest_batch(self, asked: dict[str, Any], options: dict[str, Any]) -> int:
-        """Return the number of samples of the smallest batch of an epoch, as far as it is known.
-
-        Args:
-            asked: The arguments of the run.
-            options: The arguments of the loader.
-        """
-        size, _ = self.batches(asked, options)
-        is_plain = not is_loader(self.data) or not getattr(cast("object", self.data), "drop_last", False)
-        is_plain &= asked["samples_per_update"] is None and asked["order"] is None and not options.get("drop_last")
-        rest = len(self.dataset) % size if self.dataset is not None and is_plain and size else 0
-        return rest or size
-
     def targets(self) -> Tensor | None:
         """The last part of the samples, if it is a number or a tensor of one shape."""
         if not self.samples or not all(isinstance(one, (tuple, list)) for one in self.samples):
@@ -80,6 +59,78 @@ class Samples:
             return torch.tensor(last)
         are_alike = all(isinstance(one, Tensor) and one.shape == last[0].shape for one in last)
         return torch.stack(last) if are_alike else None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is checked.
+
+    Attributes:
+        trainer: The trainer.
+        asked: The arguments of ``train``, as the short runs of a check take them.
+        train: Samples of the training data.
+    """
+
+    trainer: Trainer[Any, Any, Any, Any]
+    asked: dict[str, Any]
+    train: Samples
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of the training loader."""
+        return self.asked["train_dataloader_kwargs"] or {}
+
+    @property
+    def has_own_step(self) -> bool:
+        """Whether the step is one of the script."""
+        return is_overridden(self.trainer, "calculate_train_batch_loss")
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples in a training batch."""
+        return self.batches(self.train)[0]
+
+    @property
+    def smallest_batch(self) -> int:
+        """The number of samples of the smallest batch of an epoch, as far as it is known."""
+        size, data = self.batch_size, self.train.data
+        is_plain = not is_loader(data) or not getattr(cast("object", data), "drop_last", False)
+        is_plain &= self.asked["samples_per_update"] is None and self.asked["order"] is None
+        is_plain &= not self.options.get("drop_last")
+        rest = len(self.train.dataset) % size if self.train.dataset is not None and is_plain and size else 0
+        return rest or size
+
+    def batches(self, samples: Samples) -> tuple[int, Callable[[list[Any]], Any] | None]:
+        """Return the number of samples in a batch, and what makes a batch of them.
+
+        Args:
+            samples: Of the training data, or of what is evaluated.
+        """
+        size, collate_fn = self.asked["per_device_batch_size"], self.asked["collate_fn"]
+        if is_loader(samples.data):
+            loader: Any = cast("object", samples.data)
+            return loader.batch_size or size, loader.collate_fn
+        options = self.options if samples is self.train else self.asked["eval_dataloader_kwargs"] or {}
+        return options.get("batch_size", size), options.get("collate_fn", collate_fn)
+
+    def undone(self, *callbacks: TrainerCallback, data: object = None) -> AbstractContextManager[None]:
+        """Return a context in which the trainer can train and evaluate, and after which nothing of it is left.
+
+        Args:
+            callbacks: The callbacks.
+            data: What it is given besides the arguments of the run.
+        """
+        return trial(self.trainer, *callbacks, data=[data, *self.asked.values()])
+
+    def evaluate(self, samples: Samples, data: Dataset[Any]) -> dict[str, float]:
+        """Evaluate in this process.
+
+        Args:
+            samples: Whose loader it is.
+            data: The samples.
+        """
+        size, collate_fn = self.batches(samples)
+        return self.trainer.evaluate(data, size, {"num_workers": 0}, collate_fn)
 
 
 def is_loader(data: object) -> bool:

@@ -42,6 +42,7 @@ from pa_preflight._models import (
 from pa_preflight._optimizers import Movement, check_decay, check_schedules
 from pa_preflight._outputs import check_dependence, check_output_experiments
 from pa_preflight._plan_rates import PlannedRun
+from pa_preflight._samples import Job
 from pa_preflight._watching import FirstModes, KeptGraphs, Observer, RecomputedNorms, Routing
 
 _UPDATES = 10
@@ -60,10 +61,7 @@ class Steps:
     """The first updates of a run.
 
     Args:
-        trainer: The trainer.
-        asked: The arguments of the run.
-        batch_size: How many samples a batch has.
-        smallest_batch: How many the smallest batch of an epoch has.
+        job: The run.
 
     Attributes:
         trainer: The trainer.
@@ -74,11 +72,10 @@ class Steps:
         error: What ended them, if they did not work.
     """
 
-    def __init__(
-        self, trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any], batch_size: int, smallest_batch: int
-    ) -> None:
-        self.trainer, self._asked = trainer, asked
-        self._batch_size, self._smallest_batch = batch_size, smallest_batch
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.trainer, asked = job.trainer, job.asked
+        trainer = self.trainer
         self.findings: list[Finding] = []
         self.left_out: list[str] = []
         model = trainer.get_model()
@@ -131,9 +128,9 @@ class Steps:
             list(observer.model_calls),
             list(observer.loss_calls),
             list(observer.first_inputs),
-            self._batch_size,
-            self._smallest_batch,
-            is_overridden(trainer, "calculate_train_batch_loss"),
+            self._job.batch_size,
+            self._job.smallest_batch,
+            self._job.has_own_step,
         )
 
     def _note_gradients(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
@@ -145,7 +142,7 @@ class Steps:
         trainer, first = self.trainer, self._first
         if first is None or any(finding.name == "targets-not-finite" for finding in self.findings):
             return
-        clip_norm, clip_value = self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
+        clip_norm, clip_value = self._job.asked["gradient_clip_norm"], self._job.asked["gradient_clip_value"]
         has_evaluation = is_overridden(trainer, "calculate_eval_batch_loss")
         parts = (
             lambda: check_batch(first, clip_norm, clip_value),
@@ -166,17 +163,17 @@ class Steps:
             self.left_out += [reason] if reason not in self.left_out else []
 
     def _check_dependence(self, first: FirstBatch) -> Iterator[Finding]:
-        accumulated: int = self._asked["gradient_accumulation_steps"] or 1
-        divisors = {"accumulation steps": accumulated, "samples of the batch": self._batch_size}
+        accumulated: int = self._job.asked["gradient_accumulation_steps"] or 1
+        divisors = {"accumulation steps": accumulated, "samples of the batch": self._job.batch_size}
         if first.is_own_step:
             yield from check_divisions(first.loss, first.loss_calls, divisors)
             yield from check_step(first.model, first.batch, first.calculate_loss, first.loss_of)
         yield from check_modes(first.model, self._modes.modes, lambda: first.calculate_loss(copy.deepcopy(first.batch)))
         call = first.call
         if call is not None and call.output is not None and len(call.output) >= _FEWEST_SAMPLES:
-            options: dict[str, Any] = self._asked["train_dataloader_kwargs"] or {}
-            data = self._asked["train_dataset"]
-            is_shuffled = self._asked["order"] is None and options.get("shuffle") is not False
+            options = self._job.options
+            data = self._job.asked["train_dataset"]
+            is_shuffled = self._job.asked["order"] is None and options.get("shuffle") is not False
             is_shuffled &= not isinstance(data, (DataLoader, IterableDataset))
             names = {finding.name for finding in self.findings}
             found = check_dependence(first.model, call, first.loss_calls, first.batch, is_shuffled=is_shuffled)
@@ -220,7 +217,7 @@ class Steps:
         yield from self._of_weights
         yield from check_schedules(self.planned)
         yield from self._movement.check(
-            self.planned, self._asked["gradient_clip_norm"], self._asked["gradient_clip_value"]
+            self.planned, self._job.asked["gradient_clip_norm"], self._job.asked["gradient_clip_value"]
         )
         yield from check_gradients(
             observer.model, observer.stepped - observer.with_gradient, self._routing.may_leave_out
@@ -231,8 +228,8 @@ class Steps:
 
     def _check_fetching(self) -> Iterator[Finding]:
         observer = self.observer
-        options: dict[str, Any] = self._asked["train_dataloader_kwargs"] or {}
-        data = self._asked["train_dataset"]
+        options = self._job.options
+        data = self._job.asked["train_dataset"]
         if not observer.fetching or isinstance(data, DataLoader) or is_in_memory(data):
             return
         fetching, computing = min(observer.fetching), min(observer.computing)
