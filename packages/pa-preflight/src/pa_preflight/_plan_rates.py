@@ -1,4 +1,4 @@
-"""Epochs and learning rates of a run: steps copies of the optimizers and schedulers of a run, without its model."""
+"""The epochs of a run, and its learning rates: copies of optimizers and schedulers are stepped, without the model."""
 
 from __future__ import annotations
 
