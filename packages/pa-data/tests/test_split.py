@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -42,14 +42,53 @@ def positions(split: Split) -> list[int]:
     return [position for step in range(len(split)) for piece in pieces(split, step) for position in piece]
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_training_takes_every_sample_once_and_in_order(drop_last: bool) -> None:
-    """All pieces are the epoch from the start on; drop_last leaves out what fills no global batch."""
+def splits_of_the_grid(drop_last: bool) -> Iterator[tuple[Split, range]]:
+    """Yield the splits of all sizes, from several places on, and the positions that they take."""
     for num_samples, batch_size, num_processes in GRID:
         for start in {0, 1, num_samples // 2, num_samples}:
             split = whole_batches(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
-            remainder = (num_samples - start) % (batch_size * num_processes) if drop_last else 0
-            assert positions(split) == list(range(start, num_samples - remainder))
+            left_out = (num_samples - start) % (batch_size * num_processes) * drop_last
+            yield split, range(start, num_samples - left_out)
+        if num_samples >= num_processes:
+            left_out = num_samples % (batch_size * num_processes) * drop_last
+            yield EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last), range(num_samples - left_out)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_every_sample_is_taken_once_and_in_order_in_full_steps_before_the_rest(drop_last: bool) -> None:
+    """In training and evaluation; drop_last leaves out what fills no global batch. No step is empty."""
+    for split, expected in splits_of_the_grid(drop_last):
+        assert positions(split) == list(expected)
+        of_steps = [list(map(len, pieces(split, step))) for step in range(len(split))]
+        assert [split.size(step) for step in range(len(split))] == list(map(sum, of_steps))
+        is_full = [set(sizes) == {split.batch_size} for sizes in of_steps]
+        assert is_full == [step < split.num_full_steps for step in range(len(split))]
+        assert all(map(sum, of_steps))
+
+
+def test_the_remainder_of_training_is_shared_evenly_from_rank_zero_on() -> None:
+    """By as many processes as possible; none has a single sample, which batch normalisation refuses, unless it must."""
+    for num_samples, batch_size, num_processes in GRID:
+        split = whole_batches(num_samples, batch_size, num_processes)
+        sizes = [len(piece) for piece in pieces(split, len(split) - 1)]
+        total, taking = sum(sizes), [size for size in sizes if size > 0]
+        assert len(taking) == min(num_processes, total if batch_size == 1 else max(1, total // 2))
+        assert sizes == sorted(sizes, reverse=True)
+        assert max(taking) - min(taking) <= 1
+        assert max(taking) <= max(batch_size, 3 if batch_size == 2 else 0)
+        assert 1 not in sizes or total == 1 or batch_size == 1
+
+
+def test_every_process_evaluates_in_every_step() -> None:
+    """No process ever waits for another; only the last step, and the one that it borrows from, are smaller."""
+    for num_samples, batch_size, num_processes in GRID:
+        if num_samples >= num_processes:
+            split = EvalSplit(num_samples, batch_size, num_processes)
+            for step in range(len(split)):
+                sizes = [len(piece) for piece in pieces(split, step)]
+                assert 1 <= min(sizes) <= max(sizes) <= min(min(sizes) + 1, max(batch_size, 2))
+                assert step >= len(split) - 2 or sum(sizes) == batch_size * num_processes
+            assert batch_size == 1 or len(split) == -(-num_samples // (batch_size * num_processes))
 
 
 def test_pieces_are_no_larger_than_each_process_was_told() -> None:
@@ -101,12 +140,6 @@ def test_no_process_has_one_sample_for_batch_norm() -> None:
     assert [len(piece) for piece in pieces(split, 0)] == [3, 2, 2]
     rest = UpdateSplit(3, 7, 4, 3, max_batch_sizes=(4, 2, 3))
     assert [len(piece) for piece in pieces(rest, 0)] == [3, 0, 0]
-
-
-def test_each_process_needs_a_size() -> None:
-    """Other numbers of sizes are refused."""
-    with pytest.raises(DataError, match=r"2 processes, and max_batch_sizes=\(3,\)"):
-        UpdateSplit(7, 7, 4, 2, max_batch_sizes=(3,))
 
 
 @given(st.integers(1, 10**6), st.integers(1, 5000), batch_sizes, st.integers(1, 100), st.integers(0, 1000))
@@ -213,105 +246,6 @@ def test_another_number_of_processes_continues_with_the_next_update(
     assert rest.steps_before + len(rest) == len(fixed_batches(num_samples, samples, batch_size, num_processes))
 
 
-def test_micro_batches_do_not_begin_within_an_update() -> None:
-    """The micro-batches of the rest of an update would be other ones; the error says what has changed."""
-    with pytest.raises(DataError, match=r"start=12, with updates of 8 samples(.|\n)*samples_per_update as it"):
-        fixed_batches(20, 8, 4, 2, start=12)
-    assert len(fixed_batches(20, 8, 4, 2, start=20)) == 0
-    with pytest.raises(DataError, match="start=24 in an epoch of 20 samples"):
-        fixed_batches(20, 8, 4, 2, start=24)
-
-
-@pytest.mark.parametrize("name", ["samples_per_update", "max_batch_size", "num_processes"])
-def test_micro_batches_without_samples_or_processes_are_refused(name: str) -> None:
-    """The error names the number that is too small."""
-    numbers: dict[str, Any] = {"samples_per_update": 8, "max_batch_size": 4, "num_processes": 2, name: 0}
-    with pytest.raises(DataError, match=f"{name.removeprefix('max_')} must be a whole number >= 1, got 0"):
-        fixed_batches(20, **numbers)
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_evaluation_takes_every_sample_once_and_in_order(drop_last: bool) -> None:
-    """All pieces together are the dataset, in its order."""
-    for num_samples, batch_size, num_processes in GRID:
-        if num_samples >= num_processes:
-            split = EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
-            remainder = num_samples % (batch_size * num_processes) if drop_last else 0
-            assert positions(split) == list(range(num_samples - remainder))
-
-
-def test_the_size_of_a_step_is_that_of_its_pieces() -> None:
-    """`size` is what all processes take together, and no step is empty."""
-    for num_samples, batch_size, num_processes in GRID:
-        splits: list[Split] = [whole_batches(num_samples, batch_size, num_processes)]
-        if num_samples >= num_processes:
-            splits.append(EvalSplit(num_samples, batch_size, num_processes))
-        for split in splits:
-            for step in range(len(split)):
-                assert split.size(step) == sum(map(len, pieces(split, step))) > 0
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_full_steps_come_first(drop_last: bool) -> None:
-    """`num_full_steps` counts the steps in which each process takes a whole batch, all of which lie before the rest."""
-    for num_samples, batch_size, num_processes in GRID:
-        splits: list[Split] = [
-            whole_batches(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
-            for start in {0, 1, num_samples // 2, num_samples}
-        ]
-        if num_samples >= num_processes:
-            splits.append(EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last))
-        for split in splits:
-            is_full = [{len(piece) for piece in pieces(split, step)} == {batch_size} for step in range(len(split))]
-            assert is_full == [step < split.num_full_steps for step in range(len(split))]
-
-
-def test_no_process_trains_on_a_single_sample_unless_it_must() -> None:
-    """Batch normalisation refuses one sample: no piece holds one unless the step or the batch does."""
-    for num_samples, batch_size, num_processes in GRID:
-        split = whole_batches(num_samples, batch_size, num_processes)
-        for step in range(len(split)):
-            sizes = [len(piece) for piece in pieces(split, step)]
-            assert 1 not in sizes or split.size(step) == 1 or batch_size == 1
-
-
-def test_the_remainder_of_training_is_shared_evenly_from_rank_zero_on() -> None:
-    """As many processes as possible share the remainder; none takes more than a batch, rank 0 most."""
-    for num_samples, batch_size, num_processes in GRID:
-        split = whole_batches(num_samples, batch_size, num_processes)
-        sizes = [len(piece) for piece in pieces(split, len(split) - 1)]
-        taking = [size for size in sizes if size > 0]
-        total = sum(sizes)
-        expected = min(num_processes, total if batch_size == 1 else max(1, total // 2))
-        assert len(taking) == expected
-        assert sizes == sorted(sizes, reverse=True)
-        assert max(taking) - min(taking) <= 1
-        assert max(taking) <= max(batch_size, 3 if batch_size == 2 else 0)
-
-
-def test_every_process_evaluates_in_every_step() -> None:
-    """No process ever waits for another: each has at least one sample in each step."""
-    for num_samples, batch_size, num_processes in GRID:
-        if num_samples >= num_processes:
-            split = EvalSplit(num_samples, batch_size, num_processes)
-            for step in range(len(split)):
-                sizes = [len(piece) for piece in pieces(split, step)]
-                assert min(sizes) >= 1
-                assert max(sizes) - min(sizes) <= 1
-                assert max(sizes) <= (2 if batch_size == 1 else batch_size)
-
-
-def test_evaluation_steps_are_full_but_the_last_two() -> None:
-    """Only the last step, and the one that it borrows from, are smaller than a global batch."""
-    for num_samples, batch_size, num_processes in GRID:
-        if num_samples >= num_processes:
-            split = EvalSplit(num_samples, batch_size, num_processes)
-            for step in range(len(split) - 2):
-                assert split.size(step) == batch_size * num_processes
-            if batch_size > 1:
-                assert len(split) == -(-num_samples // (batch_size * num_processes))
-
-
 @given(num_samples=large, batch_size=batch_sizes, num_processes=processes, data=st.data())
 def test_any_step_of_a_huge_epoch_joins_its_neighbours(
     num_samples: int, batch_size: int, num_processes: int, data: st.DataObject
@@ -335,33 +269,48 @@ def test_any_step_of_a_huge_epoch_joins_its_neighbours(
             assert split.piece(step, rank).stop == num_samples
 
 
-@pytest.mark.parametrize("kind", [whole_batches, EvalSplit])
-@pytest.mark.parametrize(("name", "batch_size", "num_processes"), [("batch_size", 0, 1), ("num_processes", 1, 0)])
-def test_sizes_below_one_are_refused(
-    kind: Callable[..., Split], name: str, batch_size: int, num_processes: int
-) -> None:
-    """The error names the number that is too small."""
-    with pytest.raises(DataError, match=f"{name} must be a whole number >= 1, got 0"):
-        kind(10, batch_size, num_processes)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (partial(kind, 10, *sizes), f"{name} must be a whole number >= 1, got 0")
+        for kind in (whole_batches, EvalSplit)
+        for name, sizes in (("batch_size", (0, 1)), ("num_processes", (1, 0)))
+    ]
+    + [
+        (
+            partial(
+                fixed_batches, 20, **{"samples_per_update": 8, "max_batch_size": 4, "num_processes": 2} | {name: 0}
+            ),
+            message,
+        )
+        for name, message in (
+            ("samples_per_update", "samples_per_update must be a whole number >= 1, got 0"),
+            ("max_batch_size", "batch_size must be a whole number >= 1, got 0"),
+            ("num_processes", "num_processes must be a whole number >= 1, got 0"),
+        )
+    ]
+    + [
+        (partial(whole_batches, 10, 2, 1, start=-1), "start=-1 in an epoch of 10 samples"),
+        (partial(whole_batches, 10, 2, 1, start=11), "start=11 in an epoch of 10 samples"),
+        (partial(whole_batches, -3, 2, 1), "num_samples must be a whole number >= 0, got -3"),
+        (partial(EvalSplit, 3, 8, 4), "3 samples for 4 processes.*fewer processes"),
+        (partial(UpdateSplit, 7, 7, 4, 2, max_batch_sizes=(3,)), r"2 processes, and max_batch_sizes=\(3,\)"),
+        (
+            partial(fixed_batches, 20, 8, 4, 2, start=12),
+            "start=12, with updates of 8 samples.*samples_per_update as it",
+        ),
+        (partial(fixed_batches, 20, 8, 4, 2, start=24), "start=24 in an epoch of 20 samples"),
+    ],
+)
+def test_numbers_that_describe_no_split_are_refused(make: Callable[[], Split], message: str) -> None:
+    """The error names the number and what to do; where batches are fixed, an epoch begins between two updates."""
+    with pytest.raises(DataError, match=message):
+        make()
 
 
-@pytest.mark.parametrize("start", [-1, 11])
-def test_a_start_outside_the_epoch_is_refused(start: int) -> None:
-    """A position that the dataset does not have, such as one of a larger dataset, is refused."""
-    with pytest.raises(DataError, match=f"start={start} in an epoch of 10 samples"):
-        whole_batches(10, 2, 1, start=start)
-
-
-def test_a_negative_number_of_samples_is_refused() -> None:
-    """A split needs a number of samples."""
-    with pytest.raises(DataError, match="num_samples must be a whole number >= 0, got -3"):
-        whole_batches(-3, 2, 1)
-
-
-def test_fewer_samples_than_processes_cannot_be_evaluated_on() -> None:
-    """The error says how many samples there are, how many are needed, and what to do."""
-    with pytest.raises(ValueError, match=r"3 samples for 4 processes(.|\n)*fewer processes"):
-        EvalSplit(3, 8, 4)
+def test_an_epoch_of_fixed_batches_may_be_over() -> None:
+    """Its end is between two updates."""
+    assert len(fixed_batches(20, 8, 4, 2, start=20)) == 0
 
 
 @pytest.mark.parametrize("split", [whole_batches(10, 2, 2), EvalSplit(10, 2, 2), fixed_batches(10, 4, 2, 2)])
