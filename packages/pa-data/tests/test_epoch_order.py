@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pa_data.errors import DataError
 from pa_data.orders import epoch_order
 from pa_data.orders._epoch_order import RANDPERM_LIMIT
 from pa_data.rng import extend_key, mix
@@ -129,18 +128,6 @@ def test_a_hundred_million_samples_hold_no_table() -> None:
         assert int(part.max()) < 100_000_000
     tensors = [value for value in vars(order).values() if isinstance(value, torch.Tensor)]
     assert sum(tensor.numel() for tensor in tensors) <= 65_536
-
-
-def test_an_unknown_name_is_refused() -> None:
-    """A state of a later version is refused with the names that are known here."""
-    with pytest.raises(DataError, match=r"quantum-v9(.|\n)*feistel-v1, identity, randperm-v1"):
-        epoch_order(10, seed=0, epoch=0, algorithm="quantum-v9")
-
-
-def test_a_negative_number_of_samples_is_refused() -> None:
-    """An order needs a number of samples."""
-    with pytest.raises(DataError, match="num_samples must be a whole number >= 0, got -1"):
-        epoch_order(-1, seed=0, epoch=0)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (3, 2), (0, 11)])

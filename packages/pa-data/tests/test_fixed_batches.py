@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pa_data import BatchSplit, KeyedDataLoader
-from pa_data.errors import DataError, EmptyDatasetError
-from pa_data.orders import TokenBudget, Weighted
+from pa_data.errors import DataError
+from pa_data.orders import Weighted
 from tests.support.drawing import Drawing, Indices, by_update_and_number, indices_of, ranks_of
 
 OPTIONS: dict[str, Any] = {
@@ -94,31 +94,6 @@ def test_an_evaluation_with_fixed_batches_is_repeated() -> None:
     with pytest.raises(DataError, match="always begins at its first sample: leave out position=4"):
         loader.start_epoch(0, 4)
     assert indices_of(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "parts of an update: pass samples_per_update"),
-        ({"samples_per_update": 4, "keyed_augmentation": False}, "leave out keyed_augmentation=False"),
-        ({"split": "eval", "keyed_augmentation": False}, "leave out keyed_augmentation=False"),
-        ({"split": "eval", "drop_last": True}, "leave out drop_last=True"),
-        ({"split": "eval", "samples_per_update": 4}, "makes no updates: leave out samples_per_update=4"),
-        ({"order": TokenBudget([1] * 10, max_tokens=3), "batch_size": None}, "fixed_batches=True with TokenBudget"),
-    ],
-    ids=["size of updates", "keyed draws", "draws of evaluations", "drop_last", "evaluation in updates", "order"],
-)
-def test_options_with_which_batches_cannot_be_the_same_are_refused(options: dict[str, Any], message: str) -> None:
-    """The error says what to leave out, or to pass."""
-    arguments: dict[str, Any] = {"batch_size": 2, "fixed_batches": True, **options}
-    with pytest.raises(DataError, match=message):
-        KeyedDataLoader(Indices(10), **arguments)
-
-
-def test_a_dataset_smaller_than_an_update_is_refused_with_drop_last() -> None:
-    """An epoch without an update would end without a word."""
-    with pytest.raises(EmptyDatasetError, match=r"10 samples, and updates of 14(.|\n)*fewer samples per update"):
-        KeyedDataLoader(Indices(10), drop_last=True, **OPTIONS)
 
 
 def test_updates_of_few_samples_have_a_true_length_where_samples_repeat() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import pytest
@@ -12,13 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from typing_extensions import override
 
 from pa_data import KeyedDataLoader
 from pa_data.errors import DataError, EmptyDatasetError
 from pa_data.orders import ClassBalanced, EpochOrder, Mixture, Order, Shuffled, Weighted
-from tests.support.drawing import Drawing
 
 
 def numbered(length: int, first: int = 0) -> TensorDataset:
@@ -131,75 +128,12 @@ def test_a_mixture_is_fetched_whole_where_all_of_it_is_in_memory() -> None:
     assert torch.cat([batch for (batch,) in loader]).tolist() == list(range(100))
 
 
-def test_identities_tell_labels_datasets_and_shares_apart() -> None:
-    """A run resumes with the same classes, lengths and shares, and with no others."""
-    orders = [
-        ClassBalanced([0, 1, 1]),
-        ClassBalanced([0, 1, 2]),
-        ClassBalanced([0, 1, 1], num_samples=4),
-        mixture().default_order,
-        mixture(weights=WEIGHTS).default_order,
-        mixture(weights=WEIGHTS, num_samples=50).default_order,
-    ]
-    assert len({order.fingerprint for order in orders}) == 6
-    assert mixture(weights={"c": 2, "b": 3, "a": 5}).default_order.fingerprint == orders[4].fingerprint
-
-
-@pytest.mark.parametrize("labels", [[0.5, 1.5], torch.tensor([1.0, 2.0])])
-def test_labels_that_are_no_integers_are_refused(labels: Any) -> None:
-    """What is not a class number is not rounded to one."""
-    with pytest.raises(DataError, match=r"labels of type torch\.float32"):
-        ClassBalanced(labels)
-
-
-def test_class_balance_that_cannot_be_had_is_refused() -> None:
-    """No labels, too short an epoch, and labels of another dataset are refused by their numbers."""
-    with pytest.raises(TypeError, match=r"Number the classes: numbers = \{name"):
-        ClassBalanced(["cat", "dog", "cat"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]  # on purpose
-    with pytest.raises(EmptyDatasetError, match="0 labels"):
-        ClassBalanced([])
-    with pytest.raises(DataError, match="num_samples=2 and 3 classes"):
-        ClassBalanced([0, 1, 2], num_samples=2)
-    with pytest.raises(DataError, match="3 labels and a dataset of 5 samples"):
-        KeyedDataLoader(Drawing(5), order=ClassBalanced([0, 1, 2]))
-    with pytest.raises(TypeError, match=r"shape \(2, 1\)"):
-        ClassBalanced(torch.tensor([[0], [1]]))
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"weights": {"a": 1, "b": 2}}, "names a, b, c"),
-        ({"weights": {"a": 1, "b": 2, "c": 3, "d": 4}}, "names a, b, c"),
-        ({"weights": [1, 2, 3]}, r"weights=\[1, 2, 3\]"),
-        ({"weights": {"a": 1, "b": 2, "c": -3}}, r"weights\['c'\] must be .* got -3"),
-        ({"weights": {"a": 1, "b": 2, "c": float("nan")}}, r"weights\['c'\] must be .* got nan"),
-        ({"weights": {"a": 1, "b": 2, "c": "3"}}, r"weights\['c'\] must be .* got '3'"),
-        ({"weights": {"a": 0, "b": 0, "c": 0}}, "none of them above 0"),
-        ({"weights": {"a": 1e-6, "b": 1, "c": 1}}, r"weights\['a'\]=1e-06, which is 5e-05 of the 100 samples"),
-        ({"num_samples": 0}, "num_samples must be .* got 0"),
-    ],
-)
-def test_weights_of_a_mixture_that_mean_nothing_are_refused(options: dict[str, Any], named: str) -> None:
-    """A dataset without a weight, or that would never come, is refused by its name."""
-    with pytest.raises(DataError, match=named):
-        mixture(**options)
-
-
 def test_a_weight_of_0_leaves_a_dataset_out() -> None:
     """Then it may be empty, too."""
     mixed = Mixture({"a": numbered(10), "none": numbered(0)}, weights={"a": 1, "none": 0})
     assert torch.equal(epochs(mixed.default_order, 10).sort().values, torch.arange(10))
     with pytest.raises(EmptyDatasetError, match="'none' with 0 samples"):
         Mixture({"a": numbered(10), "none": numbered(0)}, weights={"a": 1, "none": 1})
-
-
-class Endless(IterableDataset[int]):
-    """Has no length, and no indices."""
-
-    @override
-    def __iter__(self) -> Iterator[int]:
-        return count()
 
 
 class Drawn(TensorDataset):
@@ -220,13 +154,6 @@ def test_a_dataset_whose_order_would_be_lost_is_refused(inner: Dataset[Any]) -> 
     with pytest.raises(DataError, match=rf"'inner' is a {type(inner).__name__}, which brings"):
         Mixture({"inner": inner, "ours": numbered(3)})
     assert len(Mixture({"inner": Plain(torch.arange(3)), "ours": numbered(3)})) == 6
-
-
-@pytest.mark.parametrize("datasets", [{}, [numbered(3)], numbered(3), {"a": Endless()}, {"a": 3}, {1: numbered(3)}])
-def test_what_is_no_mixture_is_refused(datasets: Any) -> None:
-    """A mixture takes datasets with a length, by name."""
-    with pytest.raises(TypeError, match=r"needs its datasets by name|takes datasets with a length"):
-        Mixture(datasets)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from pa_data import KeyedDataLoader
-from pa_data.orders import ClassBalanced, Curriculum, LengthGrouped, Mixture, Order, Shuffled, TokenBudget, Weighted
+from pa_data.orders import (
+    ClassBalanced,
+    Curriculum,
+    LengthGrouped,
+    Mixture,
+    Order,
+    Sequential,
+    Shuffled,
+    TokenBudget,
+    Weighted,
+)
 from tests.support.drawing import Drawing, Indices
 
 NUMBER = 20_000
@@ -69,6 +79,32 @@ def test_a_sample_that_comes_again_draws_differently(order: Order) -> None:
     drawn = torch.cat(list(here))
     assert len(set(drawn[:, 0].tolist())) < 6000 == len(set(drawn[:, 1].tolist()))
     assert torch.equal(torch.cat(list(there)), drawn)
+
+
+EQUAL: list[tuple[Order, Order]] = [
+    (Shuffled(), Shuffled()),
+    (Weighted([1, 2, 3]), Weighted(torch.tensor([1, 2, 3]))),
+    (Weighted(torch.ones(1, 3)[:, 0]), Weighted(torch.ones(1))),
+    (LengthGrouped([1, 2], group_size=4), LengthGrouped([1, 2], group_size=4, window=200)),
+    (TokenBudget([1, 2, 3], 8), TokenBudget(torch.tensor([1, 2, 3], dtype=torch.int16), 8)),
+    (mixture(100), mixture(100)),
+]
+UNEQUAL: list[Order] = [
+    *(first for first, _ in EQUAL),
+    *(Sequential(), Shuffled("feistel-v1")),
+    *(Weighted([1, 2, 3.5]), Weighted([1, 2, 3], replacement=False), Weighted([1, 2, 3], num_samples=2)),
+    *(LengthGrouped([2, 1], group_size=4), LengthGrouped([1, 2], group_size=8)),
+    LengthGrouped([1, 2], group_size=4, window=12),
+    *(TokenBudget([1, 2, 4], 8), TokenBudget([1, 2, 3], 9), TokenBudget([1, 2, 3], 8, max_samples=2)),
+    *(ClassBalanced([0, 1, 1]), ClassBalanced([0, 1, 2]), ClassBalanced([0, 1, 1], num_samples=4)),
+    mixture(200),
+]
+
+
+def test_an_order_is_known_by_its_name_and_its_parameters() -> None:
+    """A run resumes with an order that was given the same in another form, and with no other one."""
+    assert [one.fingerprint for one, _ in EQUAL] == [other.fingerprint for _, other in EQUAL]
+    assert len({order.fingerprint for order in UNEQUAL}) == len(UNEQUAL)
 
 
 @pytest.mark.parametrize(

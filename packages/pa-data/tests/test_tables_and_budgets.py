@@ -19,7 +19,6 @@ from pa_data import KeyedDataLoader
 from pa_data.errors import DataError
 from pa_data.orders import Order, TableOrder, TokenBudget
 from tests.support.drawing import Drawing, Indices
-from tests.support.explained import assert_explained
 
 DATA = TensorDataset(torch.arange(10))
 
@@ -86,36 +85,6 @@ def test_a_sample_that_repeats_draws_other_numbers(num_workers: int) -> None:
     assert [float(draw) for batch in loader for draw in batch[:, 1]] == draws[6:]
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        (torch.rand(10), "torch.float32 from Drawn.indices_of_epoch()"),
-        (torch.ones(10, dtype=torch.bool), "torch.bool from Drawn.indices_of_epoch()"),
-        (torch.arange(10)[None], "of shape (1, 10)"),
-        ("a", "of type str"),
-        (None, "of type NoneType"),
-        (torch.arange(10) + 1, "10 at position 9"),
-        (torch.arange(10) - 1, "-1 at position 0"),
-        (torch.arange(10 - 1), "9 indices"),
-    ],
-)
-def test_what_are_no_indices_of_samples_is_refused(given: Any, found: str) -> None:
-    """The message names the method, and what it returned."""
-    with pytest.raises((DataError, TypeError)) as refused:
-        ids(Drawn(lambda _: given))
-    assert_explained(refused.value)
-    assert found in str(refused.value)
-    assert "Drawn.indices_of_epoch()" in str(refused.value)
-
-
-@pytest.mark.parametrize("length", [0, -1, 2.5])
-def test_an_epoch_has_a_number_of_samples(length: Any) -> None:
-    """An epoch of no samples, or of a part of one, is refused."""
-    with pytest.raises(DataError, match="length_of_epoch") as refused:
-        ids(Drawn(torch.arange, length))
-    assert_explained(refused.value)
-
-
 class Weighs(TableOrder):
     """An order with parameters of many kinds."""
 
@@ -162,29 +131,6 @@ def test_parameters_of_an_order_are_its_identity() -> None:
     # Stored in training states, so these must stay what they are.
     assert names[:2] == ["weighs-v1", "weighs-v1 9c82a2bf863d"]
     assert Weighs(a=torch.arange(3)).fingerprint == "weighs-v1 202cdbb0e5e0"
-
-
-@pytest.mark.parametrize("value", [object(), np.array([object()]), [DATA]])
-def test_a_parameter_that_says_nothing_of_what_it_holds_is_refused(value: Any) -> None:
-    """An object would be another one in each process."""
-    with pytest.raises(TypeError, match="weighs-v1: thing") as refused:
-        _ = Weighs(thing=value).fingerprint
-    assert_explained(refused.value)
-
-
-class Nameless(TableOrder):
-    """An order that no training state could know."""
-
-    @override
-    def indices_of_epoch(self, num_samples: int, epoch: int) -> Tensor:
-        return torch.arange(num_samples)
-
-
-def test_an_order_needs_a_name() -> None:
-    """The message has the line to write."""
-    with pytest.raises(TypeError, match='name = "nameless-v1" in Nameless') as refused:
-        ids(Nameless())
-    assert_explained(refused.value)
 
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -263,70 +209,7 @@ def test_few_samples(lengths: list[int]) -> None:
     assert all(len(batch) * max(lengths[index] for index in batch) <= 32 for batch in made)
 
 
-def test_the_identity_is_that_of_the_lengths_and_the_budget() -> None:
-    """Orders that were given the same numbers in another form are the same; another budget makes another one."""
-    assert (
-        TokenBudget([1, 2, 3], 8).fingerprint == TokenBudget(torch.tensor([1, 2, 3], dtype=torch.int16), 8).fingerprint
-    )
-    others = [TokenBudget([1, 2, 4], 8), TokenBudget([1, 2, 3], 9), TokenBudget([1, 2, 3], 8, max_samples=2)]
-    assert len({order.fingerprint for order in [TokenBudget([1, 2, 3], 8), *others]}) == 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"lengths": [3, 90, 80], "max_tokens": 64}, "sample 1 with 90 tokens.*max_tokens=90"),
-        ({"lengths": [3, -1], "max_tokens": 64}, r"lengths\[1\]=-1"),
-        ({"lengths": [3.5], "max_tokens": 64}, "torch.float32"),
-        ({"lengths": [], "max_tokens": 64}, "0 lengths"),
-        ({"lengths": ["abc"], "max_tokens": 64}, "list"),
-        ({"lengths": [3], "max_tokens": 0}, "max_tokens must be .* got 0"),
-        ({"lengths": [3], "max_tokens": 64.0}, "max_tokens must be .* got 64.0"),
-        ({"lengths": [3], "max_tokens": 64, "max_samples": 0}, "max_samples must be .* got 0"),
-        ({"lengths": [3], "max_tokens": 64, "pad_to_multiple_of": 0}, "pad_to_multiple_of must be .* got 0"),
-        ({"lengths": [3], "max_tokens": 64, "bucket_growth": 0.9}, "bucket_growth must be .* got 0.9"),
-    ],
-)
-def test_what_cannot_work_is_explained(arguments: dict[str, Any], message: str) -> None:
-    """Bad lengths and limits are refused when the order is made, a sample that is too long with its number."""
-    with pytest.raises((DataError, TypeError), match=message):
-        TokenBudget(**arguments)
-
-
-def test_lengths_of_another_dataset_are_refused() -> None:
-    """There is a length for each sample of the dataset."""
-    with pytest.raises(DataError, match="3 lengths and a dataset of 4 samples"):
-        KeyedDataLoader(TensorDataset(torch.arange(4)), order=TokenBudget([1, 2, 3], 8))
-
-
 def test_a_position_within_a_batch_is_refused() -> None:
     """Nothing is trained on twice or never because a position was counted in another order."""
     with pytest.raises(DataError, match="start=1, within batch 0 of"):
         KeyedDataLoader(Indices(1000), order=TokenBudget(LENGTHS, max_tokens=1024)).start_epoch(0, 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 8}, "batch_size=8, and order=TokenBudget"),
-        ({"drop_last": True}, "leave out drop_last=True with order=TokenBudget"),
-        ({"split": "eval"}, 'split="eval", and order=TokenBudget'),
-    ],
-)
-def test_options_without_effect_are_refused(options: dict[str, Any], message: str) -> None:
-    """What the order decides cannot be asked of the loader too."""
-    order = TokenBudget([1, 2, 3, 4], 8)
-    with pytest.raises(DataError, match=message):
-        KeyedDataLoader(TensorDataset(torch.arange(4)), order=order, **options)
-    assert KeyedDataLoader(TensorDataset(torch.arange(4)), order=order, batch_size=None).batch_size is None
-
-
-def test_ends_of_batches_that_nobody_would_ask_for_are_refused() -> None:
-    """An order whose epochs say where batches end has to say that it makes them, or they would be cut elsewhere."""
-
-    class Forgetful(TokenBudget):
-        name = "forgetful-v1"
-        makes_batches = False
-
-    with pytest.raises(DataError, match="makes_batches = True"):
-        KeyedDataLoader(TensorDataset(torch.arange(3)), 2, order=Forgetful([1, 2, 3], max_tokens=6))
