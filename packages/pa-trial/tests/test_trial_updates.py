@@ -254,7 +254,7 @@ def keep_gradients(self: Numbered, batch: list[Tensor], epoch_idx: int, batch_id
 SAMPLER = RandomSampler(range(SAMPLES), replacement=True)
 STEPS_TWICE = variant(Numbered, train_batch=step_twice)
 REFUSED: list[tuple[type[Numbered], dict[str, Any], type[Exception], str]] = [
-    *((Numbered, given, ConfigurationError, r"samples_per_update|batch_size")
+    *((Numbered, given, ValueError, r"samples_per_update|batch_size")
       for given in (sizes(0, 3), sizes(UPDATE, 0), sizes(7.5, 3))),
     *((loading(loader), sizes(), ConfigurationError, "cannot be cut into updates")
       for loader in (DataLoader(numbered(), 3, sampler=SAMPLER), DataLoader(numbered(), batch_sampler=[[0], [1, 2]]),
